@@ -1,0 +1,54 @@
+# Everything starts from Python and make; nothing else has to be installed first.
+PYTHON ?= python3
+VENV ?= .venv
+OLDEST ?= .venv-oldest
+BIN := $(VENV)/bin
+EXTRAS := train,ray,remote,shards,dev
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help install demo test test-full lint types unit oldest clean lock
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+install: $(VENV)/.installed  ## set up $(VENV) with the pinned versions
+
+$(VENV)/.installed: pyproject.toml requirements/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/constraints.txt --editable ".[$(EXTRAS)]"
+	touch $@
+
+demo: install  ## make a small dataset and run the whole pipeline on it
+	$(BIN)/packtrain demo
+
+lint: install
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: install
+	$(BIN)/mypy
+
+unit: install
+	$(BIN)/python -m pytest -n 2 -m "not full and not ray"
+
+test: lint types unit  ## lint, types and the quick tests (under 10 minutes)
+
+test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (under 45 minutes)
+	$(BIN)/python -m pytest -n 2 -m "full and not ray"
+	$(BIN)/python -m pytest -m ray
+	$(OLDEST)/bin/python -m pytest -n 2 -m contract
+
+oldest: $(OLDEST)/.installed
+
+$(OLDEST)/.installed: pyproject.toml requirements/constraints.txt requirements/oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python $(PIP_INSTALL) --constraint requirements/oldest.txt --editable ".[train,dev]"
+	touch $@
+
+lock:  ## write the versions installed in $(VENV) as the new constraints
+	$(BIN)/python -m pip freeze --exclude-editable > requirements/constraints.txt
+
+clean:  ## remove what make and the tools created
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache build dist src/*.egg-info

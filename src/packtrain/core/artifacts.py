@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all, and say which version of the format they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.errors import ArtifactError
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that becomes `path` when the block ends without an error.
+
+    A crash at any moment leaves either the old file or the new one, never a part of it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
+    """Write a JSON artifact with its kind and format version."""
+    body = {"kind": kind, "version": version, **content}
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Read a JSON artifact; another kind or version is refused."""
+    try:
+        body = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(
+            str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file") from None
+    found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
+    if found != (kind, version):
+        raise ArtifactError(
+            str(path),
+            got=f"kind {found[0]!r}, format version {found[1]!r}",
+            expected=f"kind {kind!r}, format version {version}",
+            fix="make it again with this version of packtrain",
+        )
+    return dict(body)

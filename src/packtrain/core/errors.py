@@ -1,0 +1,60 @@
+"""What can go wrong, said so that the reader knows where, what was found, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class PacktrainError(Exception):
+    """A mistake or a fault that the user can act on; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, where: str, *, got: object = None, expected: str = "", fix: str = "") -> None:
+        self.where, self.got, self.expected, self.fix = where, got, expected, fix
+        lines = [where]
+        if got is not None:
+            lines.append(f"  found:    {got}")
+        if expected:
+            lines.append(f"  expected: {expected}")
+        if fix:
+            lines.append(f"  to do:    {fix}")
+        super().__init__("\n".join(lines))
+
+
+class ConfigError(PacktrainError):
+    """A setting that cannot be used as it is."""
+
+    exit_code = 2
+
+
+class DataError(PacktrainError):
+    """A dataset, or too much of one, that cannot be used."""
+
+
+class ArtifactError(PacktrainError):
+    """A file written by packtrain that is missing, incomplete, or made by another version or from other inputs."""
+
+
+class DriftError(PacktrainError):
+    """The computed cost of a record differs from what the real processor makes of it."""
+
+
+class RecordError(Exception):
+    """One record cannot be used; it becomes one line of the ledger, never a crash.
+
+    `reason` is a short fixed phrase that can be counted; `detail` says what is special about this record.
+    """
+
+    def __init__(self, stage: str, reason: str, detail: str = "") -> None:
+        self.stage, self.reason, self.detail = stage, reason, detail
+        super().__init__(f"{stage}: {reason}" + (f" ({detail})" if detail else ""))
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return RecordError, (self.stage, self.reason, self.detail)
+
+
+def nearest(name: str, names: object) -> str:
+    """A "did you mean" hint for an unknown name, or an empty string."""
+    import difflib
+
+    close = difflib.get_close_matches(str(name), [str(n) for n in names], n=1, cutoff=0.6)  # type: ignore[attr-defined]
+    return f"did you mean {close[0]!r}?" if close else ""

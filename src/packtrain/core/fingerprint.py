@@ -1,0 +1,64 @@
+"""Fingerprints of inputs, and the names of what changed between two of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def digest(value: Any) -> str:
+    """A short stable hash of any JSON-like value.
+
+    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """The paths at which two JSON-like values differ, each with both values.
+
+    >>> differences({"a": {"b": 1}}, {"a": {"b": 2}})
+    ['a.b: 1 -> 2']
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = []
+        for key in sorted({*old, *new}, key=str):
+            missing = object()
+            before, after = old.get(key, missing), new.get(key, missing)
+            where = f"{at}.{key}" if at else str(key)
+            if before is missing:
+                found.append(f"{where}: new")
+            elif after is missing:
+                found.append(f"{where}: gone")
+            else:
+                found.extend(differences(before, after, where))
+        return found
+    return [] if old == new else [f"{at}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def file_state(path: str | Path, content: bool = False) -> dict[str, Any]:
+    """What identifies a file: size and modification time, or its content hash on request."""
+    stat = os.stat(path)
+    if not content:
+        return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    sha = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            sha.update(block)
+    return {"size": stat.st_size, "sha256": sha.hexdigest()}
+
+
+def files_state(paths: Iterable[str | Path], content: bool = False) -> dict[str, Any]:
+    """The state of several files by name; a file that is not there is part of the state too."""
+    return {str(p): file_state(p, content) if os.path.isfile(p) else {"missing": True} for p in paths}

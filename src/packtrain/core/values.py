@@ -1,0 +1,142 @@
+"""The frozen values that stages exchange: what a record is, what its media are, what it will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+MediaKind = Literal["image", "video", "audio"]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaRef:
+    """Where the bytes of one medium are: a path, the bytes themselves, or a stretch of an uncompressed archive."""
+
+    name: str  # what the data calls it; for messages and the ledger, never for opening
+    path: str | None = None  # relative to the media root, absolute, or file://
+    data: bytes | None = None  # from a column, a data URL or a compressed archive
+    archive: str | None = None  # an uncompressed tar, together with offset and size
+    offset: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A stretch of text inside a message."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image, a video or an audio clip inside a message."""
+
+    kind: MediaKind
+    ref: MediaRef
+
+
+Part = Text | Media
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str  # one of ROLES
+    parts: tuple[Part, ...]
+    train: bool = True  # an assistant message that must not carry loss says False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One training sample as the user means it, before any processor has seen it.
+
+    `plain` records hold running text in one message and never pass through a chat template.
+    """
+
+    id: str
+    origin: str  # file:line or shard:member
+    source: str
+    messages: tuple[Message, ...]
+    plain: bool = False
+    objects: int = 0  # annotated objects, where the schema has them
+
+    def media(self) -> Iterator[Media]:
+        """Every medium in the order in which the conversation shows it."""
+        return (part for message in self.messages for part in message.parts if isinstance(part, Media))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaHeader:
+    """What the header of one medium says; nothing here needs a pixel to be decoded.
+
+    width and height are upright, that is after EXIF orientation. Images have frames = 1, fps = seconds = 0.
+    """
+
+    kind: MediaKind
+    width: int = 0
+    height: int = 0
+    frames: int = 1
+    fps: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What one record will occupy once encoded; computed without decoding pixels."""
+
+    tokens: int  # exactly len(input_ids)
+    text_tokens: int  # tokens that are not replaced by embeddings of a medium
+    image_tokens: int = 0  # after merging, as the language model sees them
+    video_tokens: int = 0
+    audio_tokens: int = 0
+    images: int = 0
+    videos: int = 0
+    frames: int = 0  # video frames sampled
+    audio_seconds: float = 0.0
+    objects: int = 0
+    patches: int = 0  # before merging, as the vision tower sees them
+    max_patches_per_image: int = 0  # the largest stretch that attends to itself inside the vision tower
+    supervised_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaLimits:
+    """The settings by which a user bounds what media cost; None leaves the processor's own value."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_img_size: int | None = None  # longest edge, for families that resize by it
+    num_frames: int | None = None
+    fps: float | None = None
+    max_frames: int | None = None
+
+    def given(self) -> dict[str, int | float]:
+        """The limits that were set, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEntry:
+    """One record that did not make it, and why."""
+
+    id: str
+    origin: str
+    stage: str
+    reason: str
+    detail: str = ""
+    filtered: bool = False  # left out by the user's own choice, so not a failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One record with its cost and the headers it was computed from."""
+
+    record_id: str
+    origin: str
+    source: str
+    cost: Cost
+    media: tuple[MediaHeader, ...] = field(default=())
+    supervised_media: tuple[bool, ...] = field(default=())  # does this medium stand where loss is taken
