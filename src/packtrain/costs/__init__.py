@@ -1,0 +1,1 @@
+"""Records measured: a cost for every record, computed in parallel, resumable, exact."""

@@ -1,0 +1,85 @@
+"""The columns of costs.parquet and media.parquet, and how rows become them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import pyarrow as pa
+
+from packtrain.core.values import Cost, LedgerEntry, Measured
+
+COST_SCHEMA = pa.schema(
+    [("index", pa.int64()), ("id", pa.string()), ("origin", pa.string()), ("source", pa.string())]
+    + [(name, pa.int64()) for name in ("tokens", "text_tokens", "image_tokens", "video_tokens", "audio_tokens")]
+    + [(name, pa.int32()) for name in ("images", "videos", "frames")]
+    + [("audio_seconds", pa.float64()), ("objects", pa.int32())]
+    + [(name, pa.int64()) for name in ("patches", "max_patches_per_image", "supervised_tokens")]
+)
+MEDIA_SCHEMA = pa.schema(
+    [
+        ("record", pa.int64()),
+        ("kind", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("frames", pa.int32()),
+        ("fps", pa.float64()),
+        ("seconds", pa.float64()),
+        ("supervised", pa.bool_()),
+    ]
+)
+NUMBERS = tuple(f.name for f in fields(Cost))
+
+
+@dataclass
+class Rows:
+    """Rows of one unit of work, collected column by column; `index` counts from the unit's first entry."""
+
+    costs: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in COST_SCHEMA.names})
+    media: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in MEDIA_SCHEMA.names})
+    ledger: list[LedgerEntry] = field(default_factory=list)
+    entries: int = 0
+
+    def add(self, result: Measured | LedgerEntry) -> None:
+        """Take the next entry's result."""
+        position, self.entries = self.entries, self.entries + 1
+        if isinstance(result, LedgerEntry):
+            self.ledger.append(result)
+            return
+        costs, media = self.costs, self.media
+        costs["index"].append(position)
+        costs["id"].append(result.record_id)
+        costs["origin"].append(result.origin)
+        costs["source"].append(result.source)
+        for name in NUMBERS:
+            costs[name].append(getattr(result.cost, name))
+        for header, supervised in zip(result.media, result.supervised_media, strict=True):
+            media["record"].append(position)
+            media["supervised"].append(supervised)
+            for name in ("kind", "width", "height", "frames", "fps", "seconds"):
+                media[name].append(getattr(header, name))
+
+
+def to_ipc(columns: dict[str, list[object]], schema: pa.Schema) -> bytes:
+    """Columns as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pa.table(columns, schema=schema))
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.Table:
+    """The table of an Arrow stream."""
+    return pa.ipc.open_stream(data).read_all()
+
+
+def shifted(table: pa.Table, column: str, base: int) -> pa.Table:
+    """The table with `base` added to one column, so that positions in a unit become positions in the dataset."""
+    at = table.schema.get_field_index(column)
+    values = pa.compute.add(table[column], pa.scalar(base, pa.int64()))
+    return table.set_column(at, table.schema.field(at), values)
+
+
+def numbers(names: Sequence[str] = NUMBERS) -> tuple[str, ...]:
+    """The numeric columns of a cost table, in their order."""
+    return tuple(name for name in COST_SCHEMA.names if name in names)

@@ -1,0 +1,118 @@
+"""Where units are measured: in this process, in local worker processes, or on a Ray cluster. Same results from each."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.costs.journal import UnitResult
+from packtrain.costs.worker import Task, WorkItem, measure_unit
+
+_AHEAD = 2  # units in flight for each worker: enough to keep it busy, few enough to keep memory flat
+
+
+class Engine(Protocol):
+    """Runs a task over work items; results come in any order."""
+
+    def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
+        """Measure every item."""
+        ...
+
+
+class InProcess:
+    """No worker processes; the choice for small datasets and for debugging."""
+
+    def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
+        return (measure_unit(task, item) for item in items)
+
+
+class LocalProcesses:
+    """Worker processes on this machine. They end with their parent, however it ends."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
+        pool = concurrent.futures.ProcessPoolExecutor(
+            self._workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+        )
+        pending: set[concurrent.futures.Future[UnitResult]] = set()
+        try:
+            for item in items:
+                if len(pending) >= _AHEAD * self._workers:
+                    yield from _finished(pending)
+                pending.add(pool.submit(measure_unit, task, item))
+            while pending:
+                yield from _finished(pending)
+        except concurrent.futures.process.BrokenProcessPool:
+            raise PacktrainError(
+                "measure",
+                got="a worker process was killed, probably for its memory",
+                fix="run the same command again with fewer --workers; what is complete is kept",
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _finished(pending: set[concurrent.futures.Future[UnitResult]]) -> Iterator[UnitResult]:
+    done, _ = concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
+    pending -= done
+    for future in done:
+        yield future.result()
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and do not outlive it: after a `kill -9` nobody else would end this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+class RayCluster:
+    """Units as Ray tasks; a task whose worker or node is lost is run again elsewhere."""
+
+    def __init__(self, address: str | None = None, max_retries: int = 3) -> None:
+        self._address, self._max_retries = address, max_retries
+
+    def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
+        ray = _import_ray()
+        started = not ray.is_initialized()
+        if started:
+            ray.init(address=self._address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+        try:
+            remote = ray.remote(max_retries=self._max_retries)(measure_unit)
+            shared = ray.put(task)
+            limit = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            pending: list[Any] = []
+            for item in items:
+                if len(pending) >= limit:
+                    done, pending = ray.wait(pending, num_returns=1)
+                    yield from ray.get(done)
+                pending.append(remote.remote(shared, item))
+            while pending:
+                done, pending = ray.wait(pending, num_returns=1)
+                yield from ray.get(done)
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--engine ray", got="ray is not installed", fix="pip install 'packtrain[ray]'") from None
+    return ray

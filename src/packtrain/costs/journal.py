@@ -1,0 +1,153 @@
+"""An append-only file of finished units: what survives a crash, and from which the next run continues.
+
+    header   {"kind": "measure-journal", "version": 1, "fingerprint": ...}\\n
+    record   length (8 bytes) | crc32 (4 bytes) | JSON line with counts and blob sizes | costs | media | ledger
+
+A record cut off by a crash is recognised by its length or checksum and dropped; everything before it counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from packtrain.core.fingerprint import differences
+
+_KIND, _VERSION = "measure-journal", 1
+_FRAME = struct.Struct("<QI")
+_SYNC_SECONDS = 1.0  # a crash costs at most this much work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitResult:
+    """The measured rows of one unit, ready to be stored."""
+
+    number: int
+    entries: int
+    rows: int
+    failed: int
+    reasons: dict[str, int]  # of the failures, to say why a run was stopped
+    costs: bytes
+    media: bytes
+    ledger: bytes  # JSON lines
+
+
+class Journal:
+    """Finished units on disk. Open it with `Journal.open`; it holds only offsets in memory."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+        self._offsets: dict[int, int] = {}
+        self._synced = time.monotonic()
+
+    @classmethod
+    def open(cls, path: Path, inputs: dict[str, object]) -> tuple[Journal, list[str]]:
+        """The journal at `path`, and why an existing one could not be continued (empty if it could)."""
+        stale: list[str] = []
+        if path.exists():
+            with path.open("rb") as stream:
+                stale = _why_stale(stream.readline(), inputs)
+            if stale:
+                path.unlink()
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            head = {"kind": _KIND, "version": _VERSION, "inputs": inputs}
+            with path.open("wb") as stream:
+                stream.write(json.dumps(head, sort_keys=True, default=str).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        journal = cls(path, path.open("r+b"))
+        journal._scan()
+        return journal, stale
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def append(self, result: UnitResult) -> None:
+        """Store one finished unit."""
+        head = {name: getattr(result, name) for name in ("number", "entries", "rows", "failed", "reasons")}
+        head["sizes"] = [len(result.costs), len(result.media), len(result.ledger)]
+        body = json.dumps(head).encode() + b"\n" + result.costs + result.media + result.ledger
+        offset = self._stream.seek(0, os.SEEK_END)
+        self._stream.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+        self._offsets[result.number] = offset
+        if time.monotonic() - self._synced > _SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a power cut."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._synced = time.monotonic()
+
+    def read(self, number: int) -> UnitResult:
+        """One stored unit."""
+        self._stream.flush()
+        self._stream.seek(self._offsets[number])
+        length, _ = _FRAME.unpack(self._stream.read(_FRAME.size))
+        return _parse(self._stream.read(length))
+
+    def in_order(self) -> Iterator[UnitResult]:
+        """All stored units by number."""
+        return (self.read(number) for number in sorted(self._offsets))
+
+    def close(self) -> None:
+        """Flush and let go of the file."""
+        if not self._stream.closed:
+            self.sync()
+            self._stream.close()
+
+    def remove(self) -> None:
+        """Close and delete: the result has been written elsewhere."""
+        self._stream.close()
+        self._path.unlink(missing_ok=True)
+
+    def _scan(self) -> None:
+        """Find the complete records and cut off what a crash left behind them."""
+        size = self._stream.seek(0, os.SEEK_END)
+        self._stream.seek(0)
+        self._stream.readline()
+        end = self._stream.tell()
+        while end + _FRAME.size <= size:
+            self._stream.seek(end)
+            length, checksum = _FRAME.unpack(self._stream.read(_FRAME.size))
+            if end + _FRAME.size + length > size:
+                break
+            body = self._stream.read(length)
+            if zlib.crc32(body) != checksum:
+                break
+            self._offsets[json.loads(body[: body.index(b"\n")])["number"]] = end
+            end += _FRAME.size + length
+        self._stream.truncate(end)
+
+
+def _parse(body: bytes) -> UnitResult:
+    line = body.index(b"\n") + 1
+    head = json.loads(body[:line])
+    costs, media, _ = head.pop("sizes")
+    return UnitResult(
+        **head,
+        costs=body[line : line + costs],
+        media=body[line + costs : line + costs + media],
+        ledger=body[line + costs + media :],
+    )
+
+
+def _why_stale(line: bytes, inputs: dict[str, object]) -> list[str]:
+    try:
+        head = json.loads(line)
+        if (head["kind"], head["version"]) != (_KIND, _VERSION):
+            return [f"journal format {head['version']} -> {_VERSION}"]
+        return differences(head["inputs"], json.loads(json.dumps(inputs, default=str)))
+    except (ValueError, KeyError, TypeError):
+        return ["the journal is not readable"]

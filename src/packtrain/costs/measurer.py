@@ -1,0 +1,190 @@
+"""One raw entry in, one cost row or one ledger line out; what every worker does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import Cost, LedgerEntry, Measured, MediaHeader, Record
+from packtrain.costs.request import Filters, Request
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.layout import Layout
+from packtrain.families.registry import load_family
+from packtrain.families.settings import read_settings
+from packtrain.records.media import MediaStore
+from packtrain.records.schemas.convert import to_record
+from packtrain.records.schemas.formatting import load_formatting
+from packtrain.records.source import Entry
+
+Priced = tuple[Cost, tuple[bool, ...]]  # a cost, and for each medium whether it stands where loss is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A record whose media headers have been read."""
+
+    record: Record
+    headers: tuple[MediaHeader, ...]
+
+
+class CostRule(Protocol):
+    """Anything that knows what records cost: a family's rule, or the processor itself."""
+
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+        """One result for each record, in order."""
+        ...
+
+
+class FamilyRule:
+    """Costs computed from headers by the family's rule, without touching a pixel."""
+
+    def __init__(self, request: Request) -> None:
+        settings = read_settings(request.model)
+        family = load_family(settings, request.limits)
+        assert family is not None, "the caller chooses the processor for families without a rule"
+        self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
+
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+        """All texts are laid out first and then tokenized in one go, which is what the tokenizer is fastest at."""
+        encoder = self.encoder
+        layouts = [_attempt(encoder.layout, sized.record, sized.headers) for sized in batch]
+        encodings: dict[int, Any] = {}
+        for special in (False, True):
+            chosen = [i for i, found in enumerate(layouts) if isinstance(found, Layout) and found.special is special]
+            texts = [layouts[i].text for i in chosen]  # type: ignore[union-attr]
+            encodings.update(zip(chosen, encoder.tokenizer.encode_batch(texts, special=special), strict=True))
+        return [
+            _attempt(encoder.cost_of, sized.record, sized.headers, found, encodings[i]) if i in encodings else found
+            for i, (sized, found) in enumerate(zip(batch, layouts, strict=True))
+        ]
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What the function returns, or the RecordError that it raises."""
+    try:
+        return function(*args)
+    except RecordError as error:
+        return error
+
+
+class Measurer:
+    """Measures entries for one request."""
+
+    batch = 256  # entries that are tokenized together
+
+    def __init__(self, request: Request, rule: CostRule) -> None:
+        self._request = request
+        self._filters = request.filters
+        self._rule = rule
+        self._formatting = load_formatting(request.schema.formatting)[0] if request.schema.formatting else None
+        self._stores = [
+            MediaStore(
+                spec.media_root,
+                allow_outside_root=request.allow_outside_root,
+                max_image_pixels=request.max_image_pixels,
+            )
+            for spec in request.specs
+        ]
+
+    def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
+        """The row for each entry, or why there is none; in order."""
+        entries = iter(entries)
+        while batch := list(itertools.islice(entries, self.batch)):
+            yield from self._measure_batch(batch, source)
+
+    def _measure_batch(self, entries: list[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
+        sized = [self._size(entry, source) for entry in entries]
+        good = [found for found in sized if isinstance(found, Sized)]
+        prices = iter(self._rule.price(good, self._stores[source]))
+        for entry, found in zip(entries, sized, strict=True):
+            if not isinstance(found, Sized):
+                yield found
+                continue
+            price = next(prices)
+            record = found.record
+            too_long = self._filters.max_sample_length
+            if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
+                price = Filtered("longer than max_sample_length", f"{price[0].tokens} tokens")
+            if isinstance(price, RecordError):
+                yield _ledger(record.id, entry, price)
+                continue
+            yield Measured(
+                record_id=record.id,
+                origin=record.origin,
+                source=record.source,
+                cost=price[0],
+                media=found.headers,
+                supervised_media=price[1],
+            )
+
+    def _size(self, entry: Entry, source: int) -> Sized | LedgerEntry:
+        record: Record | None = None
+        try:
+            record = self.record(entry, source)
+            return Sized(record, self.headers(record, source))
+        except RecordError as error:
+            return _ledger(record.id if record is not None else _id_of(entry), entry, error)
+
+    def record(self, entry: Entry, source: int) -> Record:
+        """The entry as a record, if the user's filters want it."""
+        if entry.error is not None:
+            raise entry.error
+        name = self._request.specs[source].name
+        if self._filters.sources and name not in self._filters.sources:
+            raise Filtered("source not selected", name)
+        record = to_record(entry, source=name, options=self._request.schema, formatting=self._formatting)
+        most = self._filters.max_images_per_sample
+        if most is not None and (images := sum(medium.kind == "image" for medium in record.media())) > most:
+            raise Filtered("more images than max_images_per_sample", f"{images} images")
+        return record
+
+    def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
+        """What the headers of the record's media say."""
+        store, filters = self._stores[source], self._filters
+        headers = tuple(store.header(medium.kind, medium.ref) for medium in record.media())
+        for header in headers:
+            if header.kind == "image":
+                continue
+            if header.kind == "audio":
+                raise RecordError("family", "audio has no token rule yet", f"{header.seconds:.2f} s")
+            _check_duration(header, filters)
+        return headers
+
+    def store(self, source: int) -> MediaStore:
+        """Where the media of one source are."""
+        return self._stores[source]
+
+
+def _ledger(record_id: str, entry: Entry, error: RecordError) -> LedgerEntry:
+    return LedgerEntry(
+        id=record_id,
+        origin=entry.origin,
+        stage=error.stage,
+        reason=error.reason,
+        detail=error.detail,
+        filtered=isinstance(error, Filtered),
+    )
+
+
+class Filtered(RecordError):
+    """A record that the user's own filters leave out."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__("filter", reason, detail)
+
+
+def _check_duration(header: MediaHeader, filters: Filters) -> None:
+    if filters.min_seconds is not None and header.seconds < filters.min_seconds:
+        raise Filtered("shorter than min_seconds", f"{header.seconds:.2f} s")
+    if filters.max_seconds is not None and header.seconds > filters.max_seconds:
+        raise Filtered("longer than max_seconds", f"{header.seconds:.2f} s")
+
+
+def _id_of(entry: Entry) -> str:
+    """The best name for an entry that never became a record."""
+    value = entry.value or {}
+    found = value.get("id", value.get("__key__"))
+    return str(found) if isinstance(found, (str, int)) else entry.origin

@@ -1,0 +1,149 @@
+"""Costs under other media limits, from what the headers said when the dataset was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packtrain.core.errors import ArtifactError, ConfigError, RecordError
+from packtrain.core.fingerprint import differences
+from packtrain.core.values import MediaHeader, MediaLimits
+from packtrain.costs.fingerprint import settings_state
+from packtrain.families.base import Family
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.registry import load_family
+from packtrain.families.settings import read_settings
+
+if TYPE_CHECKING:
+    from packtrain.costs.table import CostTable
+
+_SHAPE = ("kind", "width", "height", "frames", "fps", "seconds")
+_CHANGED = ("tokens", "text_tokens", "image_tokens", "video_tokens", "frames", "patches", "supervised_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """What one medium costs under one set of limits."""
+
+    tokens: int  # of its whole expansion
+    media_tokens: int
+    patches: int
+    max_patches: int
+    frames: int
+
+
+def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray], np.ndarray, Mapping[int, str]]:
+    """New columns, the rows kept, and the rows (by index) that the new limits make impossible.
+
+    Only differences are applied: the text around a medium is the same under both limits, so the change in tokens is
+    the change of its expansion alone. Media of the same shape are priced once.
+    """
+    inputs = table.summary["inputs"]
+    if table.summary["counts"]["reasons"].get("filter: longer than max_sample_length"):
+        raise ConfigError(
+            "with_limits", got="a table from which max_sample_length left out records", fix="measure again"
+        )
+    before = MediaLimits(**inputs["request"]["limits"])
+    after = MediaLimits(**{**inputs["request"]["limits"], **limits.given()})
+    index = table.column("index")
+    media = _media_of(table, index)
+    shapes, shape_of = _shapes(media, len(index))
+    pricer = _Pricer(inputs, before, after)
+    prices = [pricer.prices(header, images) for header, images in shapes]
+
+    columns = {name: table.column(name).copy() for name in _CHANGED}
+    rows, keep = media["row"], np.ones(len(index), bool)
+    refused: dict[int, str] = {}
+    for at, price in enumerate(prices):
+        if isinstance(price, RecordError):
+            for row in rows[shape_of == at].tolist():
+                keep[row] = False
+                refused[row] = str(price)
+    deltas = np.array([_delta(header.kind, price) for (header, _), price in zip(shapes, prices, strict=True)], np.int64)
+    if len(shapes):
+        for name, change in zip(_CHANGED, deltas[shape_of].T, strict=True):
+            change = change * media["supervised"] if name == "supervised_tokens" else change
+            np.add.at(columns[name], rows, change.astype(columns[name].dtype))
+    largest = np.zeros(len(index), np.int64)
+    most = np.array([0 if isinstance(price, RecordError) else price[1].max_patches for price in prices], np.int64)
+    if len(shapes):
+        np.maximum.at(largest, rows, most[shape_of])
+    columns["max_patches_per_image"] = largest
+
+    too_long = inputs["request"]["filters"]["max_sample_length"]
+    if too_long is not None:
+        keep &= columns["tokens"] <= too_long
+    dropped = {int(index[row]): refused.get(int(row), "longer than max_sample_length") for row in np.flatnonzero(~keep)}
+    return {name: values[keep] for name, values in columns.items()}, np.flatnonzero(keep), dropped
+
+
+def _media_of(table: CostTable, index: np.ndarray) -> dict[str, np.ndarray]:
+    """The media of the table's rows, each with the row it belongs to."""
+    media = {name: table.media(name) for name in (*_SHAPE, "record", "supervised")}
+    row = np.searchsorted(index, media.pop("record"))
+    return {**media, "row": row}
+
+
+def _shapes(media: dict[str, np.ndarray], num_rows: int) -> tuple[list[tuple[MediaHeader, int]], np.ndarray]:
+    """The distinct (header, images in its sample), and for each medium which of them it is."""
+    images = np.bincount(media["row"][media["kind"] == "image"], minlength=num_rows)
+    columns = [media[name].tolist() for name in _SHAPE] + [images[media["row"]].tolist()]
+    known: dict[tuple[Any, ...], int] = {}
+    shape_of = np.array([known.setdefault(shape, len(known)) for shape in zip(*columns, strict=True)], np.int64)
+    return [(MediaHeader(**dict(zip(_SHAPE, shape, strict=False))), shape[-1]) for shape in known], shape_of
+
+
+def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, ...]:
+    """What the new limits add to each of _CHANGED."""
+    if isinstance(price, RecordError):
+        return (0,) * len(_CHANGED)
+    old, new = price
+    text = (new.tokens - new.media_tokens) - (old.tokens - old.media_tokens)
+    media = new.media_tokens - old.media_tokens
+    return (
+        new.tokens - old.tokens,
+        text,
+        media if kind == "image" else 0,
+        media if kind == "video" else 0,
+        new.frames - old.frames,
+        new.patches - old.patches,
+        text,
+    )
+
+
+class _Pricer:
+    """Prices of media under the old and the new limits, each distinct shape computed once."""
+
+    def __init__(self, inputs: Mapping[str, Any], before: MediaLimits, after: MediaLimits) -> None:
+        request = inputs["request"]
+        settings = read_settings(request["model"])
+        changed = differences(inputs["settings"], settings_state(settings))
+        if changed:
+            raise ArtifactError(
+                request["model"], got="; ".join(changed), expected="the measured model", fix="measure again"
+            )
+        self._families = [f for limits in (before, after) if (f := load_family(settings, limits)) is not None]
+        if len(self._families) < 2:
+            raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
+        self._encoder = RecordEncoder(settings, self._families[0], loss_on=request["loss_on"])
+
+    def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
+        """Before and after, or why a size cannot be had."""
+        try:
+            old, new = (self._price(family, header, images) for family in self._families)
+        except RecordError as error:
+            return error
+        return old, new
+
+    def _price(self, family: Family, header: MediaHeader, images: int) -> _Price:
+        expansion = family.video(header) if header.kind == "video" else family.image(header, images)
+        return _Price(
+            tokens=self._encoder.token_count(expansion.pieces),
+            media_tokens=expansion.media_tokens,
+            patches=expansion.patches,
+            max_patches=expansion.max_patches,
+            frames=expansion.frames,
+        )

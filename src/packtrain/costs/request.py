@@ -1,0 +1,59 @@
+"""What is asked of a measurement: everything that decides its result, and nothing that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from packtrain.core.errors import ConfigError
+from packtrain.core.values import MediaLimits
+from packtrain.families.encoder import LossOn
+from packtrain.records.schemas.convert import SchemaOptions
+from packtrain.records.source import SourceSpec
+
+MAX_IMAGE_PIXELS = 178_956_970  # where Pillow itself refuses to decode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """Which records the user does not want; what they leave out is in the ledger and is not a failure."""
+
+    min_seconds: float | None = None  # of each video or audio clip
+    max_seconds: float | None = None
+    sources: tuple[str, ...] = ()  # keep only these; empty keeps all
+    max_images_per_sample: int | None = None
+    max_sample_length: int | None = None  # tokens
+    limit: int | None = None  # keep this many records, drawn at random
+
+    def __post_init__(self) -> None:
+        for name in ("max_images_per_sample", "max_sample_length", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, got=value, expected="a positive number", fix="leave it out for no limit")
+        if self.min_seconds is not None and self.max_seconds is not None and self.min_seconds > self.max_seconds:
+            raise ConfigError(
+                "min_seconds, max_seconds",
+                got=f"{self.min_seconds} > {self.max_seconds}",
+                expected="min_seconds <= max_seconds",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One measurement, as a value that workers can be sent; equal requests give equal tables."""
+
+    specs: tuple[SourceSpec, ...]
+    model: str  # folder with the model's config, tokenizer and processor files
+    limits: MediaLimits = field(default_factory=MediaLimits)
+    schema: SchemaOptions = field(default_factory=SchemaOptions)
+    filters: Filters = field(default_factory=Filters)
+    loss_on: LossOn | None = None
+    add_eos: bool = False
+    allow_outside_root: bool = False
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    seed: int = 0
+
+    def describe(self) -> Mapping[str, Any]:
+        """The settings as plain values, for the fingerprint and for measure.json."""
+        return asdict(self)

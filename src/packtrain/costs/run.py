@@ -1,0 +1,180 @@
+"""A measurement from beginning to end: continue or start, measure the units in any order, write them in theirs."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.errors import ArtifactError, DataError
+from packtrain.core.fingerprint import differences
+from packtrain.costs.drift import Reference, check_drift
+from packtrain.costs.engines import Engine
+from packtrain.costs.fingerprint import inputs_of
+from packtrain.costs.journal import Journal, UnitResult
+from packtrain.costs.judge import FailureBudget, Judge
+from packtrain.costs.statistics import summarise
+from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
+from packtrain.costs.work import work_items
+from packtrain.costs.worker import FAMILY_RULE, Task, WorkItem
+from packtrain.costs.writer import Counts, write_table
+
+JOURNAL = ".measure.journal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """How a run behaves; nothing here changes what a table contains."""
+
+    budget: FailureBudget = field(default_factory=FailureBudget)
+    check: int = 32  # records for the drift check
+    content_hash: bool = False  # identify data files by content instead of size and time
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is; handed to the caller after every unit."""
+
+    entries: int = 0
+    rows: int = 0
+    skipped: int = 0
+    units: int = 0
+    total_units: int | None = None
+    resumed_units: int = 0
+
+    def take(self, result: UnitResult) -> None:
+        """Count one finished unit."""
+        self.units += 1
+        self.entries += result.entries
+        self.rows += result.rows
+        self.skipped += result.entries - result.rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run did."""
+
+    table: CostTable
+    reused: bool  # nothing had changed, so nothing was measured
+    changed: list[str] = field(default_factory=list)  # why an older result could not be used
+    resumed_units: int = 0
+
+
+def run(
+    task: Task,
+    out: Path,
+    engine: Engine,
+    policy: Policy,
+    reference: Callable[[], Reference | str],
+    report: Callable[[Progress], None],
+) -> Outcome:
+    """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none."""
+    started = time.monotonic()
+    inputs = inputs_of(task.request, content_hash=policy.content_hash)
+    finished, changed = _finished_before(out, inputs)
+    if finished is not None:
+        return Outcome(table=finished, reused=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / SUMMARY).unlink(missing_ok=True)
+    journal, stale = Journal.open(out / JOURNAL, inputs)
+    progress = Progress(resumed_units=len(journal))
+    try:
+        _measure_units(task, engine, Judge(policy.budget), journal, progress, report)
+        counts = write_table(out, journal)
+        if counts.rows == 0:
+            raise _nothing_left(counts)
+        table = CostTable(out, {"inputs": inputs, "counts": counts.as_dict()})
+        checked, note = _check(task, table, counts, policy, reference)
+        summary = {
+            "inputs": inputs,
+            "counts": counts.as_dict(),
+            "statistics": summarise(table),
+            "measured_by": "rule" if task.rule == FAMILY_RULE else "processor",
+            "check": {"records": checked, "note": note},
+            "versions": _versions(),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        write_json(out / SUMMARY, KIND, VERSION, summary)
+        journal.remove()
+    finally:
+        journal.close()
+    return Outcome(
+        table=CostTable.load(out), reused=False, changed=changed or stale, resumed_units=progress.resumed_units
+    )
+
+
+def _finished_before(out: Path, inputs: dict[str, Any]) -> tuple[CostTable | None, list[str]]:
+    """An earlier result from the same inputs, or what has changed since."""
+    if not (out / SUMMARY).exists():
+        return None, []
+    try:
+        changed = differences(read_json(out / SUMMARY, KIND, VERSION)["inputs"], inputs)
+        return (CostTable.load(out), []) if not changed else (None, changed)
+    except (ArtifactError, KeyError) as error:
+        return None, [str(error).splitlines()[0]]
+
+
+def _measure_units(
+    task: Task,
+    engine: Engine,
+    judge: Judge,
+    journal: Journal,
+    progress: Progress,
+    report: Callable[[Progress], None],
+) -> None:
+    """Bring every unit into the journal."""
+    items, progress.total_units = work_items(task.request)
+    report(progress)
+
+    def account(result: UnitResult) -> None:
+        progress.take(result)
+        report(progress)
+        judge.take(result)
+
+    def missing() -> Iterator[WorkItem]:
+        for item in items:
+            if item.unit.number in journal:
+                account(journal.read(item.unit.number))
+            else:
+                yield item
+
+    for result in engine.run(task, missing()):
+        journal.append(result)
+        account(result)
+    judge.finish()
+    journal.sync()
+
+
+def _check(
+    task: Task, table: CostTable, counts: Counts, policy: Policy, reference: Callable[[], Reference | str]
+) -> tuple[int, str]:
+    """How many records were compared with the real processor, and why none were."""
+    if policy.check == 0:
+        return 0, "turned off"
+    if task.rule != FAMILY_RULE:
+        return 0, "not needed: the real processor measured every record"
+    processor = reference()
+    if isinstance(processor, str):
+        return 0, processor
+    return check_drift(task, table, counts.unit_entries, processor, policy.check), ""
+
+
+def _nothing_left(counts: Counts) -> DataError:
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in counts.reasons.most_common(3))
+    return DataError("no record is left", got=reasons or "an empty dataset", expected="at least one usable record")
+
+
+def _versions() -> dict[str, str]:
+    names = ("packtrain", "numpy", "pyarrow", "tokenizers", "jinja2", "pillow", "av", "transformers", "torch")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,122 @@
+"""The cost table: what every record of a dataset will occupy, column by column, as numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packtrain.core.artifacts import read_json
+from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.values import MediaLimits
+from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
+
+KIND, VERSION = "cost-table", 1
+COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCodes:
+    """The source of every row as a small integer."""
+
+    names: tuple[str, ...]
+    codes: np.ndarray
+
+
+class CostTable:
+    """Costs of a measured dataset. Columns are read when they are asked for."""
+
+    def __init__(self, folder: Path, summary: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.summary = summary
+        self._columns: dict[str, np.ndarray] = {}
+        self._rows: np.ndarray | None = None  # positions kept of the file's rows; None keeps all
+        self.dropped: Mapping[int, str] = {}  # index -> reason, of rows that `with_limits` could not keep
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostTable:
+        """Open a measured folder, or the costs.parquet inside it."""
+        folder = Path(path)
+        if folder.name == COSTS:
+            folder = folder.parent
+        summary = read_json(folder / SUMMARY, KIND, VERSION)
+        for name, schema in ((COSTS, COST_SCHEMA), (MEDIA, MEDIA_SCHEMA)):
+            _check_columns(folder / name, schema)
+        return cls(folder, summary)
+
+    def __len__(self) -> int:
+        if self._rows is not None:
+            return len(self._rows)
+        return int(self.summary["counts"]["rows"])
+
+    def column(self, name: str) -> np.ndarray:
+        """One column; strings as an object array."""
+        if name not in COST_SCHEMA.names:
+            raise ConfigError(
+                "column", got=name, expected=", ".join(COST_SCHEMA.names), fix=nearest(name, COST_SCHEMA.names)
+            )
+        if name in self._columns:
+            return self._columns[name]
+        values = _numpy(self.folder / COSTS, name)
+        return values if self._rows is None else values[self._rows]
+
+    def source_codes(self) -> SourceCodes:
+        """The source column as names and integers."""
+        column = pq.read_table(self.folder / COSTS, columns=["source"])["source"].combine_chunks()
+        if self._rows is not None:
+            column = column.take(pa.array(self._rows))
+        encoded = pc.dictionary_encode(column)
+        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        return SourceCodes(tuple(encoded.dictionary.to_pylist()), encoded.indices.to_numpy(zero_copy_only=False))
+
+    def media(self, name: str) -> np.ndarray:
+        """One column of what the media headers said; `record` refers to the `index` column."""
+        return _numpy(self.folder / MEDIA, name)
+
+    def with_limits(
+        self,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_img_size: int | None = None,
+        num_frames: int | None = None,
+        fps: float | None = None,
+        max_frames: int | None = None,
+    ) -> CostTable:
+        """The costs under other media limits, equal to measuring again, without touching the data."""
+        from packtrain.costs.relimit import relimit
+
+        limits = MediaLimits(
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_img_size=max_img_size,
+            num_frames=num_frames,
+            fps=fps,
+            max_frames=max_frames,
+        )
+        columns, rows, dropped = relimit(self, limits)
+        table = CostTable(self.folder, self.summary)
+        table._columns, table._rows, table.dropped = columns, rows, dropped
+        return table
+
+
+def _numpy(path: Path, name: str) -> np.ndarray:
+    column = pq.read_table(path, columns=[name])[name]
+    return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False) if len(column) else column.to_numpy())
+
+
+def _check_columns(path: Path, schema: pa.Schema) -> None:
+    try:
+        found = pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ArtifactError(str(path), got=str(error), expected="a parquet file", fix="measure again") from None
+    if found.names != schema.names:
+        raise ArtifactError(
+            str(path), got=", ".join(found.names), expected=", ".join(schema.names), fix="measure again"
+        )

@@ -1,0 +1,78 @@
+"""What runs in a worker process: one unit of the dataset in, its rows out. No torch, no transformers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+from packtrain.core.values import LedgerEntry
+from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, Rows, to_ipc
+from packtrain.costs.journal import UnitResult
+from packtrain.costs.measurer import Measurer
+from packtrain.costs.request import Request
+from packtrain.records.open import read_unit
+from packtrain.records.source import Unit
+
+FAMILY_RULE = "packtrain.costs.measurer:FamilyRule"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every unit of one run has in common."""
+
+    request: Request
+    rule: str = FAMILY_RULE  # "module:class" of the CostRule; the processor's own is imported only where it is needed
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """One unit, and which of its entries were drawn (None: all of them)."""
+
+    unit: Unit
+    drawn: frozenset[int] | None = None
+
+
+_latest: list[tuple[Task, Measurer]] = []  # one process measures one task, so its tokenizer is loaded once
+
+
+def measurer_for(task: Task) -> Measurer:
+    """This process's measurer for a task."""
+    if not _latest or _latest[0][0] != task:
+        module, _, name = task.rule.partition(":")
+        rule = getattr(importlib.import_module(module), name)(task.request)
+        _latest[:] = [(task, Measurer(task.request, rule))]
+    return _latest[0][1]
+
+
+def measure_unit(task: Task, item: WorkItem) -> UnitResult:
+    """Measure every entry of one unit."""
+    measurer, rows = measurer_for(task), Rows()
+    entries = read_unit(task.request.specs, item.unit)
+    if item.drawn is None:
+        for result in measurer.measure(entries, item.unit.source):
+            rows.add(result)
+    else:
+        for position, entry in enumerate(entries):
+            if position in item.drawn:
+                rows.add(next(measurer.measure([entry], item.unit.source)))
+            else:
+                rows.add(_not_drawn(entry.origin))
+    failures = [entry for entry in rows.ledger if not entry.filtered]
+    return UnitResult(
+        number=item.unit.number,
+        entries=rows.entries,
+        rows=len(rows.costs["index"]),
+        failed=len(failures),
+        reasons=dict(Counter(f"{entry.stage}: {entry.reason}" for entry in failures)),
+        costs=to_ipc(rows.costs, COST_SCHEMA),
+        media=to_ipc(rows.media, MEDIA_SCHEMA),
+        ledger="".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in rows.ledger).encode(
+            "utf-8", "surrogatepass"
+        ),
+    )
+
+
+def _not_drawn(origin: str) -> LedgerEntry:
+    return LedgerEntry(id=origin, origin=origin, stage="filter", reason="not drawn by limit", filtered=True)

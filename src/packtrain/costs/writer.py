@@ -1,0 +1,101 @@
+"""Finished units in, the table's files out: in dataset order, the same bytes however they were measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from packtrain.core.artifacts import atomic_path
+from packtrain.core.errors import ArtifactError
+from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, shifted
+from packtrain.costs.journal import Journal
+from packtrain.costs.table import COSTS, LEDGER, MEDIA
+
+_ROW_GROUP = 65_536
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """How many entries were read and what became of them."""
+
+    entries: int = 0
+    rows: int = 0
+    ledger: int = 0
+    failed: int = 0
+    filtered: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
+    unit_entries: list[int] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Entries read = rows + ledger lines, or something was lost."""
+        if self.entries != self.rows + self.ledger or self.ledger != self.reasons.total():
+            raise ArtifactError(
+                "ledger", got=f"{self.rows} rows + {self.ledger} ledger lines", expected=f"{self.entries} entries read"
+            )
+
+    def as_dict(self) -> dict[str, object]:
+        """For measure.json."""
+        numbers = {name: getattr(self, name) for name in ("entries", "rows", "ledger", "failed", "filtered")}
+        return {**numbers, "reasons": dict(sorted(self.reasons.items()))}
+
+
+def write_table(out: Path, journal: Journal) -> Counts:
+    """Write costs.parquet, media.parquet and ledger.jsonl."""
+    counts = Counts()
+    with ExitStack() as stack:
+        costs_path, media_path, ledger_path = (
+            stack.enter_context(atomic_path(out / name)) for name in (COSTS, MEDIA, LEDGER)
+        )
+        costs = stack.enter_context(_Groups(costs_path, COST_SCHEMA))
+        media = stack.enter_context(_Groups(media_path, MEDIA_SCHEMA))
+        ledger = stack.enter_context(ledger_path.open("wb"))
+        for unit in journal.in_order():
+            costs.write(shifted(from_ipc(unit.costs), "index", counts.entries))
+            media.write(shifted(from_ipc(unit.media), "record", counts.entries))
+            ledger.write(unit.ledger)
+            counts.entries += unit.entries
+            counts.rows += unit.rows
+            counts.failed += unit.failed
+            counts.unit_entries.append(unit.entries)
+            for line in unit.ledger.decode("utf-8", "surrogatepass").split("\n"):
+                if line:
+                    entry = json.loads(line)
+                    counts.ledger += 1
+                    counts.filtered += entry["filtered"]
+                    counts.reasons[f"{entry['stage']}: {entry['reason']}"] += 1
+        counts.check()
+    return counts
+
+
+class _Groups:
+    """A parquet file in row groups of one fixed size, whatever the sizes of the pieces that come."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self._held: list[pa.Table] = []
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._held.append(table)
+        self._rows += len(table)
+        while self._rows >= _ROW_GROUP:
+            self._flush(_ROW_GROUP)
+
+    def _flush(self, rows: int) -> None:
+        whole = pa.concat_tables(self._held).combine_chunks()
+        self._writer.write_table(whole.slice(0, rows), row_group_size=_ROW_GROUP)
+        self._held, self._rows = [whole.slice(rows)], self._rows - rows
+
+    def __enter__(self) -> _Groups:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rows:
+            self._flush(self._rows)
+        self._writer.close()

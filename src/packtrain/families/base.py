@@ -1,0 +1,95 @@
+"""What differs between model families, as values: settings in, the expansion of one medium out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` copies of one special token, each replaced by an embedding of a medium.
+
+    A run is written once into the text that is tokenized and counted `count` times: special tokens never merge with
+    each other, so this is exact and saves tokenizing thousands of them.
+    """
+
+    token: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expansion:
+    """What the processor puts in place of one medium's placeholder, and what the vision tower gets for it."""
+
+    pieces: tuple[str | Run, ...]
+    patches: int
+    max_patches: int  # the largest stretch of patches that attends to itself (an image, a tile, a frame pair)
+    frames: int = 0  # video frames that were sampled
+    tiles: int = 1
+
+    @property
+    def media_tokens(self) -> int:
+        """Tokens that will be replaced by embeddings."""
+        return sum(piece.count for piece in self.pieces if isinstance(piece, Run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorSettings:
+    """A model folder's processor files as plain values; read by `families.settings`, no torch involved."""
+
+    folder: str
+    model_type: str  # transformers' model type, or "text" where there is no image processor
+    processor: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json without its nested parts
+    image: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # the model's config.json, {} where there is none
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, image_token, ... by name
+    chat_template: str | None = None
+
+
+class Family(Protocol):
+    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light."""
+
+    name: ClassVar[str]  # transformers' model type
+    placeholders: Mapping[MediaKind, str]  # what the chat template writes for one medium of each supported kind
+
+    def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None: ...
+
+    def image(self, header: MediaHeader, images_in_sample: int, number: int = 1) -> Expansion:
+        """The expansion of a sample's `number`-th image. Raises RecordError for a size that the processor refuses."""
+        ...
+
+    def video(self, header: MediaHeader) -> Expansion:
+        """The expansion of one video, frames sampled as in training. Raises RecordError where it is refused."""
+        ...
+
+    def processor_kwargs(self) -> dict[str, Any]:
+        """Arguments that make the real processor apply the same limits (`images_kwargs`, `videos_kwargs`)."""
+        ...
+
+
+class NoRule(Exception):
+    """These settings leave what a family's rule covers; the processor itself has to be run to know the cost."""
+
+
+def unsupported(family: str, kind: str) -> RecordError:
+    """The error for a medium that this family cannot take."""
+    return RecordError("family", f"{family} takes no {kind}")
+
+
+def refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) -> None:
+    """Refuse limits that a family has no setting for, rather than ignoring them."""
+    for name in limits.given():
+        if name not in supported:
+            raise ConfigError(
+                f"limit {name}",
+                got=f"{name} for model family {family!r}",
+                expected="one of " + ", ".join(supported) if supported else "no limit: this family's sizes are fixed",
+                fix="leave it out, or choose another family",
+            )

@@ -1,0 +1,253 @@
+"""A record as the text that will be tokenized: rendered, media expanded, the characters that carry loss marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import Media, MediaHeader, MediaKind, Record, Text
+from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
+from packtrain.families.chat_template import ChatTemplate
+from packtrain.families.tokenizer import LightTokenizer
+from packtrain.families.turns import Span, TurnFinder
+
+LossOn = Literal["assistant", "completion", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRun:
+    """A run of media tokens: it stands once in the text, at `at`, and counts `count` times."""
+
+    at: int  # character position in Layout.text
+    count: int
+    kind: MediaKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """A record as text with every run of media tokens written once, before tokenization."""
+
+    text: str
+    special: bool  # does the tokenizer add its own special tokens around it
+    runs: tuple[PlacedRun, ...] = ()
+    expansions: tuple[Expansion, ...] = ()
+    supervised: tuple[Span, ...] | None = None  # characters that carry loss; None means all of them
+    media_supervised: tuple[bool, ...] = ()
+
+
+class Layouter:
+    """Lays out records for one model and one rule of what carries loss. `Skeletons` is the fast path."""
+
+    def __init__(
+        self,
+        settings: ProcessorSettings,
+        family: Family,
+        tokenizer: LightTokenizer,
+        *,
+        loss_on: LossOn | None,
+        add_eos: bool,
+        typed: bool,
+    ) -> None:
+        self.family = family
+        self.tokenizer = tokenizer
+        self.loss_on = loss_on
+        self._typed = bool(family.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
+        # Templates of text models expect plain strings, those of processors a list of typed parts.
+        self._string_content = getattr(family, "string_content", not self._typed)
+        self._media_first = getattr(family, "media_first", False)
+        self._chat = self._prepare(settings.chat_template, settings)
+        self._video_chat = self._prepare(getattr(family, "video_chat_template", None), settings) or self._chat
+        self._kinds = {token: kind for kind, token in family.placeholders.items()}
+        self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
+        if add_eos and not tokenizer.eos_token:
+            raise ConfigError("add_eos", got="a tokenizer without an end token", fix="leave add_eos out")
+        self._eos = tokenizer.eos_token if add_eos and not tokenizer.appends_eos else None
+
+    def _prepare(self, source: str | None, settings: ProcessorSettings) -> tuple[ChatTemplate, TurnFinder] | None:
+        if not source:
+            return None
+        template = ChatTemplate(source, settings.special_tokens)
+        return template, TurnFinder(template, string_content=self._string_content)
+
+    def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
+        """The text that will be tokenized, where its media runs stand and which characters carry loss."""
+        return self.expand(self.rendered(record), [medium.kind for medium in record.media()], self.expansions(headers))
+
+    # ---- text with placeholders
+
+    def rendered(self, record: Record) -> Layout:
+        """The record through the chat template, placeholders still in place."""
+        if record.plain:
+            return Layout(text=self._ended("".join(_texts(record.messages[0].parts)), None)[0], special=True)
+        chat = self._video_chat if any(medium.kind == "video" for medium in record.media()) else self._chat
+        if chat is None:
+            return self._without_template(record)
+        template, turns = chat
+        messages = self.messages(record)
+        rendered = template.render(messages)
+        spans = None if self.loss_on == "all" else self._carrying(record, turns, rendered, messages)
+        text, spans = self._ended(rendered.text, spans)
+        bos = self.tokenizer.bos_token
+        return Layout(text=text, special=self._typed and not (bos and text.startswith(bos)), supervised=spans)
+
+    def messages(self, record: Record) -> list[dict[str, Any]]:
+        """The conversation as the template expects it."""
+        if self._media_first:
+            return self._messages_media_first(record)
+        return [{"role": m.role, "content": self._content(m.parts)} for m in record.messages]
+
+    def _content(self, parts: Sequence[Text | Media]) -> str | list[dict[str, str]]:
+        if self._string_content:
+            pieces = [part.text if isinstance(part, Text) else self.placeholder(part.kind) for part in parts]
+            return pieces[0] if len(pieces) == 1 else "".join(pieces)
+        return [{"type": "text", "text": p.text} if isinstance(p, Text) else {"type": p.kind} for p in parts]
+
+    def _messages_media_first(self, record: Record) -> list[dict[str, Any]]:
+        """All media stand before the first user text, as the family was trained."""
+        lead = "".join(self.placeholder(medium.kind) for medium in record.media())
+        messages = []
+        for message in record.messages:
+            text = "".join(_texts(message.parts))
+            if message.role == "user":
+                text, lead = lead + text, ""
+            messages.append({"role": message.role, "content": text})
+        if lead:
+            raise RecordError("family", "media without a user message")
+        return messages
+
+    @property
+    def template_literals(self) -> tuple[str, ...]:
+        """The string constants of the templates in use."""
+        chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
+        return tuple(dict.fromkeys(literal for template, _ in chats for literal in template.literals))
+
+    def kind_of(self, placeholder: str) -> MediaKind:
+        """Which kind of medium a placeholder stands for."""
+        return self._kinds[placeholder]
+
+    def placeholder(self, kind: MediaKind) -> str:
+        """What the template writes for one medium."""
+        try:
+            return self.family.placeholders[kind]
+        except KeyError:
+            raise RecordError("family", f"this model takes no {kind}") from None
+
+    def _without_template(self, record: Record) -> Layout:
+        """A base model: a prompt and its completion, joined as they are."""
+        if [message.role for message in record.messages] != ["user", "assistant"] or any(True for _ in record.media()):
+            raise RecordError("template", "the model has no chat template")
+        prompt, answer = ("".join(_texts(message.parts)) for message in record.messages)
+        span = ((len(prompt), len(prompt) + len(answer)),) if record.messages[1].train else ()
+        text, spans = self._ended(prompt + answer, None if self.loss_on == "all" else span)
+        return Layout(text=text, special=True, supervised=spans)
+
+    def _ended(self, text: str, spans: tuple[Span, ...] | None) -> tuple[str, tuple[Span, ...] | None]:
+        """`add_eos`: append the end token unless the text already ends with it."""
+        if self._eos is None or text.rstrip().endswith(self._eos):
+            return text, spans
+        if spans and spans[-1][1] >= len(text.rstrip()):
+            spans = (*spans[:-1], (spans[-1][0], len(text) + len(self._eos)))
+        return text + self._eos, spans
+
+    def _carrying(
+        self, record: Record, turns: TurnFinder, rendered: Any, messages: list[dict[str, Any]]
+    ) -> tuple[Span, ...]:
+        """The spans of the assistant messages that carry loss."""
+        assistants = [message for message in record.messages if message.role == "assistant"]
+        if not assistants:
+            return ()
+        spans = turns.spans(rendered, messages)
+        if self.loss_on == "completion":
+            return spans[-1:] if assistants[-1].train and record.messages[-1].role == "assistant" else ()
+        return tuple(span for span, message in zip(spans, assistants, strict=True) if message.train)
+
+    # ---- media
+
+    def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
+        """What the processor writes for each medium."""
+        images = sum(header.kind == "image" for header in headers)
+        found, number = [], 0
+        for header in headers:
+            self.placeholder(header.kind)
+            if header.kind == "video":
+                found.append(self.family.video(header))
+            else:
+                number += 1
+                found.append(self.family.image(header, images, number))
+        return found
+
+    def expand(self, rendered: Layout, kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> Layout:
+        """Put the expansions in place of the placeholders, each run written once."""
+        text, spans = rendered.text, rendered.supervised
+        matches = list(self.placeholders.finditer(text))
+        found = [self._kinds[match.group()] for match in matches]
+        if sorted(found) != sorted(kinds):
+            raise RecordError(
+                "template",
+                "media placeholders in the text do not match the media",
+                f"{len(found)} in the text, {len(kinds)} media",
+            )
+        if not matches:
+            return rendered
+        # A template may show images and videos in another order than the record, so each kind has its own queue.
+        queues = {kind: iter([e for k, e in zip(kinds, expansions, strict=True) if k == kind]) for kind in set(kinds)}
+        writer = _Writer()
+        cursor = 0
+        for match, kind in zip(matches, found, strict=True):
+            writer.text(text[cursor : match.start()])
+            writer.expansion(next(queues[kind]), kind)
+            cursor = match.end()
+            writer.shift(cursor)
+        writer.text(text[cursor:])
+        return Layout(
+            text=writer.joined(),
+            special=rendered.special,
+            runs=tuple(writer.runs),
+            expansions=tuple(expansions),
+            supervised=None if spans is None else tuple((writer.moved(a), writer.moved(b)) for a, b in spans),
+            media_supervised=tuple(spans is None or any(a <= m.start() < b for a, b in spans) for m in matches),
+        )
+
+
+class _Writer:
+    """Collects the pieces of a layout and knows where everything came to stand."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._length = 0
+        self._shifts: list[tuple[int, int]] = []  # (position in the rendered text, characters gained before it)
+        self.runs: list[PlacedRun] = []
+
+    def text(self, text: str) -> None:
+        self._pieces.append(text)
+        self._length += len(text)
+
+    def expansion(self, expansion: Expansion, kind: MediaKind) -> None:
+        for piece in expansion.pieces:
+            if isinstance(piece, Run):
+                if piece.count:
+                    self.runs.append(PlacedRun(self._length, piece.count, kind))
+                    self.text(piece.token)
+            else:
+                self.text(piece)
+
+    def shift(self, position: int) -> None:
+        self._shifts.append((position, self._length - position))
+
+    def moved(self, position: int) -> int:
+        gained = 0
+        for at, gain in self._shifts:
+            if at > position:
+                break
+            gained = gain
+        return position + gained
+
+    def joined(self) -> str:
+        return "".join(self._pieces)
+
+
+def _texts(parts: Sequence[Text | Media]) -> list[str]:
+    return [part.text for part in parts if isinstance(part, Text)]

@@ -1,0 +1,46 @@
+"""Which family's rule serves a model type, found without importing the others."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from packtrain.core.values import MediaLimits
+from packtrain.families.base import Family, NoRule, ProcessorSettings
+
+TEXT_ONLY = "packtrain.families.text_only:TextOnly"
+
+# Lazy paths by transformers' model type. Text models that are not listed are recognised by having no processor.
+MODEL_TYPES: Mapping[str, str] = {
+    "qwen2_vl": "packtrain.families.qwen_vl:Qwen2VL",
+    "qwen2_5_vl": "packtrain.families.qwen_vl:Qwen25VL",
+    "qwen3_vl": "packtrain.families.qwen_vl:Qwen3VL",
+    "idefics3": "packtrain.families.idefics3:Idefics3",
+    "smolvlm": "packtrain.families.idefics3:SmolVLM",
+    "llava": "packtrain.families.llava:Llava",
+    "llava_next": "packtrain.families.llava:LlavaNext",
+    "llava_onevision": "packtrain.families.llava:LlavaOneVision",
+    "internvl": "packtrain.families.internvl:InternVL",
+    "gemma3": "packtrain.families.gemma3:Gemma3",
+    "nanovlm": "packtrain.families.nanovlm:NanoVLM",
+    "text": TEXT_ONLY,
+    "gemma3_text": TEXT_ONLY,
+    "qwen2_vl_text": TEXT_ONLY,
+    "qwen2_5_vl_text": TEXT_ONLY,
+    "qwen3_vl_text": TEXT_ONLY,
+}
+
+
+def load_family(settings: ProcessorSettings, limits: MediaLimits) -> Family | None:
+    """The family for these settings; None where no rule covers them and the processor itself has to be run."""
+    path = MODEL_TYPES.get(settings.model_type)
+    if path is None:
+        if settings.image or settings.video or settings.processor:
+            return None
+        path = TEXT_ONLY
+    module, _, attribute = path.partition(":")
+    family = getattr(importlib.import_module(module), attribute)
+    try:
+        return family(settings, limits)  # type: ignore[no-any-return]
+    except NoRule:
+        return None

@@ -1,0 +1,194 @@
+"""Reads a model folder's processor files into ProcessorSettings, without transformers.
+
+Where several files hold the same thing, the one that transformers takes wins, in both layouts:
+
+  image settings   processor_config.json's image_processor, preprocessor_config.json
+  video settings   processor_config.json's video_processor, video_preprocessor_config.json, preprocessor_config.json
+  chat template    with a processor: processor_config.json, chat_template.json, chat_template.jinja
+                   without one:      chat_template.jinja, tokenizer_config.json
+                   (a processor without a template has none in transformers; here it gets the tokenizer's)
+  special tokens   special_tokens_map.json (unless the tokenizer's config lists its added tokens), tokenizer_config.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.errors import ConfigError
+from packtrain.families.base import ProcessorSettings
+
+TEXT_ONLY = "text"
+_MAX_BYTES = 64 * 2**20
+# Parts of processor_config.json that are not the processor's own settings.
+_APART = ("image_processor", "video_processor", "feature_extractor", "audio_tokenizer", "chat_template")
+# For folders without a config.json: which model type a class belongs to. Several families share an image processor
+# class; the processor's own name is therefore asked first, and only unshared classes are listed.
+_PROCESSOR_CLASSES: Mapping[str, str] = {
+    "Gemma3Processor": "gemma3",
+    "Idefics3Processor": "idefics3",
+    "InternVLProcessor": "internvl",
+    "LlavaNextProcessor": "llava_next",
+    "LlavaOnevisionProcessor": "llava_onevision",
+    "LlavaProcessor": "llava",
+    "Qwen2VLProcessor": "qwen2_vl",
+    "Qwen2_5_VLProcessor": "qwen2_5_vl",
+    "Qwen3VLProcessor": "qwen3_vl",
+    "SmolVLMProcessor": "smolvlm",
+}
+_IMAGE_PROCESSOR_CLASSES: Mapping[str, str] = {
+    "Gemma3ImageProcessor": "gemma3",
+    "Idefics3ImageProcessor": "idefics3",
+    "LlavaImageProcessor": "llava",
+    "LlavaOnevisionImageProcessor": "llava_onevision",
+    "SmolVLMImageProcessor": "smolvlm",
+}
+
+
+def read_settings(folder: str | Path) -> ProcessorSettings:
+    """The settings of one model folder. Values that no file gives are left out: class defaults are the families'."""
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise ConfigError(
+            f"model folder {root}",
+            got="a file" if root.exists() else "nothing there",
+            expected="a folder with tokenizer.json and its settings",
+            fix="check the path; tiny:FAMILY and hub names are resolved to a folder first",
+        )
+    processor_file = _read(root, "processor_config.json")
+    image_file = _read(root, "preprocessor_config.json")
+    tokenizer_config = _read(root, "tokenizer_config.json")
+    config = _read(root, "config.json")
+    if not (processor_file or image_file or tokenizer_config or config or (root / "tokenizer.json").is_file()):
+        raise ConfigError(
+            f"model folder {root}",
+            got="none of the files of a model",
+            expected="tokenizer.json with tokenizer_config.json, and processor_config.json where the model sees images",
+            fix="name the folder that AutoProcessor.from_pretrained would load",
+        )
+    video_file = _read(root, "video_preprocessor_config.json")
+    image = _nested(root, processor_file, "image_processor", image_file)
+    return ProcessorSettings(
+        folder=str(root),
+        model_type=_model_type(root, config, processor_file, image, tokenizer_config),
+        processor={key: value for key, value in processor_file.items() if key not in _APART},
+        image=image,
+        video=_nested(root, processor_file, "video_processor", video_file or image_file),
+        config=config,
+        tokenizer_config=tokenizer_config,
+        special_tokens=_special_tokens(tokenizer_config, _read(root, "special_tokens_map.json")),
+        chat_template=_chat_template(
+            root,
+            processor_file,
+            tokenizer_config,
+            has_processor=bool(processor_file or image_file or video_file or "processor_class" in tokenizer_config),
+        ),
+    )
+
+
+def _model_type(
+    root: Path,
+    config: Mapping[str, Any],
+    processor_file: Mapping[str, Any],
+    image: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+) -> str:
+    if isinstance(config.get("model_type"), str) and config["model_type"]:
+        return str(config["model_type"])
+    named = [part["processor_class"] for part in (processor_file, image, tokenizer_config) if "processor_class" in part]
+    image_class = str(image.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+    for table, name in (*((_PROCESSOR_CLASSES, name) for name in named), (_IMAGE_PROCESSOR_CLASSES, image_class)):
+        if name in table:
+            return table[name]
+    if not (named or image):
+        return TEXT_ONLY
+    raise ConfigError(
+        f"model folder {root}",
+        got="no config.json, and " + " and ".join(str(name) for name in (*named, image_class) if name),
+        expected="a config.json with model_type, or one of the processors " + ", ".join(sorted(_PROCESSOR_CLASSES)),
+        fix="put the model's config.json beside its processor files",
+    )
+
+
+def _special_tokens(tokenizer_config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that have a name; tokens that are only listed have none and are not here."""
+    if "added_tokens_decoder" in tokenizer_config:
+        legacy_map = {}  # transformers reads the older file only where this newer list is absent
+    groups: list[Mapping[str, Any]] = []
+    for source in (tokenizer_config, legacy_map):
+        for name in ("model_specific_special_tokens", None, "extra_special_tokens"):
+            group = source if name is None else source.get(name)
+            if isinstance(group, Mapping):
+                groups.append(group)
+    tokens = {name: _token_text(value) for group in groups for name, value in group.items() if name.endswith("_token")}
+    return {name: text for name, text in tokens.items() if text is not None}
+
+
+def _token_text(value: Any) -> str | None:
+    """A token given as text or as a serialized AddedToken; anything else (add_bos_token: true) is not a token."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(
+    root: Path, processor_file: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, has_processor: bool
+) -> str | None:
+    raw = _read_text(root / "chat_template.jinja")
+    candidates: list[Any] = [raw, tokenizer_config.get("chat_template")]
+    if has_processor:
+        legacy = _read(root, "chat_template.json").get("chat_template")
+        candidates = [processor_file.get("chat_template"), legacy, *candidates]
+    return next((text for text in map(_default_template, candidates) if text is not None), None)
+
+
+def _default_template(value: Any) -> str | None:
+    """One template, from a text, a mapping by name, or the list of named templates in older tokenizer configs."""
+    if isinstance(value, list):
+        value = {item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)}
+    if isinstance(value, Mapping):
+        value = value.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _nested(root: Path, outer: Mapping[str, Any], name: str, fallback: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of processor_config.json, or the older file of its own."""
+    part = outer.get(name)
+    if part is None:
+        return fallback
+    if not isinstance(part, Mapping):
+        raise _unreadable(root / "processor_config.json", f"{name} is a {type(part).__name__}", "a JSON object there")
+    return part
+
+
+def _read(root: Path, name: str) -> Mapping[str, Any]:
+    """One JSON file as a mapping; a file that is not there is an empty one."""
+    path = root / name
+    text = _read_text(path)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"not valid JSON: {error}", "a JSON object") from error
+    if not isinstance(value, dict):
+        raise _unreadable(path, f"a JSON {type(value).__name__}", "a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise _unreadable(path, f"{size} bytes", f"at most {_MAX_BYTES} bytes; settings are small")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, str(error), "a readable file in UTF-8") from error
+
+
+def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
+    return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from where the model came from")

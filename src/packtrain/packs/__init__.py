@@ -1,0 +1,1 @@
+"""Records encoded for real: pixels, ids, packs."""

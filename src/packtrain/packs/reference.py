@@ -1,0 +1,252 @@
+"""What the real processor makes of a record: the truth that computed costs are checked against.
+
+The only module through which measuring reaches torch and transformers, and only when it is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Text
+from packtrain.costs.drift import Reality
+from packtrain.costs.measurer import Priced, Sized
+from packtrain.costs.request import Request
+from packtrain.families.base import ProcessorSettings
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.registry import load_family
+from packtrain.families.settings import read_settings
+from packtrain.families.text_only import TextOnly
+from packtrain.packs.decode import decode_frames, decode_image
+from packtrain.records.media import MediaStore
+
+
+def load_reference(request: Request) -> RealProcessor | str:
+    """The real processor for a request, or a note why it cannot be asked."""
+    settings = read_settings(request.model)
+    if settings.model_type == "nanovlm":
+        return "skipped: this family's processor is packtrain's own rule"
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        return f"skipped: {error.name} is not installed (pip install 'packtrain[train]')"
+    return RealProcessor(request, settings)
+
+
+class RealProcessor:
+    """A Hugging Face processor or tokenizer, called as training calls it."""
+
+    def __init__(self, request: Request, settings: ProcessorSettings) -> None:
+        from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        self._multimodal = bool(settings.image or settings.video or settings.processor)
+        auto = AutoProcessor if self._multimodal else AutoTokenizer
+        try:
+            self._processor: Any = auto.from_pretrained(settings.folder, trust_remote_code=False)
+        except Exception as error:
+            raise ConfigError(
+                settings.folder,
+                got=f"{type(error).__name__}: {error}",
+                expected="a processor that transformers can load",
+                fix="check the folder with AutoProcessor.from_pretrained, or pass --check 0",
+            ) from error
+        self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
+        has_config = (Path(settings.folder) / "config.json").exists()
+        self._config: Any = AutoConfig.from_pretrained(settings.folder) if has_config else None
+        family = load_family(settings, request.limits)
+        self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
+        self._eos = self._tokenizer.eos_token if request.add_eos else None
+
+    # ---- encoding
+
+    def encode(self, record: Record, store: MediaStore) -> Reality:
+        """Ids and pixels of one record, counted."""
+        outputs = self.outputs(record, store)
+        ids = outputs["input_ids"]
+        patches, largest = self._patches(outputs)
+        image, video = self._token_ids("image"), self._token_ids("video")
+        return Reality(
+            tokens=len(ids),
+            media_tokens=sum(i in image | video for i in ids) if image | video else None,
+            video_tokens=sum(i in video - image for i in ids),
+            patches=patches,
+            max_patches_per_image=largest,
+        )
+
+    def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
+        """Everything the processor returns, `input_ids` as a flat list."""
+        if record.plain or self._template() is None:
+            text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
+            ids = self._tokenizer(text)["input_ids"]
+            return {"input_ids": self._ended(ids, text)}
+        if not self._multimodal:
+            messages = [{"role": m.role, "content": "".join(_texts(m.parts))} for m in record.messages]
+            ids = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+            return {"input_ids": self._ended(ids, self._rendered(messages))}
+        kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
+        messages, metadata = self._with_media(record, store, kwargs)
+        if metadata:
+            _put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
+        outputs = self._processor.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs=kwargs
+        )
+        found = dict(outputs)
+        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages))
+        return found
+
+    def _with_media(
+        self, record: Record, store: MediaStore, kwargs: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], list[Any]]:
+        messages, metadata = [], []
+        for message in record.messages:
+            content: list[dict[str, Any]] = []
+            for part in message.parts:
+                if isinstance(part, Text):
+                    content.append({"type": "text", "text": part.text})
+                elif part.kind == "image":
+                    content.append({"type": "image", "image": decode_image(store, part.ref)})
+                else:
+                    frames, about = self._frames(part, store, kwargs)
+                    content.append({"type": "video", "video": frames})
+                    metadata.append(about)
+            messages.append({"role": message.role, "content": content})
+        return messages, metadata
+
+    def _frames(self, part: Media, store: MediaStore, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The frames that the processor itself chooses, decoded by us."""
+        from transformers.video_utils import VideoMetadata
+
+        header = store.header(part.kind, part.ref)
+        about = VideoMetadata(
+            total_num_frames=header.frames,
+            fps=header.fps,
+            duration=header.seconds,
+            width=header.width,
+            height=header.height,
+        )
+        video = self._processor.video_processor
+        given = {**kwargs, **kwargs.get("videos_kwargs", {})}
+        names = [name for name in video.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
+        settings = {name: given.get(name, getattr(video, name, None)) for name in names}
+        indices = [int(index) for index in video.sample_frames(metadata=about, **settings)]
+        about.frames_indices = indices
+        return decode_frames(store, part.ref, indices), about
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
+
+    def _ended(self, ids: list[int], text: str) -> list[int]:
+        """`add_eos`: the end token once, never twice."""
+        if self._eos is None or text.rstrip().endswith(self._eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
+            return list(ids)
+        return [*ids, self._tokenizer.eos_token_id]
+
+    def _template(self) -> Any:
+        return getattr(self._processor, "chat_template", None) or getattr(self._tokenizer, "chat_template", None)
+
+    # ---- counting
+
+    def _token_ids(self, kind: str) -> set[int]:
+        """Ids that are replaced by embeddings of one kind, as the model's own config names them."""
+        names = (f"{kind}_token_id", f"{kind}_token_index")
+        return {int(i) for name in names if (i := getattr(self._config, name, None)) is not None}
+
+    def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Rows of patch embeddings that the vision tower gets, and the most that attend to each other."""
+        total = largest = 0
+        for name in ("image_grid_thw", "video_grid_thw"):
+            if name in outputs:
+                total += int(outputs[name].prod(-1).sum())
+                largest = max(largest, int(outputs[name][:, 1:].prod(-1).max()))
+        if total:
+            return total, largest
+        for name in ("pixel_values", "pixel_values_videos"):
+            if name in outputs:
+                tiles = outputs[name].flatten(0, -4)  # (tiles, channels, height, width)
+                tiles = tiles[tiles.flatten(1).any(1)]  # all-zero tiles only pad a sample with several images
+                side = self._patch_side()
+                largest = (tiles.shape[-2] // side) * (tiles.shape[-1] // side)
+                total += len(tiles) * largest
+        return total, largest
+
+    def _patch_side(self) -> int:
+        vision = getattr(self._config, "vision_config", None)
+        side = getattr(vision, "patch_size", None) or getattr(self._processor, "patch_size", None)
+        if side is None:
+            raise ConfigError(
+                "patches", got="no patch size in the model's config", fix="put the model's config.json into its folder"
+            )
+        return int(side[0]) if isinstance(side, (list, tuple)) else int(side)
+
+
+_NOT_FOR_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
+
+
+def _put_video_kwargs(kwargs: dict[str, Any], **values: Any) -> None:
+    """Beside the video arguments that are there, flat or nested: a processor refuses the same name in both places."""
+    for name, value in values.items():
+        if name in kwargs or "videos_kwargs" not in kwargs:
+            kwargs[name] = value
+        else:
+            kwargs["videos_kwargs"][name] = value
+
+
+def _texts(parts: tuple[Text | Media, ...]) -> list[str]:
+    return [part.text for part in parts if isinstance(part, Text)]
+
+
+class ProcessorRule:
+    """Costs of a family that has no rule, by running its processor on every record: exact, and slow."""
+
+    def __init__(self, request: Request) -> None:
+        settings = read_settings(request.model)
+        self._real = RealProcessor(request, settings)
+        # Loss is taken on text, whose tokens are the same whether media are expanded or not.
+        text_only = TextOnly(settings, MediaLimits())
+        self._text = RecordEncoder(settings, text_only, loss_on=request.loss_on, add_eos=request.add_eos, typed=True)
+
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+        """One record after the other, encoded for real."""
+        found: list[Priced | RecordError] = []
+        for sized in batch:
+            try:
+                found.append(self._price(sized.record, sized.headers, store))
+            except RecordError as error:
+                found.append(error)
+        return found
+
+    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+        try:
+            real = self._real.encode(record, store)
+        except (RecordError, ConfigError):
+            raise
+        except Exception as error:  # a processor may fail in any way on bad media
+            raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}") from None
+        kinds = [header.kind for header in headers]
+        images, videos = kinds.count("image"), kinds.count("video")
+        if real.media_tokens is None and kinds:
+            raise RecordError("processor", "the model's config does not name its media tokens")
+        media_tokens = real.media_tokens or 0
+        video_tokens = real.video_tokens if images else media_tokens
+        if images and videos and not video_tokens:
+            raise RecordError("processor", "images and videos share one token, so they cannot be told apart")
+        text_tokens = real.tokens - media_tokens
+        supervised = self._text.supervised_text(record)
+        cost = Cost(
+            tokens=real.tokens,
+            text_tokens=text_tokens,
+            image_tokens=media_tokens - video_tokens,
+            video_tokens=video_tokens,
+            images=images,
+            videos=videos,
+            objects=record.objects,
+            patches=real.patches,
+            max_patches_per_image=real.max_patches_per_image,
+            supervised_tokens=text_tokens - 1 if supervised is None else supervised,
+        )
+        return cost, tuple(False for _ in kinds)

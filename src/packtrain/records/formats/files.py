@@ -1,0 +1,143 @@
+"""Which files a source consists of, in reading order, and how messages call them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.records.source import Entry, SourceSpec, Unit
+
+# The endings by which a folder's data files are found; a file that is named directly may be called anything.
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst"),
+    "json": (".json", ".json.gz", ".json.zst"),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+    "webdataset": (".tar", ".tar.gz", ".tgz", ".tar.zst"),
+}
+LINK_OUT = "file is a link out of the dataset's folder"
+NOT_A_FILE = "not a regular file"
+MAX_BRACES = 1_000_000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+def kind_of_name(name: str) -> str | None:
+    """The format that a file's ending promises."""
+    lowered = name.lower()
+    return next((kind for kind, endings in ENDINGS.items() if lowered.endswith(endings)), None)
+
+
+def is_hub_name(path: str) -> bool:
+    """Could this be org/name on the Hugging Face hub? Something that is named like a data file is a path."""
+    return bool(_HUB_NAME.fullmatch(path)) and not kind_of_name(path) and not path.lower().endswith(YAML_ENDINGS)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """The names that a pattern like `shard-{000..012}.tar` or `{train,val}.tar` stands for, in its order.
+
+    >>> expand_braces("s-{08..10}.tar")
+    ['s-08.tar', 's-09.tar', 's-10.tar']
+    """
+    names = [""]
+    position = 0
+    for braces in _BRACES.finditer(pattern):
+        choices = _choices(braces.group(1), pattern)
+        if len(names) * len(choices) > MAX_BRACES:
+            raise _too_many(pattern)
+        fixed = pattern[position : braces.start()]
+        names = [name + fixed + choice for name in names for choice in choices]
+        position = braces.end()
+    return [name + pattern[position:] for name in names]
+
+
+def _choices(body: str, pattern: str) -> list[str]:
+    """What one pair of braces stands for."""
+    if bounds := _RANGE.fullmatch(body):
+        low, high = bounds.groups()
+        if abs(int(high) - int(low)) >= MAX_BRACES:
+            raise _too_many(pattern)
+        step = 1 if int(high) >= int(low) else -1
+        # As in a shell, numbers are padded where one of the bounds is.
+        width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+        return [str(number).zfill(width) for number in range(int(low), int(high) + step, step)]
+    return body.split(",") if "," in body else ["{" + body + "}"]
+
+
+def _too_many(pattern: str) -> ConfigError:
+    return ConfigError(
+        "dataset_path", got=pattern, expected=f"a pattern of at most {MAX_BRACES:,} files", fix="shorten its ranges"
+    )
+
+
+def is_pattern(path: str) -> bool:
+    """Does this path name several files by wildcards or braces? A file that exists under that name is no pattern."""
+    return not os.path.lexists(path) and (any(mark in path for mark in "*?[") or _BRACES.search(path) is not None)
+
+
+def dataset_root(path: str) -> str:
+    """The folder to which names in messages, and media, are relative."""
+    if os.path.isdir(path):
+        return path
+    if not is_pattern(path):
+        return os.path.dirname(path) or "."
+    fixed = re.split(r"[*?\[{]", path, maxsplit=1)[0]
+    return os.path.dirname(fixed) or "."
+
+
+def list_files(path: str, format: str) -> list[str]:
+    """The files of a source in reading order: one file, those of a folder, or those that a pattern names."""
+    if os.path.isdir(path):
+        return sorted(walk(path, ENDINGS[format]))
+    if not is_pattern(path):
+        return [path]
+    names: list[str] = []
+    for name in expand_braces(path):
+        # A name without wildcards stays even where nothing is there: a missing shard must be noticed, not left out.
+        wild = any(mark in name for mark in "*?[")
+        names.extend(sorted(glob.glob(name, recursive=True)) if wild else [name])
+    return names
+
+
+def walk(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[str]:
+    """Files below a folder whose names end so. Hidden ones are left out; links to folders are not followed."""
+    for parent, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and name.lower().endswith(endings):
+                yield os.path.join(parent, name)
+
+
+def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
+    """Every file of a source, with an error for those that must not be opened."""
+    folder = os.path.realpath(spec.path) if os.path.isdir(spec.path) else None
+    for file in list_files(spec.path, spec.format):
+        if folder and os.path.islink(file) and not os.path.realpath(file).startswith(os.path.join(folder, "")):
+            detail = "name the files by a pattern, such as folder/**/*, to follow such links"
+            yield file, RecordError("read", LINK_OUT, detail)
+        elif os.path.lexists(file) and not os.path.isfile(file):  # opening a pipe would wait for ever
+            yield file, RecordError("read", NOT_A_FILE)
+        else:
+            yield file, None
+
+
+def shown_name(spec: SourceSpec, file: str) -> str:
+    """What messages call a file: its name relative to the dataset."""
+    return os.path.relpath(file, dataset_root(spec.path)).replace(os.sep, "/")
+
+
+def failed_unit(file: str, error: RecordError) -> Unit:
+    """A unit that says that a file, or what is left of it, cannot be read."""
+    return Unit(file=file, payload=error, number=0, source=0)
+
+
+def failed_entry(spec: SourceSpec, unit: Unit) -> Entry | None:
+    """The one entry of a failed unit; None where the unit is sound."""
+    if isinstance(unit.payload, RecordError):
+        return Entry(origin=shown_name(spec, unit.file), error=unit.payload)
+    return None

@@ -1,0 +1,123 @@
+"""Hugging Face datasets: folders made by `save_to_disk`, read with arrow alone, and anything `load_dataset` streams.
+
+Media are never decoded: they arrive as {"bytes", "path"}.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.records.formats.files import failed_unit
+from packtrain.records.formats.saved_dataset import STATE_FILE, check_split, is_saved_dataset, saved_files, split_folder
+from packtrain.records.formats.tables import Arrow
+from packtrain.records.source import Entry, SourceSpec, Unit
+
+STREAM_BROKE = "stream broke, the rest of the dataset is missing"
+
+
+class HFDataset:
+    """Reads Hugging Face datasets."""
+
+    rows_per_unit = 256
+    bytes_per_unit = 16 << 20
+
+    def __init__(self) -> None:
+        self._arrow = Arrow()
+
+    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+        """Ranges of rows of saved arrow files, or the rows themselves where they can only be streamed."""
+        if not is_saved_dataset(spec.path):
+            yield from self._stretches(spec)
+            return
+        folder = split_folder(spec)
+        try:
+            files = saved_files(folder)
+        except RecordError as error:
+            yield failed_unit(os.path.join(folder, STATE_FILE), error)
+            return
+        for file in files:
+            yield from self._arrow.units_of_file(file)
+
+    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+        """One entry for each row."""
+        if not isinstance(unit.payload, list):
+            yield from self._arrow.read(spec, unit)
+            return
+        for row, value in enumerate(unit.payload, start=unit.first):
+            origin = f"{unit.file}:{row}"
+            if isinstance(value, RecordError):
+                yield Entry(origin=origin, error=value)
+            else:
+                yield Entry(origin=origin, value=value)
+
+    def count(self, spec: SourceSpec, unit: Unit) -> int:
+        """How many entries `read` yields."""
+        return len(unit.payload) if isinstance(unit.payload, list) else self._arrow.count(spec, unit)
+
+    def _stretches(self, spec: SourceSpec) -> Iterator[Unit]:
+        """Units of streamed rows; a fault takes the place of the row at which the stream broke."""
+        name = f"{os.path.basename(spec.path.rstrip('/')) if os.path.exists(spec.path) else spec.path}[{spec.split}]"
+        rows: list[Any] = []
+        size, first = 0, 0
+        for row in _until_fault(iter(_stream(spec))):
+            rows.append(row)
+            size += _size(row)
+            if len(rows) >= self.rows_per_unit or size >= self.bytes_per_unit:
+                yield Unit(number=0, source=0, file=name, first=first, payload=rows)
+                first += len(rows)
+                rows, size = [], 0
+        if rows:
+            yield Unit(number=0, source=0, file=name, first=first, payload=rows)
+
+
+def _stream(spec: SourceSpec) -> Any:
+    """The dataset as `load_dataset` streams it, with decoding switched off."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ConfigError(
+            f"dataset {spec.path}",
+            got="no module named 'datasets'",
+            expected="the datasets package",
+            fix="pip install packtrain[train]",
+        ) from error
+    try:
+        splits = load_dataset(spec.path, streaming=True)
+    except Exception as error:  # the library raises whatever its many readers and the network raise
+        raise ConfigError(
+            f"dataset {spec.path}",
+            got=f"{type(error).__name__}: {error}",
+            expected="a folder, or the name of a dataset on the Hugging Face hub that needs no code of its own",
+            fix="check the name, the network and, for a private dataset, that you are logged in",
+        ) from error
+    check_split(spec, [str(split) for split in splits])
+    stream = splits[spec.split]
+    # Where the features are not declared they are inferred from the first rows, and then hold no media to decode.
+    return stream.decode(False) if stream.features else stream
+
+
+def _until_fault(rows: Iterator[Any]) -> Iterator[Any]:
+    """Rows, and a RecordError in the place of the one that could not be had."""
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # as above
+            yield RecordError("read", STREAM_BROKE, f"{type(error).__name__}: {error}"[:300])
+            return
+        yield row
+
+
+def _size(value: Any) -> int:
+    """About how much memory a row takes."""
+    if isinstance(value, str | bytes):
+        return 48 + len(value)
+    if isinstance(value, Mapping):
+        return 64 + sum(_size(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return 64 + sum(_size(item) for item in value)
+    return 32

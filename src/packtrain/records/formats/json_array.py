@@ -1,0 +1,276 @@
+"""A JSON file that holds one list of objects, or one object around such a list; streamed, never loaded whole.
+
+Such a file has no line structure, so it is read from its beginning and its units carry the texts of their elements.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+
+from packtrain.core.errors import RecordError
+from packtrain.records.formats.compression import file_blocks
+from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.json_object import LONGEST, NOT_JSON, NOT_UTF8, TOO_DEEP, TOO_LONG, parse_object
+from packtrain.records.source import Entry, SourceSpec, Unit
+
+NOT_A_LIST = "file holds no list of objects"
+SEVERAL_LISTS = "file holds several lists of objects"
+BROKEN_REST = "broken JSON, the rest of the file cannot be read"
+CUT_OFF = "file ends inside its list, the rest is missing"
+AFTER_END = "data after the end of the list"
+
+SPACE = " \t\r\n"
+NEAR_END = 16  # characters; longer than the longest literal that a window's end may cut
+
+
+class JsonArray:
+    """Reads the elements of a JSON list."""
+
+    block = 1 << 20  # characters of elements per unit
+    longest = LONGEST
+
+    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+        """Stretches of elements, made while the file is read."""
+        for file, fault in source_files(spec):
+            try:
+                if fault:
+                    raise fault
+                key = self._key_of_list(file)
+            except RecordError as error:
+                yield failed_unit(file, error)
+            else:
+                yield from self._stretches(file, key)
+
+    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+        """One entry for each element, and one for the fault that ended the file early."""
+        if failed := failed_entry(spec, unit):
+            yield failed
+            return
+        name = shown_name(spec, unit.file)
+        for number, element in enumerate(unit.payload, start=unit.first):
+            origin = f"{name}:{number}"
+            try:
+                if isinstance(element, RecordError):
+                    raise element
+                yield Entry(origin=origin, value=parse_object(element))
+            except RecordError as error:
+                yield Entry(origin=origin, error=error)
+
+    def count(self, spec: SourceSpec, unit: Unit) -> int:
+        """How many entries `read` yields."""
+        return 1 if isinstance(unit.payload, RecordError) else len(unit.payload)
+
+    def _stretches(self, file: str, key: str | None) -> Iterator[Unit]:
+        """Units of about `block` characters."""
+        elements: list[str | RecordError] = []
+        size, first = 0, 1
+        for element in self._elements(file, key):
+            elements.append(element)
+            size += 64 + (len(element) if isinstance(element, str) else 0)
+            if size >= self.block:
+                yield Unit(number=0, source=0, file=file, first=first, payload=elements)
+                first += len(elements)
+                elements, size = [], 0
+        if elements:
+            yield Unit(number=0, source=0, file=file, first=first, payload=elements)
+
+    def _elements(self, file: str, key: str | None) -> Iterator[str | RecordError]:
+        """The texts of the elements of the list at the top, or under `key`; at a fault one error, then nothing."""
+        window = _Window(file, self.longest)
+        try:
+            if key is None:
+                yield from window.elements()
+            else:
+                for found in window.object_keys():
+                    if found == key:
+                        yield from window.elements()
+                    else:
+                        window.skip()
+            if window.peek():
+                yield RecordError("read", AFTER_END, f"at character {window.position + 1}")
+        except RecordError as error:
+            yield error
+
+    def _key_of_list(self, file: str) -> str | None:
+        """The key under which the list stands; None where the file itself is the list.
+
+        An object is read twice: only at its end is it known that it holds one list and not two. A fault on the way is
+        left to the second reading where a list was found before it.
+        """
+        window = _Window(file, self.longest)
+        opening = window.peek()
+        if opening == "[":
+            return None
+        if opening != "{":
+            raise RecordError("read", NOT_A_LIST, f"it begins with {opening!r}" if opening else "it is empty")
+        filled: list[str] = []
+        empty: list[str] = []
+        try:
+            for key in window.object_keys():
+                if window.peek() != "[":
+                    window.skip()
+                    continue
+                first = next(elements := window.elements(), None)
+                for _ in elements:
+                    pass
+                if first is None or first.startswith("{"):
+                    (empty if first is None else filled).append(key)
+        except RecordError:
+            if not (filled or window.in_objects):
+                raise
+            if window.in_objects:
+                filled.append(window.key)
+        if len(filled) > 1:
+            raise RecordError("read", SEVERAL_LISTS, "under the keys " + ", ".join(map(repr, filled)))
+        if not (filled or empty):
+            raise RecordError("read", NOT_A_LIST, "an object without a list of objects")
+        return (filled or empty)[0]
+
+
+class _Window:
+    """A stretch of a file's text that slides forward; values are decoded inside it and then forgotten."""
+
+    def __init__(self, file: str, longest: int) -> None:
+        self.key = ""  # under which `elements` or `skip` is to read
+        self.in_objects = False  # inside a list whose first element was an object
+        self._blocks = file_blocks(file)
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")()
+        self._scan = json.JSONDecoder().raw_decode
+        self._longest = longest
+        self._text, self._at, self._forgotten = "", 0, 0
+        self._ended = False
+        self._fault: RecordError | None = None
+
+    @property
+    def position(self) -> int:
+        """Characters read so far."""
+        return self._forgotten + self._at
+
+    def peek(self) -> str:
+        """The next character that is not white space, not taken; "" at the end of the file."""
+        while True:
+            rest = self._text[self._at : self._at + 64].lstrip(SPACE)
+            if rest:
+                self._at = self._text.index(rest[0], self._at)
+                return rest[0]
+            self._at = min(self._at + 64, len(self._text))
+            if self._at == len(self._text):
+                if self._fault:
+                    raise self._fault
+                if self._ended:
+                    return ""
+                self._more()
+
+    def object_keys(self) -> Iterator[str]:
+        """The keys of an object; the caller takes each value before asking for the next key."""
+        self._take("{")
+        if self.peek() == "}":
+            self._take("}")
+            return
+        while True:
+            self.key = json.loads(self.value()) if self.peek() == '"' else self._unexpected("a key")
+            self._take(":")
+            yield self.key
+            if self.peek() == "}":
+                self._take("}")
+                return
+            self._take(",")
+
+    def elements(self) -> Iterator[str]:
+        """The texts of the elements of a list."""
+        self._take("[")
+        if self.peek() == "]":
+            self._take("]")
+            return
+        self.in_objects = self.peek() == "{"
+        while True:
+            yield self.value()
+            if self.peek() == "]":
+                self.in_objects = False
+                self._take("]")
+                return
+            self._take(",")
+
+    def skip(self) -> None:
+        """Pass over a value; a long list element by element."""
+        if self.peek() == "[":
+            for _ in self.elements():
+                pass
+            self.in_objects = False
+        else:
+            self.value()
+
+    def value(self) -> str:
+        """The text of the next value."""
+        self.peek()
+        while True:
+            end = self._end_of_value()
+            if (len(self._text) if end is None else end) - self._at > self._longest:
+                raise RecordError("read", TOO_LONG, f"{self._place()}: more than {self._longest:,} characters")
+            # A number may go on in the next block; anything else has shown its end.
+            if end is not None and (end < len(self._text) or self._ended):
+                text, self._at = self._text[self._at : end], end
+                return text
+            self._more()
+
+    def _end_of_value(self) -> int | None:
+        """Where the value at the current place ends; None where the window ends first and the file goes on."""
+        try:
+            return self._scan(self._text, self._at)[1]
+        except RecursionError as error:
+            raise RecordError("read", TOO_DEEP, f"{self._place()}: the rest of the file cannot be read") from error
+        except json.JSONDecodeError as error:
+            unfinished = error.pos >= len(self._text) - NEAR_END or error.msg.startswith("Unterminated string")
+            if unfinished and not self._ended:
+                return None
+            if unfinished and self._fault:
+                raise self._fault from error
+            if error.pos >= len(self._text.rstrip(SPACE)) or error.msg.startswith("Unterminated string"):
+                raise self._cut_off() from error
+            detail = f"{self._place()}: {error.msg} at character {self._forgotten + error.pos + 1}"
+            raise RecordError("read", BROKEN_REST, detail) from error
+        except ValueError as error:  # a whole number of more than 4,300 digits
+            raise RecordError("read", NOT_JSON, f"{self._place()}: {error}; the rest cannot be read") from error
+
+    def _take(self, expected: str) -> None:
+        """Pass over one mark of JSON's grammar."""
+        if self.peek() != expected:
+            self._unexpected(repr(expected))
+        self._at += 1
+
+    def _unexpected(self, expected: str) -> str:
+        found = self.peek()
+        if not found:
+            raise self._cut_off()
+        raise RecordError("read", BROKEN_REST, f"{self._place()}: {found!r} instead of {expected}")
+
+    def _cut_off(self) -> RecordError:
+        return RecordError("read", CUT_OFF, self._place())
+
+    def _place(self) -> str:
+        return f"at character {self.position + 1}"
+
+    def _more(self) -> None:
+        """Read on: as much as is held already, so that a long value is not scanned anew for every block.
+
+        What stands before a fault is kept; the fault is raised when the text before it is used up.
+        """
+        parts = [self._text[self._at :]]
+        self._forgotten, self._at = self._forgotten + self._at, 0
+        wanted = max(1, len(parts[0]))
+        while wanted > 0 and not self._ended:
+            try:
+                block = next(self._blocks, None)
+                self._ended = block is None
+                parts.append(self._decode.decode(block or b"", final=self._ended))
+            except UnicodeDecodeError as error:
+                parts.append(str(error.object[: error.start], "utf-8"))
+                detail = f"after character {self._forgotten + sum(map(len, parts))}: the rest cannot be read"
+                self._fault = RecordError("read", NOT_UTF8, detail)
+            except RecordError as error:
+                self._fault = error
+            self._ended = self._ended or self._fault is not None
+            wanted -= len(parts[-1])
+        self._text = "".join(parts)

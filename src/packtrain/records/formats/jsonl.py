@@ -1,0 +1,155 @@
+"""JSON Lines, plain or compressed: one object per line, and only a newline ends a line.
+
+A plain file is cut into byte ranges that begin at line starts, so that workers read them alone. A compressed file can
+only be read from its beginning: its units carry their lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from packtrain.core.errors import RecordError
+from packtrain.records.formats.compression import file_blocks, file_compression, unreadable
+from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.json_object import BOM, LONGEST, TOO_LONG, parse_object
+from packtrain.records.source import Entry, SourceSpec, Unit
+
+BLANK = b" \t\r\n"  # what JSON calls white space; anything else on a line is content
+SKIPPING = 1 << 16  # bytes read at once while passing over a line that is too long
+
+Line = bytes | RecordError  # a fault stands where its line would
+
+
+class JsonLines:
+    """Reads JSON Lines."""
+
+    block = 1 << 20  # bytes of lines per unit
+    longest = LONGEST
+
+    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+        """Byte ranges of plain files, lines of compressed ones."""
+        for file, fault in source_files(spec):
+            try:
+                if fault:
+                    raise fault
+                if file_compression(file) == "none":
+                    yield from self._ranges(file)
+                else:
+                    yield from self._stretches(file)
+            except RecordError as error:
+                yield failed_unit(file, error)
+
+    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+        """One entry for each line that is not blank."""
+        if failed := failed_entry(spec, unit):
+            yield failed
+            return
+        name = shown_name(spec, unit.file)
+        for number, line in self._lines(unit):
+            origin = f"{name}:{number}"
+            try:
+                if isinstance(line, RecordError):
+                    raise line
+                yield Entry(origin=origin, value=parse_object(line))
+            except RecordError as error:
+                yield Entry(origin=origin, error=error)
+
+    def count(self, spec: SourceSpec, unit: Unit) -> int:
+        """How many entries `read` yields; nothing is parsed."""
+        return 1 if isinstance(unit.payload, RecordError) else sum(1 for _ in self._lines(unit))
+
+    def _lines(self, unit: Unit) -> Iterator[tuple[int, Line]]:
+        """The lines of a unit that are not blank, with their numbers."""
+        lines: Iterable[Line] = self._lines_of_range(unit) if unit.payload is None else unit.payload
+        for number, line in enumerate(lines, start=unit.first):
+            if isinstance(line, RecordError) or line.removeprefix(BOM).strip(BLANK):
+                yield number, line
+
+    def _ranges(self, file: str) -> Iterator[Unit]:
+        """Cut a plain file at the first line start in each block: a unit owns the lines that start inside it."""
+        start, first, offset, line = 0, 1, 0, 1  # `line` is the number of the line that holds byte `offset`
+        try:
+            with open(file, "rb") as handle:
+                while block := handle.read(self.block):
+                    newline = block.find(b"\n")
+                    if newline >= 0:
+                        cut = offset + newline + 1
+                        if cut - start >= self.block:
+                            yield Unit(number=0, source=0, file=file, start=start, stop=cut, first=first)
+                            start, first = cut, line + 1
+                    line += block.count(b"\n")
+                    offset += len(block)
+        except OSError as error:
+            raise unreadable(error) from error
+        if offset > start:
+            yield Unit(number=0, source=0, file=file, start=start, stop=offset, first=first)
+
+    def _lines_of_range(self, unit: Unit) -> Iterator[Line]:
+        """The lines that start inside a byte range; the last one may reach beyond it."""
+        try:
+            with open(unit.file, "rb") as handle:
+                handle.seek(unit.start)
+                position = unit.start
+                while position < unit.stop:
+                    line = handle.readline(self.longest + 1)
+                    if not line:
+                        size = os.fstat(handle.fileno()).st_size
+                        detail = f"it ends at byte {size}, and had {unit.stop} when it was first looked at"
+                        yield RecordError("read", "file has shrunk while it was read", detail)
+                        return
+                    position += len(line)
+                    if len(line) > self.longest and not line.endswith(b"\n"):
+                        position += _skip_line(handle)
+                        yield self._too_long()
+                    else:
+                        yield line
+        except OSError as error:
+            yield unreadable(error)
+
+    def _stretches(self, file: str) -> Iterator[Unit]:
+        """Units of about `block` bytes of lines, made while decompressing."""
+        lines: list[Line] = []
+        size, first = 0, 1
+        for line in self._lines_of_stream(file):
+            lines.append(line)
+            size += 64 + (len(line) if isinstance(line, bytes) else 0)  # even an empty line takes memory
+            if size >= self.block:
+                yield Unit(number=0, source=0, file=file, first=first, payload=lines)
+                first += len(lines)
+                lines, size = [], 0
+        if lines:
+            yield Unit(number=0, source=0, file=file, first=first, payload=lines)
+
+    def _lines_of_stream(self, file: str) -> Iterator[Line]:
+        """The lines of a compressed file. At a fault the line it cut is given up for the error that says so."""
+        parts: list[bytes] = []  # of the line that is not complete yet; empty once it is known to be too long
+        length = 0
+        try:
+            for block in file_blocks(file):
+                *ended, rest = block.split(b"\n")
+                for piece in ended:
+                    length += len(piece)
+                    yield self._too_long() if length > self.longest else b"".join([*parts, piece])
+                    parts, length = [], 0
+                length += len(rest)
+                parts = [*parts, rest] if length <= self.longest else []
+        except RecordError as error:
+            yield error
+            return
+        if length:
+            yield self._too_long() if length > self.longest else b"".join(parts)
+
+    def _too_long(self) -> RecordError:
+        return RecordError("read", TOO_LONG, f"the line has more than {self.longest:,} bytes")
+
+
+def _skip_line(handle: BinaryIO) -> int:
+    """Pass over the rest of a line without keeping it; how many bytes that was."""
+    skipped = 0
+    while piece := handle.readline(SKIPPING):
+        skipped += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return skipped

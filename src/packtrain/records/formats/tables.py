@@ -1,0 +1,288 @@
+"""Tables in Parquet and Arrow files: one row is one entry, and only a few rows are plain Python at a time.
+
+Every row of a unit becomes exactly one entry: where a stretch of a table is damaged, each lost row says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from packtrain.core.errors import RecordError
+from packtrain.records.formats.compression import unreadable
+from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.source import Entry, SourceSpec, Unit
+
+BAD_TABLE = "table cannot be read"
+DAMAGED = "table is damaged"
+CUT_OFF = "table is cut off, rows may be missing"
+BAD_ROW = "row cannot be read"
+
+CHUNK = 1 << 20  # bytes of rows that are plain Python at a time, as far as the table tells
+MAX_CHUNK_ROWS = 256
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+# The number in the file of the first row; the rows; are they known to be sound, so that reading them cannot crash?
+Rows = tuple[int, pa.RecordBatch, bool]
+
+
+class Cursor(Protocol):
+    """A place in one open table. It moves forward cheaply, so workers that read units in order decode nothing twice."""
+
+    path: str
+    row: int  # nothing before this row can be reached any more
+
+    def batches(self, start: int) -> Iterator[Rows]:
+        """Batches from the one that holds row `start`."""
+        ...
+
+
+class Table:
+    """What both kinds of table files have in common: units are ranges of rows."""
+
+    rows_per_unit = 4096
+
+    def __init__(self) -> None:
+        self._cursor: Cursor | None = None
+
+    def ranges(self, path: str) -> Iterator[tuple[int, int]]:
+        """The rows of each unit. Raises RecordError or an arrow error at a fault, after the ranges before it."""
+        raise NotImplementedError
+
+    def open(self, path: str) -> Cursor:
+        """A cursor before the first row."""
+        raise NotImplementedError
+
+    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+        """Ranges of rows of every file."""
+        for file, fault in source_files(spec):
+            yield from self.units_of_file(file, fault)
+
+    def units_of_file(self, file: str, fault: RecordError | None = None) -> Iterator[Unit]:
+        """Ranges of rows of one file, and one failed unit at a fault."""
+        try:
+            if fault:
+                raise fault
+            for start, stop in self.ranges(file):
+                yield Unit(number=0, source=0, file=file, start=start, stop=stop, first=start)
+        except RecordError as error:
+            yield failed_unit(file, error)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            yield failed_unit(file, _table_error(BAD_TABLE, error))
+
+    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+        """One entry for each row of the range."""
+        if failed := failed_entry(spec, unit):
+            yield failed
+            return
+        name = shown_name(spec, unit.file)
+        row = unit.start
+        try:
+            for _, batch, sound in self._rows(unit):
+                for value in plain_rows(batch, sound):
+                    if isinstance(value, RecordError):
+                        yield Entry(origin=f"{name}:{row}", error=value)
+                    else:
+                        yield Entry(origin=f"{name}:{row}", value=value)
+                    row += 1
+            problem = RecordError("read", CUT_OFF, f"the file has no row {row} any more") if row < unit.stop else None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problem = _table_error(DAMAGED, error)
+        if problem:
+            for lost in range(row, unit.stop):
+                yield Entry(origin=f"{name}:{lost}", error=problem)
+
+    def count(self, spec: SourceSpec, unit: Unit) -> int:
+        """How many entries `read` yields."""
+        return 1 if isinstance(unit.payload, RecordError) else unit.stop - unit.start
+
+    def _rows(self, unit: Unit) -> Iterator[Rows]:
+        """The rows of a unit in small batches."""
+        cursor, self._cursor = self._cursor, None  # taken away while in use: a fault must not leave a broken one
+        if cursor is None or cursor.path != unit.file or cursor.row > unit.start:
+            cursor = self.open(unit.file)
+        for first, batch, sound in cursor.batches(unit.start):
+            begin, end = max(first, unit.start), min(first + batch.num_rows, unit.stop)
+            step = chunk_rows(batch.nbytes, batch.num_rows)
+            for row in range(begin, end, step):
+                yield row, batch.slice(row - first, min(step, end - row)), sound
+            if first + batch.num_rows >= unit.stop:
+                break
+        self._cursor = cursor
+
+
+class Parquet(Table):
+    """Reads Parquet files; a unit is a row group, or a range of rows of a large one."""
+
+    def ranges(self, path: str) -> Iterator[tuple[int, int]]:
+        """Row groups, split where they are large."""
+        with _open_parquet(path) as table:
+            sizes = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
+        begin = 0
+        for size in sizes:
+            for start in range(begin, begin + size, self.rows_per_unit):
+                yield start, min(start + self.rows_per_unit, begin + size)
+            begin += size
+
+    def open(self, path: str) -> Cursor:
+        """A cursor before the first row."""
+        return _ParquetCursor(path)
+
+
+class Arrow(Table):
+    """Reads Arrow files of both kinds (IPC file and IPC stream), memory-mapped."""
+
+    rows_per_unit = 1024
+
+    def ranges(self, path: str) -> Iterator[tuple[int, int]]:
+        """Record batches, joined where they are small and split where they are large."""
+        start = stop = 0
+        fault: Exception | None = None
+        batches = _arrow_batches(path)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (RecordError, pa.ArrowException, OSError, ValueError) as error:
+                batch, fault = None, error
+            if batch is None:
+                break
+            stop += batch.num_rows
+            while stop - start >= self.rows_per_unit:
+                yield start, start + self.rows_per_unit
+                start += self.rows_per_unit
+        if stop > start:
+            yield start, stop
+        if fault:
+            raise fault
+
+    def open(self, path: str) -> Cursor:
+        """A cursor before the first row."""
+        return _ArrowCursor(path)
+
+
+def chunk_rows(num_bytes: int, num_rows: int) -> int:
+    """How many rows to hold as plain Python at a time: a power of two, so that chunks and units end together."""
+    fitting = min(MAX_CHUNK_ROWS, CHUNK * num_rows // max(1, num_bytes))
+    return 1 << max(0, fitting.bit_length() - 1)
+
+
+def plain_rows(batch: pa.RecordBatch, sound: bool = True) -> Iterator[dict[str, Any] | RecordError]:
+    """The rows as plain Python; where they cannot all be converted, those that can, and an error for each other."""
+    if sound:
+        try:
+            yield from batch.to_pylist()
+            return
+        except (pa.ArrowException, ValueError, OverflowError, LookupError, ImportError, TypeError):
+            pass
+    for row in range(batch.num_rows):
+        one = batch.slice(row, 1)
+        try:
+            one.validate(full=True)
+            yield one.to_pylist()[0]
+        except (pa.ArrowException, ValueError, OverflowError, LookupError, ImportError, TypeError) as error:
+            yield _table_error(BAD_ROW, error)
+
+
+class _ParquetCursor:
+    """A place in a Parquet file."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.row = path, 0
+        self._table = _open_parquet(path)
+        groups = [self._table.metadata.row_group(number) for number in range(self._table.metadata.num_row_groups)]
+        self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
+        self._steps = [chunk_rows(group.total_byte_size, group.num_rows) for group in groups]
+        self._group = -1
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._held: pa.RecordBatch | None = None  # begins at `row`
+
+    def batches(self, start: int) -> Iterator[Rows]:
+        """Batches from the one that holds row `start`."""
+        group = bisect_right(self._starts, start) - 1
+        if group > self._group:
+            self._enter(group)
+        while self._group < len(self._steps):
+            if self._held is None:
+                self._held = next(self._batches, None)
+            if self._held is None:
+                self._enter(self._group + 1)
+                continue
+            after = self.row + self._held.num_rows
+            if after > start:
+                yield self.row, self._held, True
+            self.row, self._held = after, None
+
+    def _enter(self, group: int) -> None:
+        """Go to the first row of a row group."""
+        self._group, self.row, self._held = group, self._starts[min(group, len(self._steps))], None
+        if group < len(self._steps):
+            step = self._steps[group]
+            self._batches = self._table.iter_batches(batch_size=step, row_groups=[group], use_threads=False)
+
+
+class _ArrowCursor:
+    """A place in an Arrow file."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.row = path, 0
+        self._batches = _arrow_batches(path)
+        self._held: tuple[pa.RecordBatch, bool] | None = None  # begins at `row`
+
+    def batches(self, start: int) -> Iterator[Rows]:
+        """Batches from the one that holds row `start`."""
+        while True:
+            if self._held is None:
+                if (batch := next(self._batches, None)) is None:
+                    return
+                wanted = self.row + batch.num_rows > start  # passing over a mapped batch costs nothing
+                self._held = batch, wanted and _is_sound(batch)
+            batch, sound = self._held
+            if self.row + batch.num_rows > start:
+                yield self.row, batch, sound
+            self.row, self._held = self.row + batch.num_rows, None
+
+
+def _is_sound(batch: pa.RecordBatch) -> bool:
+    """Arrow trusts the offsets in a file; wrong ones would be read beyond the end of memory."""
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
+
+
+def _open_parquet(path: str) -> pq.ParquetFile:
+    # Buffered reading, so that a column of a large row group is not loaded at once.
+    return pq.ParquetFile(path, buffer_size=1 << 18, pre_buffer=False, page_checksum_verification=True)
+
+
+def _arrow_batches(path: str) -> Iterator[pa.RecordBatch]:
+    """The record batches of an IPC file or stream. Raises RecordError where a stream lacks its end."""
+    source = pa.memory_map(path)
+    head = source.read(8)
+    source.seek(0)
+    if head.startswith(b"ARROW1"):
+        reader = pa.ipc.open_file(source)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+        return
+    yield from pa.ipc.open_stream(source)
+    if head.startswith(STREAM_END[:4]):  # streams older than Arrow 0.15 end otherwise
+        end = source.tell()
+        source.seek(max(0, end - len(STREAM_END)))
+        if source.read(len(STREAM_END)) != STREAM_END:
+            raise RecordError("read", CUT_OFF, "the stream has no end mark")
+        if end < source.size():
+            raise RecordError("read", DAMAGED, f"data after the end of the stream, from byte {end}")
+
+
+def _table_error(reason: str, error: Exception) -> RecordError:
+    """What arrow says, on one line."""
+    if isinstance(error, OSError) and error.errno:
+        return unreadable(error)
+    return RecordError("read", reason, " ".join(str(error).split())[:300])

@@ -1,0 +1,350 @@
+"""Image bytes -> upright width and height, from headers alone, for exactly the images that can be decoded later.
+
+"Later" is what the training pipeline does: Pillow opens the file, `ImageOps.exif_transpose` turns it upright, and it is
+converted to RGB. Plain JPEG and WebP files are measured by a short walk over their markers. Everything with metadata
+goes through Pillow's lazy open. Where a cheap look cannot tell whether a file is complete, one real decode decides.
+
+What no header shows: damage in the middle of compressed data. JPEG decodes it anyway; other formats fail later.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import MediaHeader
+from packtrain.records.stretch import Stretch
+
+if TYPE_CHECKING:
+    from PIL.Image import Exif
+    from PIL.ImageFile import ImageFile
+
+_ORIENTATION = 0x0112
+_TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
+_TAIL = 65536  # how far before its end a file may stop being an image (padding, trailers)
+_HEAD = 4096
+_MAX_CHUNKS = 1_000_000
+_SOF = frozenset((0xC0, 0xC1, 0xC2))
+_SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, comments, application data
+# Lazy paths; only these parsers ever see the user's bytes.
+_OPENERS: Mapping[str, str] = {
+    "JPEG": "PIL.JpegImagePlugin:jpeg_factory",
+    "PNG": "PIL.PngImagePlugin:PngImageFile",
+    "WEBP": "PIL.WebPImagePlugin:WebPImageFile",
+    "GIF": "PIL.GifImagePlugin:GifImageFile",
+    "BMP": "PIL.BmpImagePlugin:BmpImageFile",
+    "TIFF": "PIL.TiffImagePlugin:TiffImageFile",
+}
+_TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_TIFF_WIDTHS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}  # bytes of a value by its type, else 1
+_warnings_lock = threading.Lock()
+
+
+class _Jpeg(NamedTuple):
+    width: int
+    height: int
+    scan: int  # where compressed data begins
+    metadata: bool  # has EXIF, XMP or several pictures: Pillow must read it
+
+
+def read_image_header(stretch: Stretch, max_pixels: int) -> MediaHeader:
+    """The header of one image. Raises RecordError for what the training pipeline could not decode."""
+    head = stretch.read_at(0, _HEAD)
+    kind = _format_of(head)
+    if kind is None:
+        raise RecordError("media", "not a supported image", f"begins with {head[:8].hex()}")
+    jpeg = _walk_jpeg(stretch, head) if kind == "JPEG" else None
+    size: tuple[int, int] | None = None
+    if jpeg is not None and not jpeg.metadata:
+        size = jpeg.width, jpeg.height
+        _check_size(size, max_pixels)
+        if not _jpeg_ends(stretch, jpeg.scan):
+            size = None
+    elif kind == "WEBP":
+        size = _webp_size(stretch, head, max_pixels)
+    if size is None:
+        size = _careful_size(stretch, kind, jpeg.scan if jpeg else None, max_pixels)
+    return MediaHeader(kind="image", width=size[0], height=size[1])
+
+
+def _format_of(head: bytes) -> str | None:
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if head.startswith(_TIFF_MAGIC):
+        return "TIFF"
+    return "BMP" if head.startswith(b"BM") else None
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise RecordError("media", "image without pixels", f"{width}x{height}")
+    if width * height > max_pixels:
+        raise RecordError("media", "image too large", f"{width}x{height}, the limit is {max_pixels} pixels")
+
+
+def _walk_jpeg(stretch: Stretch, head: bytes) -> _Jpeg | None:
+    """The markers up to the first scan; None where the file is unusual enough to leave it to Pillow."""
+    base, position = 0, 2  # head begins at `base`, position counts in the file
+    width = height = 0
+    metadata = False
+    while True:
+        at = position - base
+        if at + 40 > len(head) and base + len(head) < stretch.size:
+            base, at = position, 0
+            head = stretch.read_at(base, _HEAD)
+        if at + 4 > len(head) or head[at] != 0xFF:
+            return None
+        marker, length = head[at + 1], head[at + 2] << 8 | head[at + 3]
+        if marker in _SOF:
+            if at + 10 > len(head) or head[at + 4] != 8 or head[at + 9] not in (1, 3, 4) or width:
+                return None
+            height, width = head[at + 5] << 8 | head[at + 6], head[at + 7] << 8 | head[at + 8]
+        elif marker == 0xDA:
+            return _Jpeg(width, height, position + 2 + length, metadata) if width else None
+        elif marker not in _SKIPPED:
+            return None
+        elif marker == 0xE1:
+            # the upright ones among photographs need no more than this look
+            metadata |= _exif_orientation(stretch.read_at(position + 4, min(length - 2, 2048))) != 1
+        elif marker == 0xE2 and head[at + 4 : at + 8] == b"MPF\0":
+            metadata = True
+        position += 2 + length
+
+
+def _exif_orientation(data: bytes) -> int | None:
+    """The orientation in a well-formed EXIF segment, 1 where it has none; None where Pillow must be asked."""
+    order: Literal["little", "big"]
+    if data.startswith(b"Exif\0\0II*\0"):
+        order = "little"
+    elif data.startswith(b"Exif\0\0MM\0*"):
+        order = "big"
+    else:
+        return None
+    start = 6 + int.from_bytes(data[10:14], order)
+    entries = int.from_bytes(data[start : start + 2], order)
+    if start < 14 or start + 2 + 12 * entries > len(data):
+        return None
+    for at in range(start + 2, start + 2 + 12 * entries, 12):
+        if int.from_bytes(data[at : at + 2], order) == _ORIENTATION:
+            kind, count = int.from_bytes(data[at + 2 : at + 4], order), int.from_bytes(data[at + 4 : at + 8], order)
+            return int.from_bytes(data[at + 8 : at + 10], order) if (kind, count) == (3, 1) else None
+    return 1
+
+
+def _jpeg_ends(stretch: Stretch, scan: int) -> bool:
+    """Is there an end marker behind the beginning of the scan? Compressed data never look like one."""
+    if stretch.size - 2 >= scan and stretch.read_at(stretch.size - 2, 2) == b"\xff\xd9":
+        return True
+    start = max(scan, stretch.size - _TAIL)
+    return b"\xff\xd9" in stretch.read_at(start, stretch.size - start)
+
+
+def _webp_size(stretch: Stretch, head: bytes, max_pixels: int) -> tuple[int, int] | None:
+    """The size of a WebP file without extras, or None; bounds the canvas before a decoder would allocate it."""
+    if int.from_bytes(head[4:8], "little") + 8 > stretch.size or len(head) < 30:
+        raise RecordError("media", "truncated image", f"{stretch.size} bytes of WebP")
+    chunk = head[12:16]
+    if chunk == b"VP8 " and head[23:26] == b"\x9d\x01\x2a" and not head[20] & 1:
+        size = int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+    elif chunk == b"VP8L" and head[20] == 0x2F:
+        bits = int.from_bytes(head[21:25], "little")
+        size = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    elif chunk == b"VP8X":
+        canvas = int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+        _check_size(canvas, max_pixels)
+        return None
+    else:
+        raise RecordError("media", "broken image", "WebP without an image")
+    _check_size(size, max_pixels)
+    return size
+
+
+def _careful_size(stretch: Stretch, kind: str, jpeg_scan: int | None, max_pixels: int) -> tuple[int, int]:
+    """The size by Pillow's lazy open; by a real decode where the file may be cut or hides metadata behind pixels."""
+    file = stretch.file()
+    complete = True
+    try:
+        with _quiet():
+            image = _opener(kind)(file, "")
+            _check_size(image.size, max_pixels)
+            if kind == "JPEG":
+                complete = jpeg_scan is not None and _jpeg_ends(stretch, jpeg_scan)
+            else:
+                complete = _COMPLETE[kind](image, stretch)
+            if not complete or not _converts_to_rgb(image.mode):
+                return _decoded_size(image)
+            return _upright_size(image)
+    except RecordError:
+        raise
+    except Exception as error:  # Pillow raises nearly everything on hostile bytes
+        if type(error).__name__ == "DecompressionBombError":
+            raise RecordError("media", "image too large", str(error)[:200]) from None
+        reason = "truncated image" if not complete or _looks_cut(stretch, kind) else "broken image"
+        raise RecordError("media", reason, f"{kind}: {type(error).__name__}: {error}"[:200]) from None
+    finally:
+        file.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings about damaged metadata: what matters becomes a ledger line. One at a time, filters are global."""
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@functools.cache
+def _opener(kind: str) -> Callable[..., ImageFile]:
+    module, _, name = _OPENERS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _converts_to_rgb(mode: str) -> bool:
+    from PIL import Image
+
+    try:
+        Image.new(mode, (1, 1)).convert("RGB")
+    except (ValueError, KeyError):
+        return False
+    return True
+
+
+def _decoded_size(image: ImageFile) -> tuple[int, int]:
+    """What the training pipeline would make of it, done for real."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image).convert("RGB").size
+
+
+def _upright_size(image: ImageFile) -> tuple[int, int]:
+    """The size after `ImageOps.exif_transpose`, which also fails where it cannot write the metadata back."""
+    exif = _read_exif(image)
+    orientation = exif.get(_ORIENTATION, 1)
+    width, height = image.size
+    if orientation in (2, 3, 4, *_TURNED) and "exif" in image.info:
+        del exif[_ORIENTATION]
+        exif.tobytes()
+    turned = orientation in _TURNED
+    tags = getattr(image, "tag_v2", None)
+    if tags is not None and tags.get(_ORIENTATION) in _TURNED:
+        turned = False  # Pillow's TIFF size is upright already
+    return (height, width) if turned else (width, height)
+
+
+def _read_exif(image: ImageFile) -> Exif:
+    """The metadata without decoding: PNG's own method decodes, in case some stands behind the pixels."""
+    from PIL import Image
+
+    return Image.Image.getexif(image)
+
+
+def _looks_cut(stretch: Stretch, kind: str) -> bool:
+    """Does a file whose header Pillow refuses miss its end? Only chooses between two reasons."""
+    if kind == "TIFF":
+        return not _tiff_directory_fits(stretch)
+    if kind == "BMP":
+        return int.from_bytes(stretch.read_at(2, 4), "little") > stretch.size
+    end = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b"\x3b"}.get(kind, b"")
+    return stretch.read_at(stretch.size - len(end), len(end)) != end
+
+
+def _png_complete(image: ImageFile, stretch: Stretch) -> bool:
+    """Does the chain of chunks reach IEND, with no metadata that matters behind the pixels?"""
+    position, pixels = 8, False
+    for _ in range(_MAX_CHUNKS):
+        chunk = stretch.read_at(position, 8)
+        if len(chunk) < 8:
+            return False
+        name = chunk[4:]
+        if name == b"IEND":
+            return pixels and position + 12 <= stretch.size
+        if name == b"IDAT":
+            pixels = True
+        elif pixels and name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+            key = stretch.read_at(position + 8, 80).partition(b"\0")[0]
+            if name == b"eXIf" or key in (b"exif", b"xmp", b"XML:com.adobe.xmp", b"Raw profile type exif"):
+                return False
+        position += 12 + int.from_bytes(chunk[:4], "big")
+    return False
+
+
+def _gif_complete(image: ImageFile, stretch: Stretch) -> bool:
+    """Do the data blocks of the first picture reach their end?"""
+    if not image.tile:
+        return False
+    position = image.tile[0].offset
+    base, window = position, b""
+    while True:
+        if position - base >= len(window):
+            base, window = position, stretch.read_at(position, 65536)
+            if not window:
+                return False
+        length = window[position - base]
+        if length == 0:
+            return True
+        position += 1 + length
+
+
+def _bmp_complete(image: ImageFile, stretch: Stretch) -> bool:
+    """Do the rows that the header promises fit into the file? Run-length coded rows must be decoded to know."""
+    if len(image.tile) != 1 or image.tile[0].codec_name != "raw" or not isinstance(image.tile[0].args, tuple):
+        return False
+    return bool(image.tile[0].offset + image.tile[0].args[1] * image.size[1] <= stretch.size)
+
+
+def _tiff_complete(image: ImageFile, stretch: Stretch) -> bool:
+    """Do the directory and all strips or tiles lie inside the file?"""
+    tags = getattr(image, "tag_v2", {})
+    for offsets_tag, counts_tag in ((273, 279), (324, 325)):
+        offsets, counts = tags.get(offsets_tag), tags.get(counts_tag)
+        if isinstance(offsets, tuple) and isinstance(counts, tuple) and offsets and len(offsets) == len(counts):
+            inside = all(offset + count <= stretch.size for offset, count in zip(offsets, counts, strict=True))
+            return inside and _tiff_directory_fits(stretch)
+    return False
+
+
+def _tiff_directory_fits(stretch: Stretch) -> bool:
+    """Do the values of the first directory lie inside the file? False for BigTIFF, which is left to a real decode."""
+    head = stretch.read_at(0, 8)
+    order: Literal["little", "big"] = "little" if head[:2] == b"II" else "big"
+    if 43 in head[2:4]:
+        return False
+    start = int.from_bytes(head[4:8], order)
+    entries = int.from_bytes(stretch.read_at(start, 2), order)
+    table = stretch.read_at(start + 2, 12 * entries)
+    if not entries or len(table) < 12 * entries:
+        return False
+    for at in range(0, len(table), 12):
+        kind, count = int.from_bytes(table[at + 2 : at + 4], order), int.from_bytes(table[at + 4 : at + 8], order)
+        length = count * _TIFF_WIDTHS.get(kind, 1)
+        if length > 4 and int.from_bytes(table[at + 8 : at + 12], order) + length > stretch.size:
+            return False
+    return True
+
+
+def _webp_complete(image: ImageFile, stretch: Stretch) -> bool:
+    """The decoder has walked the whole file when it was opened."""
+    return True
+
+
+_COMPLETE: Mapping[str, Callable[[ImageFile, Stretch], bool]] = {
+    "PNG": _png_complete,
+    "GIF": _gif_complete,
+    "BMP": _bmp_complete,
+    "TIFF": _tiff_complete,
+    "WEBP": _webp_complete,
+}

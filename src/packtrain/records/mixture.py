@@ -1,0 +1,130 @@
+"""A YAML file that names several datasets and how much of each to use; all that is wrong with it is said at once."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
+from packtrain.records.source import FORMATS
+
+ALIASES: Mapping[str, str] = {"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"}
+TEXT_KEYS = ("path", "name", "format", "media_root", "split")
+SHARE_KEYS = ("weight", "repeats")
+KEYS = (*TEXT_KEYS, *SHARE_KEYS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureItem:
+    """One dataset of a mixture as the file gives it; paths are resolved against the file's folder."""
+
+    path: str
+    name: str | None = None
+    format: str | None = None
+    media_root: str | None = None
+    split: str | None = None
+    weight: float | None = None
+    repeats: float | None = None
+
+
+def read_mixture(file: str) -> list[MixtureItem]:
+    """The items of a mixture file. Raises ConfigError that lists every problem."""
+    items = _items(file)
+    folder = os.path.dirname(os.path.abspath(file))
+    problems: list[str] = []
+    read = [_item(item, f"datasets[{number}]", folder, problems) for number, item in enumerate(items)]
+    if problems:
+        raise mixture_error(file, problems)
+    return [item for item in read if item is not None]
+
+
+def mixture_error(file: str, problems: list[str]) -> ConfigError:
+    """One error for all that is wrong with a mixture."""
+    indent = "\n            "
+    return ConfigError(
+        file,
+        got=indent.join(problem.replace("\n", indent + "  ") for problem in problems),
+        expected="items of " + ", ".join(KEYS),
+        fix="correct the lines above",
+    )
+
+
+def _items(file: str) -> list[Any]:
+    """The list in the file, either at the top or under `datasets:`."""
+    shape = "a list of datasets, or `datasets:` with such a list"
+    try:
+        with open(file, encoding="utf-8") as handle:
+            content = yaml.safe_load(handle)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(file, got=f"{type(error).__name__}: {error}", expected="a YAML file with " + shape) from error
+    if isinstance(content, Mapping):
+        if unknown := [str(key) for key in content if key != "datasets"]:
+            hint = nearest(unknown[0], ["datasets"]) or "remove it, or move it into the run's config"
+            raise ConfigError(file, got=f"the key {unknown[0]!r}", expected="`datasets:` and nothing else", fix=hint)
+        content = content.get("datasets")
+    if not isinstance(content, list) or not content:
+        raise ConfigError(file, got=type(content).__name__ if content else "nothing", expected=shape)
+    return content
+
+
+def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureItem | None:
+    """One item of the list; what is wrong with it is added to `problems`."""
+    if isinstance(item, str):
+        item = {"path": item}
+    if not isinstance(item, Mapping):
+        problems.append(f"{where}: {type(item).__name__} instead of a dataset")
+        return None
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for written, value in item.items():
+        key = ALIASES.get(str(written), str(written))
+        if key not in KEYS:
+            problems.append(f"{where}.{written}: unknown key. {nearest(str(written), [*KEYS, *ALIASES])}".rstrip())
+        elif key in values:
+            problems.append(f"{where}.{written}: {key} is given twice")
+        elif value is not None:
+            values[key] = value
+    _check(values, where, problems)
+    if len(problems) > before:
+        return None
+    values["path"] = _resolve(values["path"], values.get("format"), folder)
+    if "media_root" in values:
+        values["media_root"] = os.path.join(folder, os.path.expanduser(values["media_root"]))
+    return MixtureItem(**values)
+
+
+def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
+    """Types and bounds of the values of one item."""
+    for key in TEXT_KEYS:
+        if key in values and (not isinstance(values[key], str) or not values[key]):
+            problems.append(f"{where}.{key}: {values[key]!r} instead of text")
+    path = values.get("path")
+    if path is None:
+        problems.append(f"{where}: no path")
+    elif isinstance(path, str) and path.lower().endswith(YAML_ENDINGS):
+        problems.append(f"{where}.path: {path!r} is a mixture inside a mixture; write its datasets here")
+    chosen = values.get("format")
+    if isinstance(chosen, str) and chosen not in FORMATS:
+        hint = nearest(chosen, FORMATS) or "one of " + ", ".join(FORMATS)
+        problems.append(f"{where}.format: {chosen!r} is not a format. {hint}")
+    for key in SHARE_KEYS:
+        share = values.get(key)
+        if key not in values:
+            continue
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
+            problems.append(f"{where}.{key}: {share!r} instead of a number above 0")
+    if all(key in values for key in SHARE_KEYS):
+        problems.append(f"{where}: weight and repeats exclude each other")
+
+
+def _resolve(path: str, format: str | None, folder: str) -> str:
+    """A path relative to the mixture file; a name on the hub stays as it is where nothing local bears it."""
+    local = os.path.join(folder, os.path.expanduser(path))
+    hub = is_hub_name(path) or (format == "hf_dataset" and "/" not in path)
+    return path if hub and not os.path.lexists(local) else local

@@ -1,0 +1,245 @@
+"""From what the user names (a file, a folder, a pattern, a hub name, a mixture) to sources, units and entries."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.records.formats.compression import file_blocks
+from packtrain.records.formats.files import (
+    ENDINGS,
+    YAML_ENDINGS,
+    dataset_root,
+    expand_braces,
+    is_hub_name,
+    is_pattern,
+    kind_of_name,
+    list_files,
+    walk,
+)
+from packtrain.records.formats.json_object import BOM, parse_object
+from packtrain.records.formats.saved_dataset import dataset_files, is_saved_dataset
+from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
+from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, open_format
+
+MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
+CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
+LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A format that knows the number of a unit's entries without making them."""
+
+    def count(self, spec: SourceSpec, unit: Unit) -> int:
+        """How many entries `read` yields."""
+        ...
+
+
+def open_sources(
+    path: str,
+    format: str | None = None,
+    media_root: str | None = None,
+    split: str = "train",
+    streaming: bool = False,
+) -> list[SourceSpec]:
+    """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError."""
+    if not path.lower().endswith(YAML_ENDINGS) or os.path.isdir(path):
+        return [_source(MixtureItem(path=path), format, media_root, split, streaming)]
+    recognise(path)  # says so where nothing is there
+    specs: list[SourceSpec] = []
+    problems: list[str] = []
+    taken: set[str] = set()
+    for number, item in enumerate(read_mixture(os.path.expanduser(path))):
+        try:
+            spec = _source(item, format, media_root, split, streaming)
+        except ConfigError as error:
+            problems.append(f"datasets[{number}]: {error}")
+            continue
+        specs.append(replace(spec, name=_free_name(spec.name, taken)))
+        taken.add(specs[-1].name)
+    if problems:
+        raise mixture_error(path, problems)
+    return specs
+
+
+def iter_units(specs: Sequence[SourceSpec]) -> Iterator[Unit]:
+    """The units of all sources, numbered in reading order without gaps."""
+    number = 0
+    for source, spec in enumerate(specs):
+        for unit in open_format(spec.format).units(spec):
+            yield replace(unit, number=number, source=source)
+            number += 1
+
+
+def read_unit(specs: Sequence[SourceSpec], unit: Unit) -> Iterator[Entry]:
+    """The entries of one unit."""
+    spec = specs[unit.source]
+    return _reader(spec.format).read(spec, unit)
+
+
+def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
+    """How many entries `read_unit` yields; by reading only where a format cannot tell."""
+    spec = specs[unit.source]
+    reader = _reader(spec.format)
+    return reader.count(spec, unit) if isinstance(reader, Counts) else sum(1 for _ in reader.read(spec, unit))
+
+
+def data_files(specs: Sequence[SourceSpec]) -> list[str]:
+    """Every local file that the sources consist of, for fingerprints."""
+    files: list[str] = []
+    for spec in specs:
+        files.extend(dataset_files(spec) if spec.format == "hf_dataset" else list_files(spec.path, spec.format))
+    return files
+
+
+def recognise(path: str) -> str:
+    """The format of what stands at a path, by its content and, where that leaves it open, by its name."""
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        return "hf_dataset" if is_saved_dataset(path) else _kind_of_folder(path)
+    if is_pattern(path):
+        kind = kind_of_name(expand_braces(path)[0])
+        matched = list_files(path, kind or "jsonl")
+        if not any(os.path.exists(file) for file in matched):
+            raise _nothing_there(path)
+        return kind or recognise(next(file for file in matched if os.path.exists(file)))
+    if os.path.isfile(path):
+        return MIXTURE if path.lower().endswith(YAML_ENDINGS) else _kind_of_file(path)
+    if is_hub_name(path):
+        return "hf_dataset"
+    raise _nothing_there(path)
+
+
+def _reader(format: str) -> Format:
+    """One reader for each format and process: those of tables keep their place between units."""
+    return _reader_of_process(format, os.getpid())
+
+
+@functools.cache
+def _reader_of_process(format: str, pid: int) -> Format:
+    """A forked worker must not go on with the open files of its parent."""
+    return open_format(format)
+
+
+def _source(item: MixtureItem, format: str | None, media_root: str | None, split: str, streaming: bool) -> SourceSpec:
+    """The specification of one dataset; what the item leaves open is taken from the other arguments."""
+    path = os.path.expanduser(item.path)
+    format = item.format or format
+    if format is not None and format not in FORMATS:
+        hint = nearest(format, FORMATS) or "leave it out to have the format recognised"
+        raise ConfigError("dataset_format", got=format, expected="one of " + ", ".join(FORMATS), fix=hint)
+    if format is None:
+        format = recognise(path)
+    elif format != "hf_dataset":
+        if not (os.path.exists(path) or is_pattern(path)):
+            raise _nothing_there(path)
+        if not any(os.path.lexists(file) for file in list_files(path, format)):
+            expected = f"files ending in {', '.join(ENDINGS[format])}"
+            raise ConfigError(path, got="no such file", expected=expected, fix="check the path and the format")
+    root = item.media_root or media_root
+    if root is None:
+        root = dataset_root(path) if os.path.exists(path) or is_pattern(path) else "."
+    return SourceSpec(
+        name=item.name or _default_name(path),
+        path=path,
+        format=format,
+        media_root=os.path.expanduser(root),
+        split=item.split or split,
+        streaming=streaming,
+        repeats=item.repeats,
+        weight=item.weight,
+    )
+
+
+def _default_name(path: str) -> str:
+    """The last part of a path without its ending."""
+    base = os.path.basename(path.rstrip("/"))
+    endings = sorted((ending for endings in ENDINGS.values() for ending in endings), key=len, reverse=True)
+    ending = next((ending for ending in endings if base.lower().endswith(ending)), "")
+    return base[: len(base) - len(ending)] or base or "data"
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """The name itself, or with -2, -3, ... where it is taken."""
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def _nothing_there(path: str) -> ConfigError:
+    return ConfigError(
+        "dataset_path",
+        got=f"{path!r}, and nothing is there",
+        expected="a file, a folder, a pattern, a YAML mixture, or a hub name such as org/name",
+        fix="check the path; relative paths start at the working directory, in a mixture at the YAML file",
+    )
+
+
+def _kind_of_folder(folder: str) -> str:
+    """The format of the data files in a folder. A few .json files beside other data are settings, not data."""
+    kinds = {kind for file in walk(folder) if (kind := kind_of_name(file))}
+    kinds = kinds - {"json"} or kinds
+    if len(kinds) == 1:
+        return kinds.pop()
+    raise ConfigError(
+        f"dataset_path {folder}",
+        got="files of several formats: " + ", ".join(sorted(kinds)) if kinds else "no data file",
+        expected="a folder of jsonl, json, parquet, arrow or tar files, or one made by save_to_disk",
+        fix="set dataset_format" + ("" if kinds else ": hf_dataset lets the datasets package find the files"),
+    )
+
+
+def _kind_of_file(path: str) -> str:
+    """The format of a file. What its first bytes say counts more than its name."""
+    head = b""
+    try:
+        for block in file_blocks(path):
+            head += block
+            if len(head) >= LOOK:
+                break
+    except RecordError:
+        pass  # what could be read has to do; the fault is reported when the data are read
+    named = kind_of_name(path)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1") or (head.startswith(b"\xff\xff\xff\xff") and named in (None, "arrow")):
+        return "arrow"
+    if head[257:262] == b"ustar":
+        return "webdataset"
+    if named not in (None, "json"):
+        return named
+    return _kind_of_json(head.removeprefix(BOM).lstrip()) or named or _unknown(path)
+
+
+def _unknown(path: str) -> str:
+    expected = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
+    raise ConfigError(
+        f"dataset_path {path}", got="a file of no known kind", expected=expected, fix="set dataset_format"
+    )
+
+
+def _kind_of_json(text: bytes) -> str | None:
+    """JSON Lines or one JSON document? Decided by the first line: a document that fills one line has no second."""
+    if text.startswith(b"["):
+        return "json"
+    if not text.startswith(b"{"):
+        return None
+    first, newline, rest = text.partition(b"\n")
+    if not first.rstrip().endswith(b"}"):
+        return "json"  # printed over several lines, or longer than what is looked at
+    if rest.strip():
+        return "jsonl"
+    try:
+        value = parse_object(first)
+    except RecordError:
+        return "jsonl" if newline else "json"
+    lists = [item for item in value.values() if isinstance(item, list) and item and isinstance(item[0], dict)]
+    one_record = not lists or any(key in value for key in CHAT_KEYS)
+    return "jsonl" if one_record else "json"

@@ -1,0 +1,12 @@
+"""Chat schemas: what one raw record means, as messages with typed parts."""
+
+from packtrain.records.schemas.convert import (
+    SCHEMAS,
+    SchemaOptions,
+    load_formatting,
+    recognise_schema,
+    to_messages,
+    to_record,
+)
+
+__all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_messages", "to_record"]

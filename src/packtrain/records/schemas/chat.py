@@ -1,0 +1,260 @@
+"""Chats -> messages: `messages` with typed parts or strings, ShareGPT/LLaVA `conversations`, nanoVLM `texts`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import Media, MediaKind, Message, Part, Text
+from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
+
+ROLE_ALIASES: Mapping[str, str] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "developer": "system",
+    "observation": "tool",
+    "function": "tool",
+    "ipython": "tool",
+}
+# Fields of a message that would change what the model is to learn; leaving them out silently would train another text.
+_REFUSED_FIELDS: Mapping[str, str] = {
+    "tool_calls": "tool calls are not supported",
+    "function_call": "tool calls are not supported",
+    "reasoning_content": "reasoning content is not supported",
+    "reasoning": "reasoning content is not supported",
+    "thinking": "reasoning content is not supported",
+}
+_TRAIN_FIELDS = ("train", "weight", "loss")
+# Where a typed part may keep its reference, first match first.
+_PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
+    "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes")),
+    "image_url": ("image", ("image_url", "url", "path", "base64", "image")),
+    "video": ("video", ("video", "url", "path", "base64", "video_url", "bytes")),
+    "video_url": ("video", ("video_url", "url", "path", "base64", "video")),
+    "audio": ("audio", ("audio", "url", "path", "base64", "audio_url", "bytes")),
+    "audio_url": ("audio", ("audio_url", "url", "path", "base64", "audio")),
+    "input_audio": ("audio", ("input_audio",)),
+}
+_MARKER = re.compile("<(image|video|audio)>")
+
+
+class Draft(NamedTuple):
+    """What a schema makes of a record, before it has an id and an origin."""
+
+    messages: tuple[Message, ...]
+    plain: bool = False
+    objects: int = 0
+
+
+def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+    """`messages`: typed parts, or strings whose markers count only where the record has media of that kind."""
+    return Draft(read_messages(value["messages"], pool))
+
+
+def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+    """ShareGPT and LLaVA: `conversations` of from/value. An `<image>` without any image is a mistake here."""
+    items = value.get("conversations")
+    if items is None:
+        items = value.get("conversation")
+    return Draft(read_messages(items, pool, strict_image_markers=True))
+
+
+def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+    """nanoVLM: `texts` of {user, assistant}; the images stand before the first user text."""
+    turns: list[dict[str, object]] = []
+    for turn in as_list(value["texts"], "texts"):
+        if not isinstance(turn, Mapping):
+            raise RecordError("schema", "a message is not an object", f"texts: {type(turn).__name__}")
+        if turn.get("user") is None or turn.get("assistant") is None:
+            raise RecordError("schema", "a turn needs user and assistant", f"keys {list(turn)[:5]!a}")
+        turns += [{"role": role, "content": turn[role]} for role in ("user", "assistant")]
+    return Draft(read_messages(turns, pool, strict_image_markers=True))
+
+
+def as_list(items: object, name: str) -> list[Any] | tuple[Any, ...]:
+    """A list of the record, or the error that it is none."""
+    if not isinstance(items, list | tuple):
+        raise RecordError("schema", "a column has the wrong type", f"{name}: {type(items).__name__}, not a list")
+    return items
+
+
+def read_messages(items: object, pool: MediaPool | None, *, strict_image_markers: bool = False) -> tuple[Message, ...]:
+    """The turns of a conversation with their media put in place."""
+    turns = as_list(items, "messages")
+    if not turns:
+        raise RecordError("schema", "no messages")
+    if pool is None:
+        messages = [_read_message(turn, None, None) for turn in turns]
+        if strict_image_markers:
+            _refuse_markers(messages)
+        return tuple(messages)
+    markers = _meaning_of_markers(turns, pool, strict_image_markers)
+    messages = [_read_message(turn, pool, markers) for turn in turns]
+    if not any(pool.asked.values()) and pool.left() and all(_has_string_content(turn) for turn in turns):
+        messages = _put_first(messages, pool.take_rest())
+    pool.close()
+    return tuple(messages)
+
+
+def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, MediaKind] | None) -> Message:
+    if not isinstance(turn, dict) and not isinstance(turn, Mapping):
+        raise RecordError("schema", "a message is not an object", type(turn).__name__)
+    role, content = turn.get("role"), turn.get("content")
+    if role is None and content is None:
+        role, content = turn.get("from"), turn.get("value")
+    if not isinstance(role, str):
+        raise RecordError("schema", "a message has no role", f"{_short(role)}")
+    known = ROLE_ALIASES.get(role) or ROLE_ALIASES.get(role.lower())
+    if known is None:
+        raise RecordError("schema", "unknown role", _short(role))
+    train = True if len(turn) == 2 else _read_extras(turn)
+    if isinstance(content, str):
+        parts: tuple[Part, ...]
+        if markers and "<" in content and pool is not None:
+            parts = tuple(_split(content, markers, pool))
+        else:
+            parts = (Text(checked(content)),) if content else ()
+    elif isinstance(content, list | tuple):
+        parts = tuple(_read_parts(content, pool))
+    elif content is None:
+        raise RecordError("schema", "a message has no content", known)
+    else:
+        raise RecordError("schema", "content has the wrong type", f"{known}: {type(content).__name__}")
+    return Message(role=known, parts=parts, train=train)
+
+
+def _read_extras(turn: Mapping[str, Any]) -> bool:
+    """Whether the message may carry loss; refuses fields that cannot be represented."""
+    for field, reason in _REFUSED_FIELDS.items():
+        if turn.get(field):
+            raise RecordError("schema", reason, field)
+    train = True
+    for field in _TRAIN_FIELDS:
+        wish = turn.get(field)
+        if wish is None:
+            continue
+        if not isinstance(wish, int | float) or wish not in (0, 1):
+            raise RecordError("schema", "a message's train flag is neither yes nor no", f"{field}: {_short(wish)}")
+        train = train and bool(wish)
+    return train
+
+
+def checked(text: str) -> str:
+    """The text itself; lone surrogates (legal in JSON) cannot be tokenized or written."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RecordError("schema", "text is not valid Unicode", f"position {error.start}") from None
+    return text
+
+
+def _split(text: str, markers: Mapping[str, MediaKind], pool: MediaPool) -> Iterable[Part]:
+    """Text with markers -> texts and media in order; the text around a marker stays as it is."""
+    start = 0
+    for match in _MARKER.finditer(text):
+        kind = markers.get(match[1])
+        if kind is None:
+            continue
+        if match.start() > start:
+            yield Text(checked(text[start : match.start()]))
+        start = match.end()
+        medium = pool.take(kind)
+        if medium is not None:
+            yield medium
+    if start < len(text):
+        yield Text(checked(text[start:]))
+
+
+def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[Part]:
+    for part in content:
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
+        if not isinstance(part, Mapping):
+            raise RecordError("schema", "a part of a message is not an object", type(part).__name__)
+        name = part.get("type")
+        if name is None:
+            name = next((key for key in ("text", *_PART_FIELDS) if part.get(key) is not None), None)
+        if name == "text":
+            text = part.get("text")
+            if not isinstance(text, str):
+                raise RecordError("schema", "a text part has no text", type(text).__name__)
+            if text:
+                yield Text(checked(text))
+        elif isinstance(name, str) and name in _PART_FIELDS:
+            medium = _read_media_part(part, name, pool)
+            if medium is not None:
+                yield medium
+        else:
+            raise RecordError("schema", "unknown part type", _short(name))
+
+
+def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None) -> Media | None:
+    kind, fields = _PART_FIELDS[name]
+    for field in fields:
+        item = part.get(field)
+        if item is None:
+            continue
+        if field == "base64" and isinstance(item, str) and not item.startswith("data:"):
+            return Media(kind, from_base64(item, name=f"inline {kind}"))
+        return Media(kind, pool.resolve(kind, item) if pool is not None else make_ref(kind, item))
+    if pool is None:
+        raise RecordError("schema", f"more {kind} markers than {kind}s", f"a {kind} part without a reference")
+    return pool.take(kind)
+
+
+def _meaning_of_markers(
+    turns: Iterable[object], pool: MediaPool, strict_image_markers: bool
+) -> Mapping[str, MediaKind]:
+    """Which markers stand for media: those of kinds that the record has; other text in angle brackets is text.
+
+    Video datasets in LLaVA's format often write `<image>` where the video goes.
+    """
+    markers: dict[str, MediaKind] = {kind: kind for kind in pool.given}
+    if strict_image_markers and "image" not in markers:
+        markers["image"] = "image"
+        if "video" in markers and not any("<video>" in text for text in _strings(turns)):
+            markers["image"] = "video"
+    return markers
+
+
+def _strings(turns: Iterable[object]) -> Iterable[str]:
+    for turn in turns:
+        if isinstance(turn, Mapping):
+            for content in (turn.get("content"), turn.get("value")):
+                if isinstance(content, str):
+                    yield content
+
+
+def _refuse_markers(messages: Iterable[Message]) -> None:
+    """A record without media must not ask for an image."""
+    asked = sum(part.text.count("<image>") for m in messages for part in m.parts if isinstance(part, Text))
+    if asked:
+        raise RecordError("schema", "more image markers than images", f"{asked} for 0")
+
+
+def _has_string_content(turn: Mapping[str, Any]) -> bool:
+    return isinstance(turn.get("content"), str) or isinstance(turn.get("value"), str)
+
+
+def _put_first(messages: list[Message], media: list[Media]) -> list[Message]:
+    """Media that nothing marks stand before the first user text, as in LLaVA and nanoVLM."""
+    for position, message in enumerate(messages):
+        if message.role == "user":
+            first = Message(role="user", parts=(*media, *message.parts), train=message.train)
+            return [*messages[:position], first, *messages[position + 1 :]]
+    raise RecordError("schema", "media without a user message", f"{len(media)} media")
+
+
+def _short(value: object) -> str:
+    return ascii(value)[:60]

@@ -1,0 +1,199 @@
+"""What the data says about a medium -> MediaRef; and the pool of media that one record brings along."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import Media, MediaKind, MediaRef
+
+MAX_INLINE_BYTES = 256 * 1024 * 1024
+KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
+_PLURAL = {"image": "images", "video": "videos", "audio": "audios"}
+_EXTENSIONS: Mapping[str, MediaKind] = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "mpo"), "image"),
+    **dict.fromkeys(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "ts", "flv", "ogv"), "video"),
+    **dict.fromkeys(("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "wma"), "audio"),
+}  # type: ignore[dict-item]
+
+
+def make_ref(kind: MediaKind, item: object) -> MediaRef:
+    """The reference behind one item of a media column or one field of a typed part."""
+    if isinstance(item, str):
+        return _from_string(kind, item)
+    if isinstance(item, bytes | bytearray | memoryview):
+        return MediaRef(name=f"inline {kind}", data=_bounded(bytes(item)))
+    if isinstance(item, Mapping):
+        return _from_mapping(kind, item)
+    if isinstance(item, list | tuple) and kind == "video":
+        raise RecordError("schema", "a video given as a list of frames is not supported", f"{len(item)} frames")
+    raise RecordError("schema", "a media reference has the wrong type", f"{kind}: {type(item).__name__}")
+
+
+def _from_string(kind: MediaKind, item: str) -> MediaRef:
+    if not item:
+        raise RecordError("schema", "a media reference is empty", kind)
+    if item.startswith("data:"):
+        return _from_data_url(item)
+    scheme, separator, rest = item.partition("://")
+    if separator and scheme.isalnum() and scheme.lower() != "file":
+        host = rest.partition("/")[0].rpartition("@")[2]
+        raise RecordError("media", "remote media are not fetched", f"{scheme[:16]}://{host[:100]}")
+    return MediaRef(name=item, path=item)
+
+
+def _from_data_url(item: str) -> MediaRef:
+    head, comma, body = item.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise RecordError("media", "a data URL is not base64", f"{head[:60]!a}")
+    return from_base64(body, name=head[:60])
+
+
+def from_base64(body: str, name: str) -> MediaRef:
+    """A reference to the bytes that strict base64 stands for, of a bounded size."""
+    if len(body) > MAX_INLINE_BYTES // 3 * 4 + 4:
+        raise RecordError("media", "inline medium too large", f"{len(body)} characters of base64")
+    try:
+        return MediaRef(name=name, data=base64.b64decode(body, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise RecordError("media", "broken base64", f"{name!a}: {error}") from None
+
+
+def _bounded(data: bytes) -> bytes:
+    if len(data) > MAX_INLINE_BYTES:
+        raise RecordError("media", "inline medium too large", f"{len(data)} bytes")
+    return data
+
+
+def _from_mapping(kind: MediaKind, item: Mapping[str, Any]) -> MediaRef:
+    """Tables hold {"bytes", "path"}; chat formats {"url"}; audio input {"data", "format"}."""
+    data, path = item.get("bytes"), item.get("path")
+    if data is not None:
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise RecordError("schema", "a media reference has the wrong type", f"bytes: {type(data).__name__}")
+        return MediaRef(name=path if isinstance(path, str) and path else f"inline {kind}", data=_bounded(bytes(data)))
+    for inner in (path, item.get("url")):
+        if inner is not None:
+            if not isinstance(inner, str):
+                raise RecordError("schema", "a media reference has the wrong type", f"{kind}: {type(inner).__name__}")
+            return _from_string(kind, inner)
+    for inner in (item.get("base64"), item.get("data")):
+        if isinstance(inner, str):
+            return from_base64(inner, name=f"inline {kind}")
+    raise RecordError("schema", "a media reference has the wrong type", f"{kind}: keys {list(item)[:5]!a}")
+
+
+class MediaPool:
+    """The media of one record that its messages ask for one after another, and the count of what was asked.
+
+    Columns (`images: [...]`) come first, then media that travel beside the record in a tar shard. Asking for more than
+    there is, or for less, is found at the end, when both numbers are known.
+    """
+
+    __slots__ = ("_attached", "_columns", "_short", "_taken", "_used", "asked", "given")
+
+    def __init__(self, columns: Mapping[MediaKind, list[object]], attached: Mapping[str, MediaRef]) -> None:
+        self._attached = {key: (attached_kind(key, ref), ref) for key, ref in attached.items()}
+        self._used: set[str] = set()
+        self._columns: dict[MediaKind, list[MediaRef]] = {
+            kind: [self.resolve(kind, item) for item in items] for kind, items in columns.items()
+        }
+        self._taken: dict[MediaKind, int] = dict.fromkeys(KINDS, 0)
+        self._short: dict[MediaKind, int] = {}  # how often there was none left
+        self.asked: dict[MediaKind, int] = dict.fromkeys(KINDS, 0)  # markers and parts without a reference
+        self.given = frozenset(self._columns) | {kind for kind, _ in self._attached.values() if kind is not None}
+
+    def resolve(self, kind: MediaKind, item: object) -> MediaRef:
+        """One reference in the data: an attached medium of that name, type or turn, else what it says itself."""
+        if self._attached:
+            key = self._match(kind, item)
+            if key is not None:
+                self._used.add(key)
+                return self._attached[key][1]
+        return make_ref(kind, item)
+
+    def _match(self, kind: MediaKind, item: object) -> str | None:
+        """Name first (whole, then its last component), then extension, then the next of its kind.
+
+        A reference that carries its own bytes stands for itself; one medium may be shown several times by name.
+        """
+        name = item.get("path") or item.get("url") if isinstance(item, Mapping) and not item.get("bytes") else item
+        if not isinstance(name, str) or not name or name.startswith("data:"):
+            return None
+        same_kind = {key: ref for key, (its_kind, ref) in self._attached.items() if its_kind == kind}
+        base = os.path.basename(name)
+        for key, ref in same_kind.items():
+            if name in (key, ref.name):
+                return key
+        for key, ref in same_kind.items():
+            if base in (key, os.path.basename(ref.name)):
+                return key
+        free = [key for key in same_kind if key not in self._used]
+        extension = base.rpartition(".")[2].lower()
+        return next((key for key in free if key.rpartition(".")[2].lower() == extension), free[0] if free else None)
+
+    def take(self, kind: MediaKind) -> Media | None:
+        """The next medium of a kind, or None when there is none left; the shortage is reported by `close`."""
+        self.asked[kind] += 1
+        column = self._columns.get(kind, [])
+        position = self._taken[kind]
+        if position < len(column):
+            self._taken[kind] = position + 1
+            return Media(kind, column[position])
+        for key, (its_kind, ref) in self._attached.items():
+            if its_kind == kind and key not in self._used:
+                self._used.add(key)
+                return Media(kind, ref)
+        self._short[kind] = self._short.get(kind, 0) + 1
+        return None
+
+    def left(self) -> list[tuple[MediaKind, int]]:
+        """How many media of each kind nobody has asked for."""
+        rest = []
+        for kind in KINDS:
+            attached = sum(k == kind and key not in self._used for key, (k, _) in self._attached.items())
+            number = len(self._columns.get(kind, [])) - self._taken[kind] + attached
+            if number:
+                rest.append((kind, number))
+        return rest
+
+    def take_rest(self) -> list[Media]:
+        """Everything that is left, images first."""
+        return [medium for kind, number in self.left() for _ in range(number) if (medium := self.take(kind))]
+
+    def close(self) -> None:
+        """Check that the messages showed exactly the media of the record."""
+        for kind, number in self.left():
+            asked = self.asked[kind]
+            raise RecordError("schema", f"fewer {kind} markers than {_PLURAL[kind]}", f"{asked} for {asked + number}")
+        for kind, number in self._short.items():
+            asked = self.asked[kind]
+            raise RecordError("schema", f"more {kind} markers than {_PLURAL[kind]}", f"{asked} for {asked - number}")
+
+
+def attached_kind(key: str, ref: MediaRef) -> MediaKind | None:
+    """The kind of a medium in a tar shard, by the extension of its key or its name."""
+    for name in (key, ref.name):
+        kind = _EXTENSIONS.get(name.rpartition(".")[2].lower())
+        if kind is not None:
+            return kind
+    return None
+
+
+def gather(
+    value: Mapping[str, Any], columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
+) -> MediaPool | None:
+    """The pool of a record, or None for a record without any medium outside its messages."""
+    found: dict[MediaKind, list[object]] = {}
+    for column, kind in columns:
+        item = value[column]
+        if item is None:
+            continue
+        if kind in found:
+            raise RecordError("schema", "two columns for the same kind of media", f"{column} and {_PLURAL[kind]}")
+        found[kind] = list(item) if isinstance(item, list | tuple) else [item]
+    return MediaPool(found, attached) if found or attached else None

@@ -1,0 +1,81 @@
+"""What a source of records is: a specification, units of work, raw entries; and the table of formats."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import MediaRef
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSpec:
+    """One dataset: where it is and how to read it. A mixture is several of these."""
+
+    name: str  # the `source` column of the cost table
+    path: str
+    format: str  # a key of FORMATS
+    media_root: str
+    split: str = "train"  # for Hugging Face datasets that have several
+    streaming: bool = False
+    repeats: float | None = None  # how often each record is to be used; applied when packing
+    weight: float | None = None  # share of the mixture; applied when packing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A piece of a source that one worker reads alone.
+
+    The pieces depend on the data only, never on the number of workers, so that results are the same for any number.
+    """
+
+    number: int  # counted over the whole dataset, without gaps, in reading order
+    source: int  # position in the list of SourceSpecs
+    file: str
+    start: int = 0  # bytes of a line file, rows of a table; what it means is the format's own business
+    stop: int = 0
+    first: int = 0  # 1-based line, or 0-based row or sample, of the unit's first entry in its file
+    payload: Any = None  # the raw entries themselves where a file can only be read from its beginning
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One raw element of a source, before its schema is known; exactly one of value and error is set."""
+
+    origin: str  # file:line, file:row or shard:member, with the file's name relative to the dataset
+    value: Mapping[str, Any] | None = None
+    error: RecordError | None = None
+    media: Mapping[str, MediaRef] = field(default_factory=dict)  # media that travel beside the value (tar members)
+
+
+class Format(Protocol):
+    """A way in which records are stored. Two verbs; both must keep memory flat whatever the size of the data."""
+
+    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+        """The pieces in reading order; `number` and `source` are filled in by the caller (leave them 0)."""
+        ...
+
+    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+        """The entries of one piece. A broken entry is yielded with its error; it never ends the iteration early
+        without an entry that says so."""
+        ...
+
+
+# Lazy paths: a format is imported when it is first used, so that its libraries are not needed before.
+FORMATS: Mapping[str, str] = {
+    "jsonl": "packtrain.records.formats.jsonl:JsonLines",
+    "json": "packtrain.records.formats.json_array:JsonArray",
+    "parquet": "packtrain.records.formats.tables:Parquet",
+    "arrow": "packtrain.records.formats.tables:Arrow",
+    "hf_dataset": "packtrain.records.formats.hf_dataset:HFDataset",
+    "webdataset": "packtrain.records.formats.tar_shards:TarShards",
+}
+
+
+def open_format(name: str) -> Format:
+    """The reader for a key of FORMATS."""
+    module, _, attribute = FORMATS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)()  # type: ignore[no-any-return]

@@ -1,0 +1,84 @@
+"""A readable stretch of bytes: a file, a part of an archive, or memory; read at any place without a cursor."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import BinaryIO, cast
+
+
+class Stretch:
+    """`size` bytes beginning at `start` of an open file, or the bytes themselves. Owns its file descriptor."""
+
+    __slots__ = ("_data", "_fd", "_start", "size")
+
+    def __init__(self, *, fd: int = -1, start: int = 0, size: int = 0, data: bytes | None = None) -> None:
+        self._fd, self._start, self._data = fd, start, data
+        self.size = size if data is None else len(data)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only where the stretch ends."""
+        if self._data is not None:
+            return self._data[position : position + length]
+        length = min(length, self.size - position)
+        if length <= 0:
+            return b""
+        piece = os.pread(self._fd, length, self._start + position)
+        if len(piece) == length or not piece:
+            return piece
+        # network file systems may return less than asked for
+        return piece + self.read_at(position + len(piece), length - len(piece))
+
+    def file(self) -> BinaryIO:
+        """A seekable file object over the stretch. It does not own the descriptor: close the stretch itself."""
+        if self._data is not None:
+            return io.BytesIO(self._data)
+        return cast(BinaryIO, io.BufferedReader(_StretchFile(self), 16384))
+
+    def into_file(self) -> BinaryIO:
+        """A file object that owns the descriptor; the stretch must not be used or closed any more."""
+        if self._data is not None:
+            return io.BytesIO(self._data)
+        if self._start == 0 and os.fstat(self._fd).st_size == self.size:
+            return os.fdopen(self._fd, "rb")
+        return cast(BinaryIO, io.BufferedReader(_StretchFile(self, owner=True), 65536))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _StretchFile(io.RawIOBase):
+    """A cursor over a stretch, for libraries that want a file."""
+
+    def __init__(self, stretch: Stretch, owner: bool = False) -> None:
+        self._stretch, self._owner, self._position = stretch, owner, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._stretch.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = self._stretch.read_at(self._position, len(buffer))
+        buffer[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        if self._owner and not self.closed:
+            self._stretch.close()
+        super().close()

@@ -1,0 +1,516 @@
+"""Every schema says the same thing in its own words, and nothing but RecordError comes out of junk."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import ROLES, Media, MediaRef, Message, Record, Text
+from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_messages, to_record
+from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
+from packtrain.records.source import Entry
+
+DEFAULT = SchemaOptions()
+
+
+def convert(value: Any, media: dict[str, MediaRef] | None = None, **options: Any) -> Record:
+    entry = Entry(origin="data.jsonl:7", value=value, media=media or {})
+    return to_record(entry, source="mine", options=SchemaOptions(**options) if options else DEFAULT)
+
+
+def reason(value: Any, **options: Any) -> str:
+    with pytest.raises(RecordError) as caught:
+        convert(value, **options)
+    assert caught.value.stage in ("schema", "media", "formatting")
+    return caught.value.reason
+
+
+def shape(record: Record) -> list[tuple[str, list[str]]]:
+    """Roles with texts and names of media, for reading."""
+    return [
+        (m.role, [p.text if isinstance(p, Text) else f"{p.kind}:{p.ref.name}" for p in m.parts])
+        for m in record.messages
+    ]
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": "yes"}]
+
+
+# --- the same conversation in every schema ------------------------------------------------------------------
+
+words = st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="<>"), min_size=1, max_size=20)
+pictures = st.lists(st.from_regex(r"[a-z]{1,8}\.jpg", fullmatch=True), max_size=3)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[str]]:
+    """Exchanges of (question, answer) and the images that stand before the first question."""
+    return draw(st.lists(st.tuples(words, words), min_size=1, max_size=3)), draw(pictures)
+
+
+@given(chats())
+@settings(max_examples=100, deadline=None)
+def test_one_conversation_is_one_record_in_every_schema(chat: tuple[list[tuple[str, str]], list[str]]) -> None:
+    exchanges, images = chat
+    turns = [(role, text) for pair in exchanges for role, text in zip(("user", "assistant"), pair, strict=True)]
+    typed = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
+    by_reference = [{"type": "image", "image": name} for name in images]
+    by_url = [{"type": "image_url", "image_url": {"url": name}} for name in images]
+    bare = [{"type": "image"} for _ in images]
+
+    def opened(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [*parts, *typed[0]["content"]]}, *typed[1:]]
+
+    marked = [
+        {"from": {"user": "human", "assistant": "gpt"}[role], "value": "<image>" * len(images) * (i == 0) + text}
+        for i, (role, text) in enumerate(turns)
+    ]
+    strings = [{"role": role, "content": text} for role, text in turns]
+    forms: dict[str, dict[str, Any]] = {
+        "typed": {"messages": opened(by_reference)},
+        "url": {"messages": opened(by_url)},
+        "bare": {"messages": opened(bare), "images": images},
+        "strings": {"messages": strings, "images": images},
+        "markers": {"conversations": marked, "images": images},
+        "unmarked": {"conversations": strings, "image": images},
+        "texts": {"texts": [{"user": q, "assistant": a} for q, a in exchanges], "images": images},
+        "history": {
+            "instruction": exchanges[-1][0],
+            "output": exchanges[-1][1],
+            "history": [list(pair) for pair in exchanges[:-1]],
+            "images": images,
+        },
+    }
+    if len(exchanges) == 1:
+        question, answer = exchanges[0]
+        forms["prompt"] = {"prompt": question, "completion": answer, "images": images}
+        forms["prompt list"] = {"prompt": strings[:1], "completion": strings[1:], "images": images}
+        forms["question"] = {"question": question, "answer": answer, "images": images}
+        forms["alpaca"] = {"instruction": question, "input": "", "output": answer, "images": images}
+    records = {name: convert(value) for name, value in forms.items()}
+    first = records["typed"]
+    assert [m.role for m in first.messages] == [role for role, _ in turns]
+    assert [medium.ref.path for medium in first.media()] == images
+    for name, record in records.items():
+        assert record == first, name
+
+
+@given(st.lists(st.sampled_from(["<image>", "<video>", "some text", "\n"]), max_size=8), st.integers(0, 4))
+@settings(max_examples=150, deadline=None)
+def test_markers_and_images_must_agree(pieces: list[str], images: int) -> None:
+    text = "".join(pieces)
+    markers = pieces.count("<image>")
+    value = {"conversations": user(text), "images": [f"{i}.png" for i in range(images)]}
+    if markers == images or markers == 0:
+        record = convert(value)
+        assert [medium.ref.name for medium in record.media()] == value["images"]
+        whole = "".join("<image>" if isinstance(p, Media) else p.text for p in record.messages[0].parts)
+        assert whole == ("<image>" * images if markers == 0 else "") + text
+    else:
+        with pytest.raises(RecordError) as caught:
+            convert(value)
+        expected = "more image markers than images" if markers > images else "fewer image markers than images"
+        assert (caught.value.reason, caught.value.detail) == (expected, f"{markers} for {images}")
+
+
+# --- junk ----------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+field_names = ["role", "content", "from", "value", "type", "text", "image", "image_url", "url", "train", "desc", "poly"]
+field_names += ["bbox_2d", "user", "assistant", "bytes", "path", "tool_calls"]
+field_values = st.sampled_from(
+    ["user", "gpt", "text", "image", "video", "<image>", "a.jpg", "data:,", "x://y", "\ud800"]
+)
+near_misses = st.recursive(
+    json_values | field_values,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(field_names), inner, max_size=4),
+    max_leaves=12,
+)
+column_names = sorted({c for sets in SCHEMA_COLUMNS.values() for columns in sets for c in columns})
+column_names += ["images", "image", "videos", "audio", "id", "system", "tools", "history", "input", "width"]
+junk_records = st.dictionaries(st.sampled_from(column_names), near_misses, max_size=5)
+
+
+@given(junk_records | st.dictionaries(st.text(max_size=5), json_values, max_size=4) | json_values)
+@settings(max_examples=300, deadline=None)
+def test_junk_never_raises_anything_but_record_error(value: Any) -> None:
+    outcome = outcome_of(value)
+    if isinstance(outcome, RecordError):
+        fixed = outcome.reason.replace("base64", "").replace("bbox_2d", "")
+        assert fixed
+        assert not any(c.isdigit() or c in "'\"{[" for c in fixed), "reasons are counted, so they hold no variable data"
+    else:
+        assert outcome.messages
+        assert all(m.role in ROLES for m in outcome.messages)
+        str(to_messages(outcome)).encode()
+        outcome.id.encode()
+
+
+def outcome_of(value: Any) -> Record | RecordError:
+    try:
+        return convert(value)
+    except RecordError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"messages": []}, "no messages"),
+        ({"prompt": [], "completion": "x"}, "no messages"),
+        ({"messages": "hello"}, "a column has the wrong type"),
+        ({"messages": [5]}, "a message is not an object"),
+        ({"messages": user(5)}, "content has the wrong type"),
+        ({"messages": [{"role": "user"}]}, "a message has no content"),
+        ({"messages": [{"content": "x"}]}, "a message has no role"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "unknown role"),
+        ({"messages": user([{"type": "hologram"}])}, "unknown part type"),
+        ({"messages": user([{"type": "text", "text": 3}])}, "a text part has no text"),
+        ({"messages": user([3])}, "a part of a message is not an object"),
+        ({"messages": user("x"), "images": {"a": 1}}, "a media reference has the wrong type"),
+        ({"messages": user("x"), "images": [5]}, "a media reference has the wrong type"),
+        ({"messages": user("x"), "images": [""]}, "a media reference is empty"),
+        ({"messages": user("x"), "image": "a.jpg", "images": ["b.jpg"]}, "two columns for the same kind of media"),
+        ({"messages": user([{"type": "image"}])}, "more image markers than images"),
+        ({"messages": user([{"type": "text", "text": "x"}]), "images": ["a"]}, "fewer image markers than images"),
+        (
+            {"messages": user([{"type": "video", "video": ["1.png", "2.png"]}])},
+            "a video given as a list of frames is not supported",
+        ),
+        ({"messages": user("x"), "videos": [["1.png", "2.png"]]}, "a video given as a list of frames is not supported"),
+        ({"conversations": user("<image>x")}, "more image markers than images"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "images": ["a"]}, "media without a user message"),
+        ({"messages": user("\ud800")}, "text is not valid Unicode"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "tool calls are not supported"),
+        ({"messages": user("x"), "tools": [{"name": "f"}]}, "tool definitions are not supported"),
+        (
+            {"messages": [{"role": "user", "content": "x", "train": "no"}]},
+            "a message's train flag is neither yes nor no",
+        ),
+        ({"texts": [{"user": "x"}]}, "a turn needs user and assistant"),
+        ({"instruction": 1, "output": "x"}, "a column has the wrong type"),
+        ({"text": ""}, "empty text"),
+        ({"text": "<image> a cat", "image": "a.jpg"}, "markers in plain text are not supported"),
+        ({"mesages": user("x")}, "unknown schema"),
+        ({"messages": None, "text": None}, "unknown schema"),
+        ({}, "unknown schema"),
+        ([], "a record is not an object"),
+    ],
+)
+def test_each_mistake_has_its_reason(value: Any, expected: str) -> None:
+    assert reason(value) == expected
+
+
+def test_an_unknown_column_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(RecordError, match="did you mean 'messages'"):
+        convert({"mesages": user("x")})
+
+
+# --- references ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["http://host/a.jpg?key=secret", "https://me:pw@host/a.jpg", "s3://host/a.jpg"])
+def test_remote_media_are_refused_by_host_alone(url: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        convert({"messages": user([{"type": "image_url", "image_url": {"url": url}}])})
+    assert (caught.value.stage, caught.value.reason) == ("media", "remote media are not fetched")
+    assert caught.value.detail.endswith("://host")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "data:image/png;base64," + base64.b64encode(b"PNG!").decode()},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(b"PNG!").decode()}},
+        {"type": "image", "base64": base64.b64encode(b"PNG!").decode()},
+        {"type": "image", "image": b"PNG!"},
+        {"type": "image", "image": {"bytes": b"PNG!", "path": "a.png"}},
+        {"image": {"bytes": b"PNG!"}},
+    ],
+)
+def test_bytes_arrive_however_they_are_written(part: dict[str, Any]) -> None:
+    assert [medium.ref.data for medium in convert({"messages": user([part])}).media()] == [b"PNG!"]
+
+
+def test_input_audio_is_base64() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}}
+    (medium,) = convert({"messages": user([part])}).media()
+    assert (medium.kind, medium.ref.data) == ("audio", b"RIFF")
+
+
+@pytest.mark.parametrize("body", ["%%%%", "abc", "YWJj\nYWJj"])
+def test_broken_base64_is_refused(body: str) -> None:
+    assert reason({"messages": user("x"), "image": f"data:image/png;base64,{body}"}) == "broken base64"
+
+
+def test_inline_media_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packtrain.records.schemas.references.MAX_INLINE_BYTES", 30)
+    assert convert({"messages": user("x"), "image": b"1" * 30}).messages
+    assert reason({"messages": user("x"), "image": b"1" * 31}) == "inline medium too large"
+    long = base64.b64encode(b"1" * 60).decode()
+    assert reason({"messages": user("x"), "image": f"data:image/png;base64,{long}"}) == "inline medium too large"
+    assert reason({"messages": user("x"), "image": "data:image/svg+xml,<svg/>"}) == "a data URL is not base64"
+
+
+def test_a_path_without_bytes_is_a_path() -> None:
+    (medium,) = convert({"messages": user("x"), "image": {"bytes": None, "path": "a.png"}}).media()
+    assert medium.ref == MediaRef(name="a.png", path="a.png")
+
+
+def test_markers_count_only_where_the_record_has_such_media() -> None:
+    html = "<video> and <image> are tags"
+    assert shape(convert({"messages": user(html)}))[0] == ("user", [html])
+    assert shape(convert({"messages": user("<image>" + html[:20]), "videos": ["a.mp4"]}))[0] == (
+        "user",
+        ["<image>", "video:a.mp4", " and <image> "],
+    )
+    assert shape(convert({"conversations": user("<video> is a tag")}))[0] == ("user", ["<video> is a tag"])
+
+
+def test_llava_video_data_mark_videos_as_images() -> None:
+    record = convert({"conversations": user("<image>\nWhat happens?"), "video": "a.mp4"})
+    assert shape(record)[0] == ("user", ["video:a.mp4", "\nWhat happens?"])
+
+
+# --- tar shards ----------------------------------------------------------------------------------------------
+
+
+def test_attached_media_with_text_are_captioned() -> None:
+    attached = {"jpg": MediaRef(name="0001.jpg", data=b"J"), "1.png": MediaRef(name="0001.1.png", data=b"P")}
+    record = convert({"text": "a cat"}, attached)
+    assert shape(record) == [("user", ["image:0001.jpg", "image:0001.1.png"]), ("assistant", ["a cat"])]
+    assert not record.plain
+    assert convert({"caption": "a cat"}, attached) == record
+
+
+@pytest.mark.parametrize("written", ["0001.b.png", "deep/folder/0001.b.png", "b.png", "http://host/0001.b.png"])
+def test_attached_media_are_found_by_name(written: str) -> None:
+    attached = {
+        "a.png": MediaRef(name="0001.a.png", data=b"A"),
+        "b.png": MediaRef(name="0001.b.png", data=b"B"),
+    }
+    value = {"messages": user([{"type": "image", "image": written}, {"type": "image"}])}
+    assert [medium.ref.data for medium in convert(value, attached).media()] == [b"B", b"A"]
+
+
+def test_attached_media_are_found_by_extension_and_order() -> None:
+    attached = {"jpg": MediaRef(name="1.jpg", data=b"J"), "png": MediaRef(name="1.png", data=b"P")}
+    value = {"conversations": user("<image><image>"), "images": ["x/original.png", "y/original.gif"]}
+    assert [medium.ref.data for medium in convert(value, attached).media()] == [b"P", b"J"]
+    assert [medium.ref.data for medium in convert({"conversations": user("hm")}, attached).media()] == [b"J", b"P"]
+    with pytest.raises(RecordError, match="fewer image markers than images"):
+        convert({"conversations": user("<image>")}, attached)
+    with pytest.raises(RecordError, match="more image markers than images"):
+        convert({"conversations": user("<image>" * 3)}, attached)
+
+
+def test_each_attached_medium_answers_one_unknown_name() -> None:
+    attached = {"0.png": MediaRef(name="1.0.png", data=b"A"), "1.png": MediaRef(name="1.1.png", data=b"B")}
+    value = {"conversations": user("<image><image>"), "images": ["x/first.png", "x/second.png"]}
+    assert [medium.ref.data for medium in convert(value, attached).media()] == [b"A", b"B"]
+    value = {"messages": user([{"type": "image", "image": "first.gif"}, {"type": "image", "image": "second.gif"}])}
+    assert [medium.ref.data for medium in convert(value, attached).media()] == [b"A", b"B"]
+
+
+# --- details of chats ----------------------------------------------------------------------------------------
+
+
+def test_roles_have_many_names() -> None:
+    names = ["System", "human", "gpt", "chatgpt", "observation", "user", "assistant", "tool"]
+    record = convert({"conversations": [{"from": name, "value": "x"} for name in names]})
+    expected = ["system", "user", "assistant", "assistant", "tool", "user", "assistant", "tool"]
+    assert [m.role for m in record.messages] == expected
+
+
+@pytest.mark.parametrize("flag", [{"train": False}, {"weight": 0}, {"weight": 0.0}, {"loss": False}])
+def test_a_message_can_ask_for_no_loss(flag: dict[str, Any]) -> None:
+    turns = [{"role": "assistant", "content": "x", **flag}, {"role": "assistant", "content": "y", "weight": 1}]
+    assert [m.train for m in convert({"messages": turns}).messages] == [False, True]
+
+
+def test_only_the_completion_carries_loss() -> None:
+    record = convert({"prompt": [*user("a"), {"role": "user", "content": "b"}], "completion": "c"})
+    assert [(m.role, m.train) for m in record.messages if m.role == "assistant"] == [
+        ("assistant", False),
+        ("assistant", True),
+    ]
+
+
+def test_alpaca_puts_the_input_below_the_instruction() -> None:
+    record = convert({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be terse."})
+    assert shape(record) == [("system", ["Be terse."]), ("user", ["Add.\n\n1 2"]), ("assistant", ["3"])]
+    assert reason({"messages": [{"role": "system", "content": "x"}], "system": "y"}) == "two system messages"
+
+
+def test_plain_text_is_one_message_that_carries_loss() -> None:
+    record = convert({"text": "Once upon a time"})
+    assert record.plain
+    assert record.messages == (Message(role="assistant", parts=(Text("Once upon a time"),)),)
+
+
+def test_empty_columns_of_a_table_do_not_count() -> None:
+    value = {"messages": None, "conversations": None, "text": "hello", "images": None, "id": None}
+    assert recognise_schema(value) == "text"
+    assert convert(value).plain
+
+
+def test_recognition_follows_the_order_of_the_table() -> None:
+    assert tuple(SCHEMAS) == tuple(SCHEMA_COLUMNS)
+    order = [columns for sets in SCHEMA_COLUMNS.values() for columns in sets[:1]]
+    for (i, first), (j, second) in itertools.combinations(enumerate(order), 2):
+        name = recognise_schema(dict.fromkeys((*second, *first), "x"))
+        assert name == list(SCHEMA_COLUMNS)[min(i, j)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"id": "a"}, "a"),
+        ({"id": 0}, "0"),
+        ({"sample_id": "s", "uid": "u"}, "s"),
+        ({"__key__": "k"}, "k"),
+        ({"id": True}, "data.jsonl:7"),
+        ({"id": 1.5}, "data.jsonl:7"),
+        ({"id": ""}, "data.jsonl:7"),
+        ({"id": "\ud800"}, "\\ud800"),
+        ({}, "data.jsonl:7"),
+    ],
+)
+def test_ids(columns: dict[str, Any], expected: str) -> None:
+    record = convert({**columns, "text": "x"})
+    assert (record.id, record.origin, record.source) == (expected, "data.jsonl:7", "mine")
+
+
+def test_an_entrys_own_error_is_raised() -> None:
+    error = RecordError("read", "broken line")
+    with pytest.raises(RecordError) as caught:
+        to_record(Entry(origin="x", error=error), source="s", options=DEFAULT)
+    assert caught.value is error
+
+
+# --- back to typed messages ------------------------------------------------------------------------------------
+
+
+def test_typed_messages_name_no_path() -> None:
+    record = convert({"conversations": user("a<image>b"), "images": ["secret/x.jpg"]})
+    content = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}
+    assert to_messages(record) == [{"role": "user", "content": content}, answer]
+    assert to_messages(record, string_content=True)[0]["content"] == content
+    assert to_messages(record, string_content=True)[1] == {"role": "assistant", "content": "yes"}
+
+
+@given(chats())
+@settings(max_examples=50, deadline=None)
+def test_typed_messages_read_back_as_the_same_record(chat: tuple[list[tuple[str, str]], list[str]]) -> None:
+    exchanges, images = chat
+    record = convert({"texts": [{"user": q, "assistant": a} for q, a in exchanges], "images": images})
+    assert convert({"messages": to_messages(record), "images": images}) == record
+    assert convert({"messages": to_messages(record, string_content=True), "images": images}) == record
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_renamed_and_schemas_forced() -> None:
+    value = {"query": "2+2?", "reply": "4", "text": "ignored"}
+    renamed = convert(value, columns={"query": "prompt", "reply": "completion"})
+    assert shape(renamed) == [("user", ["2+2?"]), ("assistant", ["4"])]
+    assert convert(value | {"prompt": "p", "completion": "c"}, schema="text").plain
+    assert reason({"text": "x"}, schema="messages") == "the schema's columns are missing"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"schema": "mesages"},
+        {"object_ordering": "sortd"},
+        {"emit_norm": "norm10"},
+        {"coord_tokens": True},
+        {"formatting": "my_function"},
+        {"object_template": "{% for %}"},
+        {"columns": {"prompt": "query"}},
+    ],
+)
+def test_wrong_settings_are_refused_at_birth(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))) as caught:
+        SchemaOptions(**wrong)
+    assert caught.value.expected
+
+
+# --- the user's formatting function ---------------------------------------------------------------------------
+
+FORMATTING = """
+def listed(record):
+    record["question"] = "changed"
+    return [{"role": "user", "content": record["q"]}, {"role": "assistant", "content": "!"}]
+
+def as_dict(record):
+    return {"messages": listed(record), "images": ["other.jpg"]}
+
+def fails(record):
+    return record["missing"]
+
+def wrong(record):
+    return "text"
+
+NUMBER = 5
+"""
+
+
+@pytest.fixture
+def formatting_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_formatting_for_test.py").write_text(FORMATTING)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def formatted(name: str, value: dict[str, Any]) -> Record:
+    function, _ = load_formatting(f"my_formatting_for_test:{name}")
+    return to_record(Entry(origin="o", value=value), source="s", options=DEFAULT, formatting=function)
+
+
+@pytest.mark.usefixtures("formatting_module")
+def test_a_formatting_function_makes_messages() -> None:
+    value = {"q": "why?", "images": ["a.jpg"], "id": 3}
+    assert shape(formatted("listed", value)) == [("user", ["image:a.jpg", "why?"]), ("assistant", ["!"])]
+    assert formatted("listed", value).id == "3"
+    assert [medium.ref.name for medium in formatted("as_dict", value).media()] == ["other.jpg"]
+    assert "question" not in value, "the raw record is not the function's to change"
+    _, source = load_formatting("my_formatting_for_test:listed")
+    assert source.startswith("def listed(record):")
+    assert "fails" not in source
+
+
+@pytest.mark.usefixtures("formatting_module")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fails", ("the formatting function raised", "KeyError: 'missing'")),
+        ("wrong", ("the formatting function returned no messages", "str")),
+    ],
+)
+def test_a_failing_formatting_function_is_one_ledger_line(name: str, expected: tuple[str, str]) -> None:
+    with pytest.raises(RecordError) as caught:
+        formatted(name, {"q": 1})
+    assert (caught.value.stage, caught.value.reason, caught.value.detail) == ("formatting", *expected)
+
+
+@pytest.mark.usefixtures("formatting_module")
+@pytest.mark.parametrize(
+    "name",
+    ["no_such_module_at_all:f", "my_formatting_for_test:nothing", "my_formatting_for_test:NUMBER", "builtins:len", "x"],
+)
+def test_a_formatting_function_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.formatting"):
+        load_formatting(name)
