@@ -63,7 +63,7 @@ def _measure(
     data: Annotated[
         str,
         typer.Argument(
-            help="A file or folder (json, jsonl[.gz|.zst], parquet, arrow, WebDataset tar, saved HF dataset), a YAML mixture, or a hub name."
+            help="A file or folder (json, jsonl, parquet, arrow, tar shards, HF dataset), a YAML mixture or a hub name."
         ),
     ],
     model: Annotated[

@@ -70,8 +70,17 @@ def compare(case: Case, count: int, seed: int) -> None:
         pairs.append((header, rule, real_video(case, processor, family, header)))
     if case.family == "llava_onevision" and Version(transformers.__version__) < Version("5.22"):
         pairs = [pair for pair in pairs if pair[2] != REFUSED]  # its older sampling fails on some videos
-    assert differences(pairs) == []
+    overrun = [pair for pair in pairs if case.family.startswith("qwen2") and pair[2] == REFUSED != pair[1]]
+    assert all(overruns(header, rule) for header, rule, _ in overrun)
+    assert differences([pair for pair in pairs if pair not in overrun]) == []
+    assert len(overrun) < count / 5
     assert sum(rule != REFUSED for _, rule, _ in pairs) > count / 2, "most were refused, so little was compared"
+
+
+def overruns(header: MediaHeader, rule: Any) -> bool:
+    """Does the processor's float arithmetic take a frame behind the last one for some even number of frames?"""
+    steps = [header.frames / wanted for wanted in range(2, header.frames + 1, 2)]
+    return any(math.ceil(header.frames / step) > round(header.frames / step) for step in steps)
 
 
 @pytest.mark.parametrize(("name", "limits"), RUNS, ids=label)
@@ -100,6 +109,8 @@ def test_whole_call_writes_what_the_rule_says(name: str, cases: dict[str, Any]) 
         made = whole_video_call(processor, family, header)
         truth = made if isinstance(made, str) else (made[0], views_of(case, made[1], *PIXELS))
         pairs.append((header, by_rule(lambda h=header: family.video(h)), truth))
+    if name.startswith("qwen2"):
+        pairs = [pair for pair in pairs if pair[2] != REFUSED or not overruns(pair[0], pair[1])]
     assert differences(pairs) == []
     assert sum(truth != REFUSED for *_, truth in pairs) >= 5
 
@@ -108,15 +119,14 @@ def video(frames: int, fps: float, width: int = 64, height: int = 48) -> MediaHe
     return MediaHeader(kind="video", width=width, height=height, frames=frames, fps=fps, seconds=frames / fps)
 
 
-def test_qwen2_sampling_that_leaves_the_video_is_refused(cases: dict[str, Any]) -> None:
-    """14 of 17 frames: the processor counts in floats, takes 15 positions and reads frame 17."""
+def test_qwen2_sampling_stays_inside_the_video(cases: dict[str, Any]) -> None:
+    """14 of 17 frames: the processor counts in floats, takes 15 positions and fails; the rule takes the 14."""
     case = cases["qwen2_vl"]
     processor = case.make()
     family = case.rule(processor)
     header = video(17, 2.4)
     assert whole_video_call(processor, family, header) == REFUSED
-    with pytest.raises(RecordError, match="behind the last frame"):
-        family.video(header)
+    assert family.video(header).frames == 14
 
 
 @pytest.mark.parametrize("frames", [3, 5, 7, 9])

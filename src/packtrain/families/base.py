@@ -53,8 +53,20 @@ class ProcessorSettings:
     chat_template: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """How a family's chat template is to be used, where it differs from the rest."""
+
+    string_content: bool | None = None  # content as one string instead of typed parts; None: only for text models
+    media_first: bool = False  # all media stand before the first user text
+    video_chat_template: str | None = None  # used instead of the folder's own as soon as there is a video
+
+
 class Family(Protocol):
-    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light."""
+    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light.
+
+    A family may also have `traits: Traits`, and `check_sample(headers)` to refuse combinations of media.
+    """
 
     name: ClassVar[str]  # transformers' model type
     placeholders: Mapping[MediaKind, str]  # what the chat template writes for one medium of each supported kind

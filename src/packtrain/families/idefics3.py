@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.base import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
 from packtrain.families.geometry import (
     overlay,
     require_image,
@@ -35,6 +35,16 @@ CONFIG_PATCH = 32
 # SmolVLM2's published sampling; the processor class has none of its own and cannot sample without
 SMOLVLM_FPS, SMOLVLM_FRAMES = 1.0, 64
 SKIPPED_SECONDS = 1  # left out at both ends of a long video
+
+# The processor ignores the folder's template as soon as a conversation holds a video, and writes this instead.
+SMOLVLM_VIDEO_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{{ ':' if message['content'][0]['type'] == 'image' else ': ' }}"
+    "{% for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else '<' + part['type'] + '>' }}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
 
 
 class Idefics3:
@@ -117,11 +127,11 @@ class Idefics3:
 class SmolVLM(Idefics3):
     """As Idefics3 for images; a video is a text with one uncut image per sampled frame.
 
-    The text names the number of frames in words. A sample with several videos of different lengths is padded by the
-    processor to the longest, whose number it then writes for all: such samples are not exact.
+    The text names the number of frames in words.
     """
 
     name: ClassVar[str] = "smolvlm"
+    traits: ClassVar[Traits] = Traits(video_chat_template=SMOLVLM_VIDEO_TEMPLATE)
     limit_names: ClassVar[tuple[str, ...]] = ("max_img_size", "num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
@@ -134,6 +144,14 @@ class SmolVLM(Idefics3):
         self._max_frames = int(frames if limits.num_frames is None else limits.num_frames)
         self._frame_side = int(video["max_image_size"]["longest_edge"])
         self.placeholders = {"image": self._image_token, "video": self._video_token}
+
+    def check_sample(self, headers: Sequence[MediaHeader]) -> None:
+        """Refuse what the processor gets wrong: it pads videos to the longest, and lets videos replace images."""
+        videos = [header for header in headers if header.kind == "video"]
+        if videos and len(videos) < len(headers):
+            raise RecordError("family", "smolvlm takes images or videos in one sample, not both")
+        if len({self.video(header).frames for header in videos}) > 1:
+            raise RecordError("family", "smolvlm takes only videos of equal sampled length in one sample")
 
     def _read_tokens(self, tokens: Mapping[str, str]) -> None:
         self._image_token = tokens.get("image_token", "<image>")

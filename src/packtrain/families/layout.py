@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, Record, Text
-from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
+from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder
@@ -56,10 +56,12 @@ class Layouter:
         self.loss_on = loss_on
         self._typed = bool(family.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
         # Templates of text models expect plain strings, those of processors a list of typed parts.
-        self._string_content = getattr(family, "string_content", not self._typed)
-        self._media_first = getattr(family, "media_first", False)
+        traits: Traits = getattr(family, "traits", Traits())
+        self._string_content = not self._typed if traits.string_content is None else traits.string_content
+        self._media_first = traits.media_first
+        self._check_sample = getattr(family, "check_sample", None)
         self._chat = self._prepare(settings.chat_template, settings)
-        self._video_chat = self._prepare(getattr(family, "video_chat_template", None), settings) or self._chat
+        self._video_chat = self._prepare(traits.video_chat_template, settings) or self._chat
         self._kinds = {token: kind for kind, token in family.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         if add_eos and not tokenizer.eos_token:
@@ -168,7 +170,9 @@ class Layouter:
 
     def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
         """What the processor writes for each medium."""
-        images = sum(header.kind == "image" for header in headers)
+        if self._check_sample is not None and len(headers) > 1:
+            self._check_sample(headers)
+        images = sum([header.kind == "image" for header in headers])
         found, number = [], 0
         for header in headers:
             self.placeholder(header.kind)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.base import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
 from packtrain.families.geometry import require_image
 
 DEFAULTS: Mapping[str, Any] = {
@@ -27,8 +27,7 @@ class NanoVLM:
     """A sample with several images numbers them from 0 in its text, before each image's tiles."""
 
     name: ClassVar[str] = "nanovlm"
-    string_content: ClassVar[bool] = True  # its template takes strings, not typed parts
-    media_first: ClassVar[bool] = True  # all images stand before the first user text
+    traits: ClassVar[Traits] = Traits(string_content=True, media_first=True)
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
         refuse_limits(self.name, limits, ("max_img_size",))

@@ -61,15 +61,18 @@ class TurnFinder:
         return tuple(spans)
 
     def _by_prefix(self, text: str, messages: Sequence[Mapping[str, Any]], turn: int) -> Span:
+        """What rendering one message more adds, less the opening that a template may count to the turn itself."""
         before = self._template.render(messages[:turn], add_generation_prompt=True).text if turn else ""
+        if not text.startswith(before):
+            before = self._template.render(messages[:turn]).text
         through = self._template.render(messages[: turn + 1]).text
-        if not turn or not text.startswith(before):  # templates without a generation prompt, or a first turn
-            before = self._template.render(messages[:turn]).text if turn else ""
-            before += _common_prefix(text[len(before) :], self._frame.opening)
+        start, opening = len(before), self._frame.opening
+        if opening and not before.endswith(opening) and text.startswith(opening, start):
+            start += len(opening)
         end = len(_common_prefix(text, through).rstrip())
-        if not text.startswith(before) or end < len(before):
+        if not text.startswith(before) or end < start:
             raise RecordError("template", "assistant turn not found in the rendered text", f"message {turn + 1}")
-        return len(before), end
+        return start, end
 
     def _probe(self) -> _Frame:
         """Render two exchanges of marker words and read off what stands around the assistant's."""

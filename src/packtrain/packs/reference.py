@@ -133,7 +133,8 @@ class RealProcessor:
         given = {**kwargs, **kwargs.get("videos_kwargs", {})}
         names = [name for name in video.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
         settings = {name: given.get(name, getattr(video, name, None)) for name in names}
-        indices = [int(index) for index in video.sample_frames(metadata=about, **settings)]
+        # Some processors count in floats and choose one frame behind the last; it is left out.
+        indices = [int(i) for i in video.sample_frames(metadata=about, **settings) if i < header.frames]
         about.frames_indices = indices
         return decode_frames(store, part.ref, indices), about
 
