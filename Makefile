@@ -48,7 +48,7 @@ $(OLDEST)/.installed: pyproject.toml requirements/constraints.txt requirements/o
 	touch $@
 
 lock:  ## write the versions installed in $(VENV) as the new constraints
-	$(BIN)/python -m pip freeze --exclude-editable > requirements/constraints.txt
+	(echo "# The versions that development and CI use. make lock writes them anew."; $(BIN)/python -m pip freeze --exclude-editable) > requirements/constraints.txt
 
 clean:  ## remove what make and the tools created
 	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache build dist src/*.egg-info

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import packtrain
-from packtrain.core.errors import PacktrainError
+from packtrain.core.errors import ConfigError, PacktrainError
 
 app = typer.Typer(
     help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
@@ -25,8 +26,9 @@ app = typer.Typer(
 bench = typer.Typer(help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
-_errors = Console(stderr=True, highlight=False)
-_output = Console(highlight=False)
+# Paths and data appear in what is printed: nothing in them may turn into colours or emoji, or be broken into lines.
+_errors = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+_output = Console(highlight=False, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -36,8 +38,11 @@ def main() -> None:
     try:
         app()
     except PacktrainError as error:
-        _errors.print(f"[bold red]error:[/] {_escape(str(error))}")
+        _errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a folder that cannot be written
+        _errors.print(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(1)
     except KeyboardInterrupt:
         _errors.print("\n[yellow]interrupted[/]; the same command continues from what is complete")
         sys.exit(1)
@@ -189,7 +194,7 @@ def _measure(
                 formatting=formatting,
                 object_ordering=object_ordering,
                 emit_norm=emit_norm,
-                object_template=object_template.read_text(encoding="utf-8") if object_template else None,
+                object_template=_text_of(object_template) if object_template else None,
                 seed=seed,
             ),
             limit=limit,
@@ -238,7 +243,7 @@ def _demo(
         _print_json({"folder": str(result.folder), "measure": measured_json(result.measured)})
     else:
         show_measured(result.measured, _output)
-        _output.print(f"Everything is in [bold]{_escape(str(result.folder.resolve()))}[/]", soft_wrap=True)
+        _output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)
 
 
 @bench.command("measure")
@@ -268,8 +273,11 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--object-template", got=f"{path}: {error}", expected="a text file in UTF-8") from None
 
 
 @contextmanager

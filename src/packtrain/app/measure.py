@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, ParamSpec
 
 from packtrain.app.places import cache_dir
 from packtrain.core.errors import ConfigError, nearest
@@ -28,11 +29,7 @@ from packtrain.records.schemas.convert import SchemaOptions
 PROCESSOR_RULE = "packtrain.packs.reference:ProcessorRule"
 DATASET_TYPES = ("vision", "vision_audio", "fineweb_edu")
 ENGINES = ("local", "ray")
-
-
-def measure(data: str | Path, *, model: str, **options: Any) -> CostTable:
-    """Measure a dataset for a model; see `measure_outcome` for the options. Unchanged inputs are not measured twice."""
-    return measure_outcome(data, model=model, **options).table
+P = ParamSpec("P")
 
 
 def measure_outcome(
@@ -106,6 +103,19 @@ def measure_outcome(
         content_hash=content_hash,
     )
     return run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
+
+
+def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:
+    @functools.wraps(function)
+    def measure(*args: P.args, **kwargs: P.kwargs) -> CostTable:
+        return function(*args, **kwargs).table
+
+    measure.__name__ = measure.__qualname__ = "measure"
+    measure.__doc__ = "Measure a dataset for a model; unchanged inputs are not measured twice."
+    return measure
+
+
+measure = _table_of(measure_outcome)
 
 
 def _check_type(dataset_type: str) -> None:

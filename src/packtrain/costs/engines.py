@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from packtrain.core.errors import ConfigError, PacktrainError
@@ -47,7 +48,8 @@ class LocalProcesses:
             for item in items:
                 if len(pending) >= _AHEAD * self._workers:
                     yield from _finished(pending)
-                pending.add(pool.submit(measure_unit, task, item))
+                with _no_interrupts():  # workers are started here, and inherit it
+                    pending.add(pool.submit(measure_unit, task, item))
             while pending:
                 yield from _finished(pending)
         except concurrent.futures.process.BrokenProcessPool:
@@ -67,9 +69,18 @@ def _finished(pending: set[concurrent.futures.Future[UnitResult]]) -> Iterator[U
         yield future.result()
 
 
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal; those started here leave it to the parent from the first moment."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it: after a `kill -9` nobody else would end this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Do not outlive the parent: after a `kill -9` nobody else would end this process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parent = multiprocessing.parent_process()
 
@@ -91,7 +102,7 @@ class RayCluster:
         ray = _import_ray()
         started = not ray.is_initialized()
         if started:
-            ray.init(address=self._address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            self._connect(ray)
         try:
             remote = ray.remote(max_retries=self._max_retries)(measure_unit)
             shared = ray.put(task)
@@ -105,9 +116,34 @@ class RayCluster:
             while pending:
                 done, pending = ray.wait(pending, num_returns=1)
                 yield from ray.get(done)
+        except ray.exceptions.RayError as error:
+            raise _from_ray(error) from error
         finally:
             if started:
                 ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
+        try:
+            ray.init(address=self._address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                "--address",
+                got=f"{self._address}: {error}",
+                expected="the address of a running Ray cluster",
+                fix="leave it out to start one on this machine",
+            ) from None
+
+
+def _from_ray(error: Any) -> Exception:
+    """A lost task in our words; what a task itself raised as it is."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        return cause
+    return PacktrainError(
+        "measure",
+        got=f"Ray lost a task: {str(error).splitlines()[0]}",
+        fix="run the same command again; what is complete is kept",
+    )
 
 
 def _import_ray() -> Any:

@@ -3,11 +3,13 @@
     header   {"kind": "measure-journal", "version": 1, "fingerprint": ...}\\n
     record   length (8 bytes) | crc32 (4 bytes) | JSON line with counts and blob sizes | costs | media | ledger
 
-A record cut off by a crash is recognised by its length or checksum and dropped; everything before it counts.
+A record cut off by a crash is recognised by its length or checksum and dropped; everything before it counts. While
+the file is open it is locked, so that two runs never write into one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
 
 _KIND, _VERSION = "measure-journal", 1
@@ -50,20 +53,17 @@ class Journal:
     @classmethod
     def open(cls, path: Path, inputs: dict[str, object]) -> tuple[Journal, list[str]]:
         """The journal at `path`, and why an existing one could not be continued (empty if it could)."""
-        stale: list[str] = []
-        if path.exists():
-            with path.open("rb") as stream:
-                stale = _why_stale(stream.readline(), inputs)
-            if stale:
-                path.unlink()
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        journal = cls(path, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
+        _lock(journal._stream, path)
+        line = journal._stream.readline()
+        stale = _why_stale(line, inputs) if line else []
+        if stale or not line:
+            journal._stream.seek(0)
+            journal._stream.truncate()
             head = {"kind": _KIND, "version": _VERSION, "inputs": inputs}
-            with path.open("wb") as stream:
-                stream.write(json.dumps(head, sort_keys=True, default=str).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-        journal = cls(path, path.open("r+b"))
+            journal._stream.write(json.dumps(head, sort_keys=True, default=str).encode() + b"\n")
+            journal.sync()
         journal._scan()
         return journal, stale
 
@@ -121,7 +121,7 @@ class Journal:
         while end + _FRAME.size <= size:
             self._stream.seek(end)
             length, checksum = _FRAME.unpack(self._stream.read(_FRAME.size))
-            if end + _FRAME.size + length > size:
+            if length == 0 or end + _FRAME.size + length > size:  # a power cut may leave zeros behind
                 break
             body = self._stream.read(length)
             if zlib.crc32(body) != checksum:
@@ -143,8 +143,25 @@ def _parse(body: bytes) -> UnitResult:
     )
 
 
+def _lock(stream: BinaryIO, path: Path) -> None:
+    """Keep other runs out; the lock ends with this process, however that ends."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise PacktrainError(
+            str(path.parent),
+            got="another run is measuring into this folder",
+            fix="wait for it, or choose another --out",
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+
+
 def _why_stale(line: bytes, inputs: dict[str, object]) -> list[str]:
     try:
+        if not line.endswith(b"\n"):
+            raise ValueError("cut off")
         head = json.loads(line)
         if (head["kind"], head["version"]) != (_KIND, _VERSION):
             return [f"journal format {head['version']} -> {_VERSION}"]

@@ -34,7 +34,7 @@ class Judge:
         self._budget = budget
         self._waiting: dict[int, UnitResult] = {}
         self._next = 0
-        self._entries = self._failed = 0
+        self._judged = self._failed = 0  # records that no filter left out, and how many of them cannot be used
         self._reasons: Counter[str] = Counter()
 
     def take(self, result: UnitResult) -> None:
@@ -43,12 +43,12 @@ class Judge:
         self._waiting[result.number] = replace(result, costs=b"", media=b"", ledger=ledger)
         while (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
-            self._entries += ready.entries
+            self._judged += ready.rows + ready.failed
             self._failed += ready.failed
             self._reasons.update(ready.reasons)
             if ready.failed and self._budget.on_error == "fail":
                 raise DataError("a record cannot be used", got=_first(ready.ledger), fix="mend it, or --on-error skip")
-            if self._entries >= JUDGED_AFTER:
+            if self._judged >= JUDGED_AFTER:
                 self._judge()
 
     def finish(self) -> None:
@@ -56,9 +56,9 @@ class Judge:
         self._judge()
 
     def _judge(self) -> None:
-        if self._failed > self._budget.max_failure_rate * self._entries:
+        if self._failed > self._budget.max_failure_rate * self._judged:
             raise DataError(
-                f"{self._failed:,} of the first {self._entries:,} records cannot be used",
+                f"{self._failed:,} of the first {self._judged:,} records cannot be used",
                 got="; ".join(f"{count:,} x {reason}" for reason, count in self._reasons.most_common(3)),
                 expected=f"at most {self._budget.max_failure_rate:.1%}",
                 fix="mend the data, or raise --max-failure-rate; the ledger names each record",

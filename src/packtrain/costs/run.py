@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.artifacts import read_json, write_json
-from packtrain.core.errors import ArtifactError, DataError
-from packtrain.core.fingerprint import differences
+from packtrain.core.artifacts import read_json, remove_leftovers, write_json
+from packtrain.core.errors import ArtifactError, ConfigError, DataError
+from packtrain.core.fingerprint import differences, digest
 from packtrain.costs.drift import Reference, check_drift
 from packtrain.costs.engines import Engine
 from packtrain.costs.fingerprint import inputs_of
@@ -22,7 +22,7 @@ from packtrain.costs.statistics import summarise
 from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
 from packtrain.costs.work import work_items
 from packtrain.costs.worker import FAMILY_RULE, Task, WorkItem
-from packtrain.costs.writer import Counts, write_table
+from packtrain.costs.writer import Counts, write_ledger, write_table
 
 JOURNAL = ".measure.journal"
 
@@ -34,6 +34,10 @@ class Policy:
     budget: FailureBudget = field(default_factory=FailureBudget)
     check: int = 32  # records for the drift check
     content_hash: bool = False  # identify data files by content instead of size and time
+
+    def __post_init__(self) -> None:
+        if self.check < 0:
+            raise ConfigError("check", got=self.check, expected="a number of records", fix="0 turns the check off")
 
 
 @dataclass(slots=True)
@@ -75,16 +79,23 @@ def run(
 ) -> Outcome:
     """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none."""
     started = time.monotonic()
+    if out.exists() and not out.is_dir():
+        raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a name that is free")
     inputs = inputs_of(task.request, content_hash=policy.content_hash)
+    task = replace(task, inputs=digest(inputs))
     finished, changed = _finished_before(out, inputs)
     if finished is not None:
         return Outcome(table=finished, reused=True)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / SUMMARY).unlink(missing_ok=True)
     journal, stale = Journal.open(out / JOURNAL, inputs)
+    remove_leftovers(out)
+    (out / SUMMARY).unlink(missing_ok=True)
     progress = Progress(resumed_units=len(journal))
     try:
-        _measure_units(task, engine, Judge(policy.budget), journal, progress, report)
+        try:
+            _measure_units(task, engine, Judge(policy.budget), journal, progress, report)
+        except DataError:
+            write_ledger(out, journal)  # so that the user sees which records are meant
+            raise
         counts = write_table(out, journal)
         if counts.rows == 0:
             raise _nothing_left(counts)

@@ -24,6 +24,7 @@ class Task:
 
     request: Request
     rule: str = FAMILY_RULE  # "module:class" of the CostRule; the processor's own is imported only where it is needed
+    inputs: str = ""  # digest of the inputs, so that a process that lives on notices a changed template
 
 
 @dataclass(frozen=True, slots=True)

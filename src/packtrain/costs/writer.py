@@ -73,6 +73,13 @@ def write_table(out: Path, journal: Journal) -> Counts:
     return counts
 
 
+def write_ledger(out: Path, journal: Journal) -> None:
+    """Write the ledger.jsonl of a run that was stopped, from the units that are complete."""
+    with atomic_path(out / LEDGER) as temporary, temporary.open("wb") as ledger:
+        for unit in journal.in_order():
+            ledger.write(unit.ledger)
+
+
 class _Groups:
     """A parquet file in row groups of one fixed size, whatever the sizes of the pieces that come."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -17,7 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from packtrain.core.errors import ConfigError, RecordError
 
 # Unicode non-characters: they mark where a template's own generation blocks begin and end, and are cut out again.
-_BLOCK_START, _BLOCK_END = "\ufdd0", "\ufdd1"
+# Several of them, because a single one may stand in a text.
+_BLOCK_START, _BLOCK_END = "\ufdd0\ufdd2\ufdd0", "\ufdd1\ufdd2\ufdd1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,49 @@ class _GenerationBlocks(jinja2.ext.Extension):
         return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
     def _mark(self, caller: Any) -> str:
-        return f"{_BLOCK_START}{caller()}{_BLOCK_END}"
+        return _BLOCK_START + caller() + _BLOCK_END  # type: ignore[no-any-return]
+
+
+class Watched(str):
+    """A text that wants to be asked when it is joined with others, so that it can go on watching what is done."""
+
+    def joined(self, pieces: list[str]) -> str:
+        """All pieces, of which this is one, as one text."""
+        raise NotImplementedError
+
+
+def _concat(pieces: Iterable[str]) -> str:
+    """As "".join, by which macros, blocks and `~` make their texts."""
+    pieces = list(pieces)
+    watched = next((piece for piece in pieces if isinstance(piece, Watched)), None)
+    return "".join(pieces) if watched is None else watched.joined(pieces)
+
+
+class _CodeGenerator(jinja2.compiler.CodeGenerator):
+    """Joins by the environment's `concat` everywhere; jinja2 itself does not for `~`."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
+        self.write("environment.concat(map(str, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    code_generator_class = _CodeGenerator
+    concat = staticmethod(_concat)  # type: ignore[assignment]
 
 
 class ChatTemplate:
     """One compiled chat template with the special tokens it may refer to.
 
-    `literals` are the string constants in its source: whatever it compares a text with is among them.
+    `literals` are the texts that it may compare a text with: the string constants in its source and the special tokens.
+    `functions` are the names of the filters it uses and of the methods it calls.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
@@ -60,8 +94,12 @@ class ChatTemplate:
             raise ConfigError(
                 "chat template", got=f"{type(error).__name__}: {error}", expected="a Jinja template"
             ) from None
-        constants = environment.parse(source).find_all(jinja2.nodes.Const)
-        self.literals = tuple(dict.fromkeys(c.value for c in constants if isinstance(c.value, str)))
+        tree = environment.parse(source)
+        constants = [c.value for c in tree.find_all(jinja2.nodes.Const) if isinstance(c.value, str)]
+        self.literals = tuple(dict.fromkeys([*constants, *special_tokens.values()]))
+        filters = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
+        methods = {c.node.attr for c in tree.find_all(jinja2.nodes.Call) if isinstance(c.node, jinja2.nodes.Getattr)}
+        self.functions = frozenset(filters | {f".{name}" for name in methods})
         self._variables = {"tools": None, "documents": None, **special_tokens}
         self._marks_generation = "generation" in source and "endgeneration" in source
 
@@ -75,6 +113,7 @@ class ChatTemplate:
             raise RecordError("template", "the chat template refused the record", str(error)) from None
         except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
             raise RecordError("template", "the chat template failed", f"{type(error).__name__}: {error}") from None
+        text = str.__str__(text)  # plain, whatever was watched in it
         return _cut_marks(text) if self._marks_generation else Rendered(text)
 
 

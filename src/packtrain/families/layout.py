@@ -66,7 +66,7 @@ class Layouter:
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         if add_eos and not tokenizer.eos_token:
             raise ConfigError("add_eos", got="a tokenizer without an end token", fix="leave add_eos out")
-        self._eos = tokenizer.eos_token if add_eos and not tokenizer.appends_eos else None
+        self._eos = tokenizer.eos_token if add_eos else None
 
     def _prepare(self, source: str | None, settings: ProcessorSettings) -> tuple[ChatTemplate, TurnFinder] | None:
         if not source:
@@ -83,7 +83,8 @@ class Layouter:
     def rendered(self, record: Record) -> Layout:
         """The record through the chat template, placeholders still in place."""
         if record.plain:
-            return Layout(text=self._ended("".join(_texts(record.messages[0].parts)), None)[0], special=True)
+            text, _ = self._ended("".join(_texts(record.messages[0].parts)), None, special=True)
+            return Layout(text=text, special=True)
         chat = self._video_chat if any(medium.kind == "video" for medium in record.media()) else self._chat
         if chat is None:
             return self._without_template(record)
@@ -91,9 +92,10 @@ class Layouter:
         messages = self.messages(record)
         rendered = template.render(messages)
         spans = None if self.loss_on == "all" else self._carrying(record, turns, rendered, messages)
-        text, spans = self._ended(rendered.text, spans)
         bos = self.tokenizer.bos_token
-        return Layout(text=text, special=self._typed and not (bos and text.startswith(bos)), supervised=spans)
+        special = self._typed and not (bos and rendered.text.startswith(bos))
+        text, spans = self._ended(rendered.text, spans, special=special)
+        return Layout(text=text, special=special, supervised=spans)
 
     def messages(self, record: Record) -> list[dict[str, Any]]:
         """The conversation as the template expects it."""
@@ -126,6 +128,12 @@ class Layouter:
         chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
         return tuple(dict.fromkeys(literal for template, _ in chats for literal in template.literals))
 
+    @property
+    def template_functions(self) -> frozenset[str]:
+        """The filters and methods that the templates in use call."""
+        chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
+        return frozenset(name for template, _ in chats for name in template.functions)
+
     def kind_of(self, placeholder: str) -> MediaKind:
         """Which kind of medium a placeholder stands for."""
         return self._kinds[placeholder]
@@ -143,12 +151,14 @@ class Layouter:
             raise RecordError("template", "the model has no chat template")
         prompt, answer = ("".join(_texts(message.parts)) for message in record.messages)
         span = ((len(prompt), len(prompt) + len(answer)),) if record.messages[1].train else ()
-        text, spans = self._ended(prompt + answer, None if self.loss_on == "all" else span)
+        text, spans = self._ended(prompt + answer, None if self.loss_on == "all" else span, special=True)
         return Layout(text=text, special=True, supervised=spans)
 
-    def _ended(self, text: str, spans: tuple[Span, ...] | None) -> tuple[str, tuple[Span, ...] | None]:
-        """`add_eos`: append the end token unless the text already ends with it."""
-        if self._eos is None or text.rstrip().endswith(self._eos):
+    def _ended(
+        self, text: str, spans: tuple[Span, ...] | None, *, special: bool
+    ) -> tuple[str, tuple[Span, ...] | None]:
+        """`add_eos`: append the end token unless the text already ends with it or the tokenizer will append it."""
+        if self._eos is None or text.rstrip().endswith(self._eos) or (special and self.tokenizer.appends_eos):
             return text, spans
         if spans and spans[-1][1] >= len(text.rstrip()):
             spans = (*spans[:-1], (spans[-1][0], len(text) + len(self._eos)))

@@ -3,8 +3,8 @@
 A template is run once per shape (roles and kinds of parts) with marker strings that notice when they are looked into.
 If the template only ever writes them out, or trims and writes them out, its text for any record of that shape is the
 literals between the markers with the record's own texts in their places; otherwise it is run for every record. That
-is then tried on texts made from every string that the template itself contains, because markers lose sight of what
-happens after a macro has joined them.
+is then tried on texts made from every string that the template itself contains. A template with a function that
+markers cannot see through (they are plain strings behind a `join`) is always run.
 
     <|im_start|>user\\n  [0]  <|im_end|>\\n<|im_start|>assistant\\n  [1]  <|im_end|>\\n
 """
@@ -19,6 +19,7 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Part, Record, Text
 from packtrain.families.base import Expansion, Run
+from packtrain.families.chat_template import Watched
 from packtrain.families.layout import Layout, Layouter, PlacedRun
 from packtrain.families.turns import Span
 
@@ -35,6 +36,13 @@ _PROBES = (
     "é\t<b>&amp;</b>",
     "assistant",
 )
+
+# Filters that either do not look into a text, or do it by its own methods, which markers notice.
+_SEEN_THROUGH = frozenset(
+    ("capitalize", "count", "d", "default", "first", "items", "last", "length", "list", "lower", "reject", "rejectattr")
+    + ("replace", "select", "selectattr", "string", "title", "tojson", "trim", "upper")
+)
+_HIDING_METHODS = frozenset((".format", ".format_map", ".join"))
 
 Shape = tuple[tuple[object, ...], ...]
 
@@ -117,13 +125,16 @@ class Skeletons:
     def __init__(self, layouter: Layouter) -> None:
         self._layouter = layouter
         self._placeholders = tuple(layouter.family.placeholders.values())
+        functions = layouter.template_functions
+        filters = {name for name in functions if not name.startswith(".")}
+        self._always_run = not filters <= _SEEN_THROUGH or bool(functions & _HIDING_METHODS)
         self._known: dict[Shape, _Skeleton | None] = {}
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """As the layouter lays it out, by filling in where that is known to be the same."""
         expansions = self._layouter.expansions(headers)
         kinds = [header.kind for header in headers]
-        skeleton = None if record.plain else self._skeleton(record)
+        skeleton = None if record.plain or self._always_run else self._skeleton(record)
         if skeleton is not None:
             texts = [part.text for message in record.messages for part in message.parts if isinstance(part, Text)]
             if not any(placeholder in text for placeholder in self._placeholders for text in texts):
@@ -142,7 +153,7 @@ class Skeletons:
         count = sum(isinstance(part, Text) for message in record.messages for part in message.parts)
         kinds = [medium.kind for medium in record.media()]
         looks: list[set[str]] = [set() for _ in range(count)]
-        markers = [_Opaque(f"\ue0f0{number}\ue0f1", looked) for number, looked in enumerate(looks)]
+        markers = [_Opaque(f"\ue0f0{number}\ue0f1", (looked,)) for number, looked in enumerate(looks)]
         try:
             rendered = self._layouter.rendered(_with_texts(record, markers))
         except RecordError:
@@ -223,37 +234,46 @@ def _with_texts(record: Record, texts: Sequence[str]) -> Record:
     )
 
 
-class _Opaque(str):
-    """A string that may be written out and joined with `+` and `~`, and notes everything else that is done with it."""
+class _Opaque(Watched):
+    """A string that may be written out and joined with others, and notes everything else that is done with it."""
 
-    _looked: set[str]
+    _looks: tuple[set[str], ...]  # of every text that it is made of
 
-    def __new__(cls, text: str, looked: set[str]) -> _Opaque:
+    def __new__(cls, text: str, looks: tuple[set[str], ...]) -> _Opaque:
         made = super().__new__(cls, text)
-        made._looked = looked
+        made._looks = looks
         return made
 
     def __str__(self) -> str:
         return self
 
     def __add__(self, other: Any) -> _Opaque:
-        return _Opaque(str.__add__(self, other), self._looked)
+        return self.joined([self, other])
 
     def __radd__(self, other: Any) -> _Opaque:
-        return _Opaque(str.__add__(other, self), self._looked)
+        return self.joined([other, self])
+
+    def joined(self, pieces: list[str]) -> _Opaque:
+        """Looking into the whole is looking into each of its texts."""
+        looks = [looked for piece in pieces if isinstance(piece, _Opaque) for looked in piece._looks]
+        return _Opaque("".join(pieces), tuple(looks))
 
 
 def _noting(name: str) -> Any:
     plain = getattr(str, name)
 
     def method(self: _Opaque, *args: Any, **kwargs: Any) -> Any:
-        self._looked.add(name if not kwargs and args in ((), (None,)) else f"{name} with arguments")
+        for looked in self._looks:
+            looked.add(name if not kwargs and args in ((), (None,)) else f"{name} with arguments")
         found = plain(self, *args, **kwargs)
-        return _Opaque(found, self._looked) if name == "strip" else found
+        return _Opaque(found, self._looks) if name == "strip" else found
 
     return method
 
 
-_OPERATORS = ("contains", "eq", "ne", "lt", "le", "gt", "ge", "len", "getitem", "iter", "mod", "mul", "rmul", "format")
+_OPERATORS = (
+    *("contains", "eq", "ne", "lt", "le", "gt", "ge", "len", "hash", "getitem", "iter", "mod", "rmod", "mul", "rmul"),
+    "format",
+)
 for _name in [*(name for name in dir(str) if not name.startswith("_")), *(f"__{name}__" for name in _OPERATORS)]:
     setattr(_Opaque, _name, _noting(_name))

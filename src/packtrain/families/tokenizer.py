@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from packtrain.core.errors import ConfigError
 from packtrain.families.base import ProcessorSettings
@@ -34,7 +33,6 @@ class LightTokenizer:
         self.bos_token = settings.special_tokens.get("bos_token")
         self.eos_token = settings.special_tokens.get("eos_token")
         self._add_missing(settings)
-        self._set_post_processor(settings)
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
         self.appends_eos = self.eos_id is not None and self.encode("a", special=True).ids[-1:] == [self.eos_id]
 
@@ -69,14 +67,3 @@ class LightTokenizer:
         ]
         if tokens:
             self._tokenizer.add_tokens(tokens)
-
-    def _set_post_processor(self, settings: ProcessorSettings) -> None:
-        """`add_bos_token` and `add_eos_token`, where the config states them, replace the file's own template."""
-        config = settings.tokenizer_config
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return
-        bos = self.bos_token if config.get("add_bos_token") else None
-        eos = self.eos_token if config.get("add_eos_token") else None
-        single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-        tokens = [(token, self.id_of(token)) for token in (bos, eos) if token]
-        self._tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=tokens)

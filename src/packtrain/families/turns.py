@@ -62,13 +62,14 @@ class TurnFinder:
 
     def _by_prefix(self, text: str, messages: Sequence[Mapping[str, Any]], turn: int) -> Span:
         """What rendering one message more adds, less the opening that a template may count to the turn itself."""
+        opening = self._frame.opening
         before = self._template.render(messages[:turn], add_generation_prompt=True).text if turn else ""
         if not text.startswith(before):
             before = self._template.render(messages[:turn]).text
+        if not turn and opening:  # templates need a message, and before the first turn only they have written anything
+            before = text[: max(0, text.find(opening))]
         through = self._template.render(messages[: turn + 1]).text
-        start, opening = len(before), self._frame.opening
-        if opening and not before.endswith(opening) and text.startswith(opening, start):
-            start += len(opening)
+        start = len(before) + _missing(opening, before, text[len(before) :])
         end = len(_common_prefix(text, through).rstrip())
         if not text.startswith(before) or end < start:
             raise RecordError("template", "assistant turn not found in the rendered text", f"message {turn + 1}")
@@ -99,6 +100,12 @@ class TurnFinder:
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         return {"role": role, "content": text if self._string_content else [{"type": "text", "text": text}]}
+
+
+def _missing(opening: str, before: str, after: str) -> int:
+    """Characters of the opening that stand after a cut; none where it is not around the cut."""
+    cuts = range(len(opening), -1, -1)
+    return next((len(opening) - at for at in cuts if before.endswith(opening[:at]) and after.startswith(opening[at:])), 0)
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:

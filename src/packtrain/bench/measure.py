@@ -1,0 +1,229 @@
+"""How fast measuring is: beside the HF processor on the same records, and beside what no measuring can avoid."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from packtrain.app.demo_data import write_dataset
+from packtrain.app.places import cache_dir
+from packtrain.bench.memory import peak_pss
+from packtrain.core.seeds import stream
+from packtrain.costs.columns import Rows
+from packtrain.costs.measurer import FamilyRule, Measurer
+from packtrain.costs.request import Request
+from packtrain.models.tiny import resolve
+from packtrain.packs.reference import RealProcessor, load_reference
+from packtrain.records.open import iter_units, open_sources, read_unit
+
+_SENTENCE = (
+    "the a red green small bright circle square bar diamond stands left of near above two three objects picture "
+    "shows and with one behind in front corner shadow edge middle it is there are which because however"
+)
+WORDS = tuple(_SENTENCE.split())
+TEXT_SIZES = (1, 10, 30, 100, 1000)  # words of an answer
+ROUNDS = 7
+
+
+def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model: str) -> dict[str, Any]:
+    """All three comparisons; numbers are medians over interleaved rounds."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    folder = str(resolve(model, cache_dir() / "models").absolute())
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        write_dataset(root, pictures=64)
+        return {
+            "model": model,
+            "processor": _against_processor(root, folder, records, workers),
+            "floor": [_against_floor(root, folder, words) for words in TEXT_SIZES],
+            "memory": [_memory(root, folder, size, workers) for size in memory_sizes],
+        }
+
+
+def _write(path: Path, records: int, words: Callable[[int], int]) -> Path:
+    """Records with one picture of about 640x480 and an answer of so many words."""
+    random = stream(0, "bench", str(records))
+    with path.open("w", encoding="utf-8") as stream_:
+        for number in range(records):
+            answer = " ".join(random.choice(WORDS, words(number)))
+            parts = [
+                {"type": "image", "image": f"images/{number % 64:05d}.jpg"},
+                {"type": "text", "text": "What is in it?"},
+            ]
+            turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+            stream_.write(json.dumps({"id": str(number), "messages": turns}) + "\n")
+    return path
+
+
+def _request(data: Path, folder: str) -> Request:
+    return Request(specs=tuple(open_sources(str(data))), model=folder)
+
+
+# ---- beside the HF processor
+
+
+def _against_processor(root: Path, folder: str, records: int, workers: int) -> dict[str, Any]:
+    """Both sides in the same processes on the same records, one after the other, several rounds."""
+    shares = [
+        _write(root / f"share-{worker}.jsonl", records // workers, lambda n: 1 + (n * 7) % 75)
+        for worker in range(workers)
+    ]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        found = list(pool.map(_race, [str(share) for share in shares], [folder] * workers))
+    ours = sum(median(result["ours"]) for result in found)
+    theirs = sum(median(result["processor"]) for result in found)
+    return {
+        "records": records,
+        "processes": workers,
+        "tokens_mean": sum(result["tokens"] for result in found) / workers,
+        "ours_per_second": ours,
+        "processor_per_second": theirs,
+        "ratio": ours / theirs,
+    }
+
+
+def _race(share: str, folder: str) -> dict[str, Any]:
+    """One process: records per second of both sides, round by round."""
+    import torch
+
+    torch.set_num_threads(1)
+    request = _request(Path(share), folder)
+    measurer = Measurer(request, FamilyRule(request))
+    real = load_reference(request)
+    if isinstance(real, str):
+        raise RuntimeError(real)
+    lengths = _measure(request, measurer)
+    rates: dict[str, list[float]] = {"ours": [], "processor": []}
+    for _ in range(3):
+        rates["ours"].append(_rate(len(lengths), lambda: _measure(request, measurer), seconds=0.5))
+        rates["processor"].append(_rate(len(lengths), lambda: _process(request, measurer, real), seconds=0.0))
+    return {**rates, "tokens": sum(lengths) / len(lengths)}
+
+
+def _rate(records: int, work: Callable[[], Any], *, seconds: float) -> float:
+    """Records per second; repeated until it has taken long enough to be measured."""
+    started, passes = time.perf_counter(), 0
+    while passes == 0 or time.perf_counter() - started < seconds:
+        work()
+        passes += 1
+    return records * passes / (time.perf_counter() - started)
+
+
+def _measure(request: Request, measurer: Measurer) -> list[int]:
+    rows = Rows()
+    for unit in iter_units(request.specs):
+        for result in measurer.measure(read_unit(request.specs, unit), unit.source):
+            rows.add(result)
+    return rows.costs["tokens"]  # type: ignore[return-value]
+
+
+def _process(request: Request, measurer: Measurer, real: RealProcessor) -> None:
+    for unit in iter_units(request.specs):
+        for entry in read_unit(request.specs, unit):
+            real.outputs(measurer.record(entry, unit.source), measurer.store(unit.source))
+
+
+# ---- beside what cannot be avoided
+
+
+def _against_floor(root: Path, folder: str, words: int) -> dict[str, Any]:
+    """Our time over that of the tokenizer and of reading headers alone, on the same texts and images."""
+    records = max(64, 20_000 // (words + 20))
+    request = _request(_write(root / "floor.jsonl", records, lambda _: words), folder)
+    rule = FamilyRule(request)
+    measurer = Measurer(request, rule)
+    entries = [entry for unit in iter_units(request.specs) for entry in read_unit(request.specs, unit)]
+    found = [measurer.record(entry, 0) for entry in entries]
+    layouts = [rule.encoder.layout(record, measurer.headers(record, 0)) for record in found]
+    texts = [layout.text for layout in layouts]
+    media = [medium for record in found for medium in record.media()]
+    store, tokenizer = measurer.store(0), rule.encoder.tokenizer
+
+    def tokenize() -> None:
+        for start in range(0, len(texts), Measurer.batch):
+            tokenizer.encode_batch(texts[start : start + Measurer.batch], special=layouts[0].special)
+
+    def read_headers() -> None:
+        for medium in media:
+            store.header(medium.kind, medium.ref)
+
+    ratios, ours, floor = [], [], []
+    for _ in range(ROUNDS):
+        ours.append(1 / _rate(records, lambda: _measure(request, measurer), seconds=0.15))
+        floor.append(1 / _rate(records, tokenize, seconds=0.15) + 1 / _rate(records, read_headers, seconds=0.1))
+        ratios.append(ours[-1] / floor[-1])
+    return {
+        "answer_words": words,
+        "tokens_mean": sum(_measure(request, measurer)) / records,
+        "ours_microseconds": median(ours) * 1e6,
+        "floor_microseconds": median(floor) * 1e6,
+        "ratio": median(ratios),
+    }
+
+
+# ---- memory
+
+
+def _memory(root: Path, folder: str, size: int, workers: int) -> dict[str, Any]:
+    """The peak of all processes of the real command."""
+    data = _write(root / "memory.jsonl", size, lambda _: 8)
+    command = [sys.executable, "-m", "packtrain.cli", "measure", str(data), "--model", folder, "--check", "0"]
+    started = time.perf_counter()
+    peak = peak_pss([*command, "--out", str(root / f"out-{size}"), "--workers", str(workers), "--json"])
+    seconds = time.perf_counter() - started
+    return {"records": size, "peak_mib": peak / 2**20, "seconds": seconds, "records_per_second": size / seconds}
+
+
+def show_bench(result: dict[str, Any], console: Console) -> None:
+    """The three tables."""
+    race = result["processor"]
+    table = Table(
+        title=f"Against the HF processor ({result['model']}, {race['processes']} processes)", title_justify="left"
+    )
+    for name in ("records", "mean tokens", "ours /s", "processor /s", "ratio"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{race['records']:,}",
+        f"{race['tokens_mean']:,.0f}",
+        f"{race['ours_per_second']:,.0f}",
+        f"{race['processor_per_second']:,.1f}",
+        f"{race['ratio']:,.1f}",
+    )
+    console.print(table)
+    table = Table(title="Against tokenizer and header reading alone (one process)", title_justify="left")
+    for name in ("words of the answer", "mean tokens", "ours us", "floor us", "ratio"):
+        table.add_column(name, justify="right")
+    for row in result["floor"]:
+        table.add_row(
+            f"{row['answer_words']:,}",
+            f"{row['tokens_mean']:,.0f}",
+            f"{row['ours_microseconds']:,.0f}",
+            f"{row['floor_microseconds']:,.0f}",
+            f"{row['ratio']:.2f}",
+        )
+    console.print(table)
+    if result["memory"]:
+        table = Table(title="Memory of all processes (PSS)", title_justify="left")
+        for name in ("records", "peak MiB", "seconds", "records /s"):
+            table.add_column(name, justify="right")
+        for row in result["memory"]:
+            table.add_row(
+                f"{row['records']:,}",
+                f"{row['peak_mib']:,.0f}",
+                f"{row['seconds']:,.1f}",
+                f"{row['records_per_second']:,.0f}",
+            )
+        console.print(table)

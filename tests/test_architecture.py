@@ -1,0 +1,94 @@
+"""The folder tree is the architecture: a package imports only what stands above it, and the light ones stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import packtrain
+
+SRC = Path(packtrain.__file__).parent
+# Data flows down this list; a package may import itself and what stands before it.
+ORDER = ("core", "records", "families", "costs", "packs", "models", "app", "bench", "cli")
+LIGHT = ("core", "records", "families", "costs")
+HEAVY = {"torch", "torchvision", "transformers", "accelerate", "peft"}
+# What each light package may use beside the standard library; imports inside functions count too.
+ALLOWED = {
+    "core": {"numpy"},
+    "records": {"numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets"},
+    "families": {"numpy", "jinja2", "tokenizers", "num2words"},
+    "costs": {"numpy", "pyarrow", "ray"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module named in an import statement anywhere in a file, without those for type checkers only."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def modules() -> list[tuple[str, Path]]:
+    """(package, file) of every module; cli.py is a package of its own."""
+    found = []
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).parts
+        if parts != ("__init__.py",):
+            found.append((parts[0].removesuffix(".py"), path))
+    return found
+
+
+def test_every_package_has_its_place() -> None:
+    assert {package for package, _ in modules()} == set(ORDER)
+
+
+def test_imports_go_up_only() -> None:
+    seen = 0
+    for package, path in modules():
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] == "packtrain" and len(parts) > 1:
+                seen += 1
+                assert ORDER.index(parts[1]) <= ORDER.index(package), f"{path.relative_to(SRC)} imports {name}"
+    assert seen > 100, "nothing was looked at"
+
+
+@pytest.mark.parametrize("package", LIGHT)
+def test_light_packages_use_only_what_they_may(package: str) -> None:
+    for owner, path in modules():
+        if owner == package:
+            third = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names) - {"packtrain"}
+            assert third <= ALLOWED[package], f"{path.relative_to(SRC)} imports {third - ALLOWED[package]}"
+
+
+def test_importing_everything_light_loads_nothing_heavy() -> None:
+    names = [
+        ".".join(("packtrain", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
+        for package, path in modules()
+        if package in (*LIGHT, "app", "cli")
+    ]
+    code = f"import sys, importlib; [importlib.import_module(n) for n in {names!r}]; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "packtrain.costs.run" in loaded
+    assert not loaded & HEAVY
+
+
+def test_import_packtrain_is_nearly_free() -> None:
+    code = "import sys, packtrain; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert not loaded & (HEAVY | {"pyarrow", "numpy", "PIL", "av", "tokenizers", "rich", "typer"})

@@ -1,0 +1,74 @@
+"""The public surface is a list: names, options and values that users rely on. A change here is a decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+import packtrain
+from packtrain.app.measure import measure_outcome
+from packtrain.cli import app
+from packtrain.core import values
+from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.families.registry import MODEL_TYPES
+from packtrain.models.tiny import TINY_FAMILIES
+from packtrain.records.schemas.convert import SCHEMAS
+from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.source import FORMATS
+
+SNAPSHOT = Path(__file__).parent / "surface" / "snapshot.json"
+
+
+def commands(command: Any, name: str) -> dict[str, list[str]]:
+    """Every command with its options and arguments."""
+    if hasattr(command, "commands"):
+        found: dict[str, list[str]] = {}
+        for sub, child in sorted(command.commands.items()):
+            found |= commands(child, f"{name} {sub}")
+        return found
+    return {
+        name: sorted(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
+    }
+
+
+def fields(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def surface() -> dict[str, Any]:
+    """What is public now."""
+    return {
+        "names": sorted(packtrain.__all__),
+        "commands": commands(typer.main.get_command(app), "packtrain"),
+        "measure": list(inspect.signature(measure_outcome).parameters),
+        "values": {
+            name: fields(getattr(values, name)) for name in ("Record", "Message", "Cost", "MediaLimits", "LedgerEntry")
+        },
+        "schema_options": fields(SchemaOptions),
+        "costs.parquet": COST_SCHEMA.names,
+        "media.parquet": MEDIA_SCHEMA.names,
+        "formats": sorted(FORMATS),
+        "schemas": sorted(SCHEMAS),
+        "families": sorted(MODEL_TYPES),
+        "tiny": sorted(TINY_FAMILIES),
+    }
+
+
+def test_surface_is_the_snapshot() -> None:
+    """After a change that is meant: python tests/test_surface.py writes the new snapshot."""
+    assert surface() == json.loads(SNAPSHOT.read_text())
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in packtrain.__all__:
+        assert getattr(packtrain, name) is not None
+    assert callable(packtrain.measure)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(surface(), indent=1) + "\n")
