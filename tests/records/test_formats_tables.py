@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,21 @@ def test_units_of_streamed_rows_are_bounded_by_bytes(monkeypatch: pytest.MonkeyP
     units = list(reader("hf_dataset", bytes_per_unit=2500).units(source("org/name", "hf_dataset")))
     assert [len(unit.payload) for unit in units] == [3, 3, 3, 1]
     assert [unit.first for unit in units] == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_loaded_datasets_are_the_same_streamed_or_downloaded(
+    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of data files that `load_dataset` understands; media columns arrive undecoded."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    table = pa.table({"i": list(range(600)), "image": [{"bytes": b"raw", "path": None}] * 600})
+    (tmp_path / "data").mkdir()
+    pq.write_table(table, tmp_path / "data" / "train.parquet")
+    spec = replace(source(tmp_path / "data", "hf_dataset"), streaming=streaming)
+    entries = read_all(spec)
+    assert [entry.value["i"] for entry in entries if entry.value] == list(range(600))
+    assert entries[7].value is not None
+    assert entries[7].value["image"] == {"bytes": b"raw", "path": None}
+    assert entries[7].origin == "data[train]:7"

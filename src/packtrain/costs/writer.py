@@ -80,6 +80,13 @@ def write_ledger(out: Path, journal: Journal) -> None:
             ledger.write(unit.ledger)
 
 
+def write_ledger(out: Path, journal: Journal) -> None:
+    """Write ledger.jsonl alone, for a run that stops: what has been found so far, in dataset order."""
+    with atomic_path(out / LEDGER) as path, path.open("wb") as ledger:
+        for unit in journal.in_order():
+            ledger.write(unit.ledger)
+
+
 class _Groups:
     """A parquet file in row groups of one fixed size, whatever the sizes of the pieces that come."""
 

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: folders made by `save_to_disk`, read with arrow alone, and anything `load_dataset` streams.
+"""Hugging Face datasets: folders made by `save_to_disk`, read with arrow alone, and anything `load_dataset` loads.
 
 Media are never decoded: they arrive as {"bytes", "path"}.
 """
@@ -74,7 +74,7 @@ class HFDataset:
 
 
 def _stream(spec: SourceSpec) -> Any:
-    """The dataset as `load_dataset` streams it, with decoding switched off."""
+    """The rows that `load_dataset` streams, or downloads first; decoding is switched off."""
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -85,7 +85,7 @@ def _stream(spec: SourceSpec) -> Any:
             fix="pip install packtrain[train]",
         ) from error
     try:
-        splits = load_dataset(spec.path, streaming=True)
+        splits = load_dataset(spec.path, streaming=spec.streaming)
     except Exception as error:  # the library raises whatever its many readers and the network raise
         raise ConfigError(
             f"dataset {spec.path}",
@@ -94,7 +94,7 @@ def _stream(spec: SourceSpec) -> Any:
             fix="check the name, the network and, for a private dataset, that you are logged in",
         ) from error
     check_split(spec, [str(split) for split in splits])
-    stream = splits[spec.split]
+    stream = splits[spec.split] if spec.streaming else splits[spec.split].to_iterable_dataset()
     # Where the features are not declared they are inferred from the first rows, and then hold no media to decode.
     return stream.decode(False) if stream.features else stream
 
