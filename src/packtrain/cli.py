@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def main() -> None:
     """Run the command line; user mistakes are printed without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
     try:
         app()
     except PacktrainError as error:
@@ -43,9 +46,13 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder that cannot be written
         _errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Interrupted):
         _errors.print("\n[yellow]interrupted[/]; the same command continues from what is complete")
         sys.exit(1)
+
+
+class _Interrupted(Exception):
+    """Ctrl-C in the middle of a command: typer would end a KeyboardInterrupt itself, with words of its own."""
 
 
 def _version(wanted: bool) -> None:
@@ -285,8 +292,11 @@ def _progress(verb: str, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """A progress bar on stderr: how far, how fast, how long still, how many were skipped."""
     from packtrain.app.show import MeasureBar
 
-    with MeasureBar(verb, Console(stderr=True), quiet=quiet) as bar:
-        yield bar.update
+    try:
+        with MeasureBar(verb, Console(stderr=True), quiet=quiet) as bar:
+            yield bar.update
+    except KeyboardInterrupt:
+        raise _Interrupted from None
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def write_json(path: Path, kind: str, version: int, content: Mapping[str, Any]) 
     """Write a JSON artifact with its kind and format version."""
     body = {"kind": kind, "version": version, **content}
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+        # a lone surrogate, as in a file name that is not UTF-8, becomes the escape that JSON has for it
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path, kind: str, version: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def digest(value: Any) -> str:
     True
     """
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
 def differences(old: Any, new: Any, at: str = "") -> list[str]:

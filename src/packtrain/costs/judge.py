@@ -66,6 +66,6 @@ class Judge:
 
 
 def _first(ledger: bytes) -> str:
-    entries = (json.loads(line) for line in ledger.decode("utf-8", "surrogatepass").split("\n") if line)
+    entries = (json.loads(line) for line in ledger.decode().split("\n") if line)
     entry = next(entry for entry in entries if not entry["filtered"])
     return f"{entry['origin']}: {entry['stage']}: {entry['reason']} {entry['detail']}".strip()

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import Cost, LedgerEntry, Measured, MediaHeader, Record
+from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
 from packtrain.costs.request import Filters, Request
-from packtrain.families.encoder import RecordEncoder
-from packtrain.families.layout import Layout
+from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.records.media import MediaStore
 from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.formatting import load_formatting
 from packtrain.records.source import Entry
-
-Priced = tuple[Cost, tuple[bool, ...]]  # a cost, and for each medium whether it stands where loss is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A record whose media headers have been read."""
-
-    record: Record
-    headers: tuple[MediaHeader, ...]
 
 
 class CostRule(Protocol):
@@ -48,26 +36,7 @@ class FamilyRule:
         self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
 
     def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
-        """All texts are laid out first and then tokenized in one go, which is what the tokenizer is fastest at."""
-        encoder = self.encoder
-        layouts = [_attempt(encoder.layout, sized.record, sized.headers) for sized in batch]
-        encodings: dict[int, Any] = {}
-        for special in (False, True):
-            chosen = [i for i, found in enumerate(layouts) if isinstance(found, Layout) and found.special is special]
-            texts = [layouts[i].text for i in chosen]  # type: ignore[union-attr]
-            encodings.update(zip(chosen, encoder.tokenizer.encode_batch(texts, special=special), strict=True))
-        return [
-            _attempt(encoder.cost_of, sized.record, sized.headers, found, encodings[i]) if i in encodings else found
-            for i, (sized, found) in enumerate(zip(batch, layouts, strict=True))
-        ]
-
-
-def _attempt(function: Callable[..., Any], *args: Any) -> Any:
-    """What the function returns, or the RecordError that it raises."""
-    try:
-        return function(*args)
-    except RecordError as error:
-        return error
+        return self.encoder.costs(batch)
 
 
 class Measurer:

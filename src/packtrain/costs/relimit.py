@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 _SHAPE = ("kind", "width", "height", "frames", "fps", "seconds")
 _CHANGED = ("tokens", "text_tokens", "image_tokens", "video_tokens", "frames", "patches", "supervised_tokens")
+
+_SAMPLING = frozenset(("num_frames", "fps", "max_frames"))
+# Why records were left out that other limits might let in, and which limits these are.
+_REFUSED_BY_LIMITS: Mapping[str, frozenset[str]] = {
+    "family: video with too few frames to sample": _SAMPLING,
+    "family: sampling reads behind the last frame": _SAMPLING,
+    "family: smolvlm takes only videos of equal sampled length in one sample": _SAMPLING,
+    "family: image too thin for the processor": frozenset(("max_img_size",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,13 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
         raise ConfigError(
             "with_limits", got="a table from which max_sample_length left out records", fix="measure again"
         )
+    for reason, names in _REFUSED_BY_LIMITS.items():
+        if names & limits.given().keys() and (left_out := table.summary["counts"]["reasons"].get(reason)):
+            raise ConfigError(
+                "with_limits",
+                got=f"a table from which its own limits left out records ({left_out} x {reason})",
+                fix="measure again",
+            )
     before = MediaLimits(**inputs["request"]["limits"])
     after = MediaLimits(**{**inputs["request"]["limits"], **limits.given()})
     index = table.column("index")
@@ -62,6 +78,9 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
             for row in rows[shape_of == at].tolist():
                 keep[row] = False
                 refused[row] = str(price)
+    for row, error in pricer.refused_samples(shapes, shape_of, rows):
+        keep[row] = False
+        refused.setdefault(row, str(error))
     deltas = np.array([_delta(header.kind, price) for (header, _), price in zip(shapes, prices, strict=True)], np.int64)
     if len(shapes):
         for name, change in zip(_CHANGED, deltas[shape_of].T, strict=True):
@@ -138,6 +157,23 @@ class _Pricer:
             return error
         return old, new
 
+    def refused_samples(
+        self, shapes: Sequence[tuple[MediaHeader, int]], shape_of: np.ndarray, rows: np.ndarray
+    ) -> Iterator[tuple[int, RecordError]]:
+        """Rows whose combination of media the family refuses under the new limits."""
+        check = getattr(self._families[1], "check_sample", None)
+        if check is None or not len(rows):
+            return
+        several = np.flatnonzero(np.bincount(rows) > 1)
+        verdicts: dict[tuple[int, ...], RecordError | None] = {}
+        starts, stops = (np.searchsorted(rows, several, side=side) for side in ("left", "right"))
+        for row, start, stop in zip(several, starts, stops, strict=True):
+            combination = tuple(shape_of[start:stop].tolist())
+            if combination not in verdicts:
+                verdicts[combination] = _refusal(check, [shapes[at][0] for at in combination])
+            if (error := verdicts[combination]) is not None:
+                yield int(row), error
+
     def _price(self, family: Family, header: MediaHeader, images: int) -> _Price:
         expansion = family.video(header) if header.kind == "video" else family.image(header, images)
         return _Price(
@@ -147,3 +183,11 @@ class _Pricer:
             max_patches=expansion.max_patches,
             frames=expansion.frames,
         )
+
+
+def _refusal(check: Any, headers: Sequence[MediaHeader]) -> RecordError | None:
+    try:
+        check(headers)
+    except RecordError as error:
+        return error
+    return None

@@ -37,6 +37,7 @@ class CostTable:
         self.summary = summary
         self._columns: dict[str, np.ndarray] = {}
         self._rows: np.ndarray | None = None  # positions kept of the file's rows; None keeps all
+        self._limits = MediaLimits()  # what `with_limits` has changed so far
         self.dropped: Mapping[int, str] = {}  # index -> reason, of rows that `with_limits` could not keep
 
     @classmethod
@@ -100,9 +101,11 @@ class CostTable:
             fps=fps,
             max_frames=max_frames,
         )
-        columns, rows, dropped = relimit(self, limits)
+        # Always from what was measured: the limits of an earlier call are applied again together with these.
+        limits = MediaLimits(**{**self._limits.given(), **limits.given()})  # type: ignore[arg-type]
+        columns, rows, dropped = relimit(CostTable(self.folder, self.summary), limits)
         table = CostTable(self.folder, self.summary)
-        table._columns, table._rows, table.dropped = columns, rows, dropped
+        table._columns, table._rows, table._limits, table.dropped = columns, rows, limits, dropped
         return table
 
 

@@ -63,7 +63,7 @@ def write_table(out: Path, journal: Journal) -> Counts:
             counts.rows += unit.rows
             counts.failed += unit.failed
             counts.unit_entries.append(unit.entries)
-            for line in unit.ledger.decode("utf-8", "surrogatepass").split("\n"):
+            for line in unit.ledger.decode().split("\n"):
                 if line:
                     entry = json.loads(line)
                     counts.ledger += 1
@@ -76,13 +76,6 @@ def write_table(out: Path, journal: Journal) -> Counts:
 def write_ledger(out: Path, journal: Journal) -> None:
     """Write the ledger.jsonl of a run that was stopped, from the units that are complete."""
     with atomic_path(out / LEDGER) as temporary, temporary.open("wb") as ledger:
-        for unit in journal.in_order():
-            ledger.write(unit.ledger)
-
-
-def write_ledger(out: Path, journal: Journal) -> None:
-    """Write ledger.jsonl alone, for a run that stops: what has been found so far, in dataset order."""
-    with atomic_path(out / LEDGER) as path, path.open("wb") as ledger:
         for unit in journal.in_order():
             ledger.write(unit.ledger)
 

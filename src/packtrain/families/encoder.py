@@ -1,18 +1,49 @@
-"""A record and its media headers in, its exact cost out."""
+"""Records and their media headers in, their exact costs out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record
-from packtrain.families.base import Family, ProcessorSettings, Run
+from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
+from packtrain.families.coverage import covered_tokens
 from packtrain.families.layout import Layout, Layouter, LossOn
-from packtrain.families.skeleton import Skeletons
+from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
+from packtrain.families.skeleton import Shape, Skeletons, shape_of, texts_of, with_texts
 from packtrain.families.tokenizer import LightTokenizer
 
-__all__ = ["LossOn", "RecordEncoder"]
+__all__ = ["LossOn", "Priced", "RecordEncoder", "Sized"]
+
+Priced = tuple[Cost, tuple[bool, ...]]  # a cost, and for each medium whether it stands where loss is taken
+
+# Texts on which counting in pieces is compared with counting whole, beside those that try the template.
+_AWKWARD = (
+    "Hello world",
+    " two  blanks ",
+    "\n\nlines\n",
+    "1234567",
+    "don't <stop|> [INST]",
+    "naïve 日本語 🙂\u200d🙂",
+    "ends with a part of a tag <|im_",
+    "_end|> begins with one",
+    "a" * 40,
+)
+_SAMPLE_HEADERS = (
+    MediaHeader(kind="image", width=64, height=48),
+    MediaHeader(kind="image", width=1300, height=700),
+    MediaHeader(kind="video", width=64, height=48, frames=40, fps=8.0, seconds=5.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A record whose media headers have been read."""
+
+    record: Record
+    headers: tuple[MediaHeader, ...]
 
 
 class RecordEncoder:
@@ -33,45 +64,130 @@ class RecordEncoder:
         self.tokenizer = LightTokenizer(settings)
         self.layouter = Layouter(settings, family, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
         self._skeletons = Skeletons(self.layouter)
+        self._cutter = Cutter(self.tokenizer)
+        self._shapes: dict[Shape, SegmentedShape | None] = {}
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
         return self._skeletons.layout(record, headers)
 
-    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> tuple[Cost, tuple[bool, ...]]:
-        """The record's cost, and for each medium whether it stands where loss is taken."""
-        layout = self.layout(record, headers)
-        return self.cost_of(record, headers, layout, self.tokenizer.encode(layout.text, special=layout.special))
+    # ---- cost
 
-    def cost_of(
-        self, record: Record, headers: Sequence[MediaHeader], layout: Layout, encoding: Any
-    ) -> tuple[Cost, tuple[bool, ...]]:
-        """As `cost`, for a layout that has been tokenized already."""
-        text_tokens = len(encoding) - len(layout.runs)
-        if text_tokens < 1:
+    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> Priced:
+        """The record's cost."""
+        (found,) = self.costs([Sized(record, tuple(headers))])
+        if isinstance(found, RecordError):
+            raise found
+        return found
+
+    def costs(self, batch: Sequence[Sized]) -> list[Priced | RecordError]:
+        """A cost, or an error, for each record; all texts are tokenized together, at which a tokenizer is fastest."""
+        prepared: list[_Prepared | RecordError] = []
+        texts: dict[bool, list[str]] = {False: [], True: []}
+        for sized in batch:
+            try:
+                one = self._prepare(sized)
+            except RecordError as error:
+                prepared.append(error)
+                continue
+            prepared.append(one)
+            texts[one.special] += one.texts
+        encodings = {
+            special: iter(self.tokenizer.encode_batch(chosen, special=special)) for special, chosen in texts.items()
+        }
+        found: list[Priced | RecordError] = []
+        for sized, one_or_error in zip(batch, prepared, strict=True):
+            if isinstance(one_or_error, RecordError):
+                found.append(one_or_error)
+                continue
+            mine = [next(encodings[one_or_error.special]) for _ in one_or_error.texts]
+            try:
+                found.append(self._price(sized, one_or_error, mine))
+            except RecordError as error:
+                found.append(error)
+        return found
+
+    def _prepare(self, sized: Sized) -> _Prepared:
+        record, headers = sized.record, sized.headers
+        if not record.plain:
+            shape = self._shape(record)
+            if shape is not None:
+                texts = texts_of(record)
+                if not self._skeletons.hides_placeholder(texts):
+                    expansions = self.layouter.expansions(headers)
+                    draft = shape.draft(texts, expansions, self._cutter.pricer)
+                    if draft is not None:
+                        return _Prepared(draft, draft.segments, False, expansions, shape.media_supervised)
+        layout = self._skeletons.layout(record, headers)
+        return _Prepared(layout, [layout.text], layout.special, layout.expansions, layout.media_supervised)
+
+    def _price(self, sized: Sized, prepared: _Prepared, encodings: list[Any]) -> Priced:
+        found = prepared.found
+        counts = found.counts(encodings) if isinstance(found, Draft) else _count(found, encodings[0])
+        if counts.text_tokens < 1:
             raise RecordError("template", "no tokens")
-        supervised = self._supervised(layout, encoding, text_tokens)
-        if supervised < 1:
+        if counts.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
-        counted = {"image": 0, "video": 0}
-        for run in layout.runs:
-            counted[run.kind] += run.count
-        images = sum([header.kind == "image" for header in headers])
-        expansions = layout.expansions
+        images = videos = image_tokens = video_tokens = frames = patches = largest = 0
+        for header, expansion in zip(sized.headers, prepared.expansions, strict=True):
+            if header.kind == "image":
+                images += 1
+                image_tokens += expansion.media_tokens
+            else:
+                videos += 1
+                video_tokens += expansion.media_tokens
+            frames += expansion.frames
+            patches += expansion.patches
+            largest = max(largest, expansion.max_patches)
         cost = Cost(
-            tokens=text_tokens + counted["image"] + counted["video"],
-            text_tokens=text_tokens,
-            image_tokens=counted["image"],
-            video_tokens=counted["video"],
+            tokens=counts.text_tokens + image_tokens + video_tokens,
+            text_tokens=counts.text_tokens,
+            image_tokens=image_tokens,
+            video_tokens=video_tokens,
             images=images,
-            videos=len(headers) - images,
-            frames=sum([expansion.frames for expansion in expansions]),
-            objects=record.objects,
-            patches=sum([expansion.patches for expansion in expansions]),
-            max_patches_per_image=max([expansion.max_patches for expansion in expansions], default=0),
-            supervised_tokens=supervised,
+            videos=videos,
+            frames=frames,
+            objects=sized.record.objects,
+            patches=patches,
+            max_patches_per_image=largest,
+            supervised_tokens=counts.supervised_tokens,
         )
-        return cost, layout.media_supervised
+        return cost, prepared.media_supervised
+
+    # ---- shapes
+
+    def _shape(self, record: Record) -> SegmentedShape | None:
+        """The record's shape cut at special tokens; None where its text has to be tokenized as a whole."""
+        key = shape_of(record)
+        if key not in self._shapes:
+            skeleton = self._skeletons.skeleton(record, key)
+            shape = self._cutter.cut(skeleton) if skeleton is not None else None
+            self._shapes[key] = shape if shape is not None and self._agrees(record, shape) else None
+        return self._shapes[key]
+
+    def _agrees(self, record: Record, shape: SegmentedShape) -> bool:
+        """Does counting in pieces give what counting the whole text gives, on texts likely to show a difference?"""
+        kinds = [medium.kind for medium in record.media()]
+        if [slot.kind for slot in shape.media] != kinds:
+            return False
+        for size in _SAMPLE_HEADERS[:2]:
+            headers = [size if kind == "image" else _SAMPLE_HEADERS[2] for kind in kinds]
+            try:
+                expansions = self.layouter.expansions(headers)
+            except RecordError:
+                return False
+            for probe in (*self._skeletons.probes(), *_AWKWARD):
+                texts = [probe] * len(texts_of(record))
+                layout = self._skeletons.layout(with_texts(record, texts), headers)
+                draft = shape.draft(texts, expansions, self._cutter.pricer)
+                if draft is None:
+                    return False
+                whole = _count(layout, self.tokenizer.encode(layout.text, special=layout.special))
+                if draft.counts([self.tokenizer.encode(text, special=False) for text in draft.segments]) != whole:
+                    return False
+        return True
+
+    # ---- parts of costs
 
     def supervised_text(self, record: Record) -> int | None:
         """Text tokens that carry loss, for a family whose media are counted by its processor; None means all text."""
@@ -80,7 +196,7 @@ class RecordEncoder:
         layout = self.layouter.rendered(record)
         if layout.supervised is None:
             return None
-        return self._supervised(layout, self.tokenizer.encode(layout.text, special=layout.special), 0)
+        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)).supervised_tokens
 
     def token_count(self, pieces: Sequence[str | Run]) -> int:
         """Tokens of an expansion on its own; differences of two such counts are exact in any context."""
@@ -88,28 +204,27 @@ class RecordEncoder:
         text = "".join(piece if isinstance(piece, str) else piece.token if piece.count else "" for piece in pieces)
         return len(self.tokenizer.encode(text, special=False)) + sum(run.count - 1 for run in runs)
 
-    @staticmethod
-    def _supervised(layout: Layout, encoding: Any, text_tokens: int) -> int:
-        """Text tokens that carry loss; a sample's first token is predicted from nothing, so it never does."""
-        if layout.supervised is None:
-            first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
-            return text_tokens - (not first_is_media)
-        total = 0
-        for start, end in layout.supervised:
-            first = _token_at(encoding, start, end, 1)
-            last = _token_at(encoding, end - 1, start - 1, -1)
-            if first is None or last is None:
-                continue
-            total += last - first + 1 - (first == 0)
-            total -= sum([start <= run.at < end for run in layout.runs])
-        return total
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A record that waits for its texts to be tokenized: in pieces, or as a whole."""
+
+    found: Draft | Layout
+    texts: list[str]
+    special: bool
+    expansions: Sequence[Expansion]
+    media_supervised: tuple[bool, ...]
 
 
-def _token_at(encoding: Any, at: int, stop: int, step: int) -> int | None:
-    """The token that covers a character, or the next character that any token covers, before `stop`."""
-    while at != stop:
-        token = encoding.char_to_token(at)
-        if token is not None:
-            return int(token)
-        at += step
-    return None
+def _count(layout: Layout, encoding: Any) -> Counts:
+    """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
+    text_tokens = len(encoding) - len(layout.runs)
+    if layout.supervised is None:
+        first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
+        return Counts(text_tokens, text_tokens - (not first_is_media))
+    supervised = 0
+    for start, end in layout.supervised:
+        first, count = covered_tokens(encoding, start, end)
+        if count:
+            supervised += count - (first == 0) - sum([start <= run.at < end for run in layout.runs])
+    return Counts(text_tokens, supervised)

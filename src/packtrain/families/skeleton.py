@@ -38,17 +38,17 @@ _PROBES = (
 )
 
 # Filters that either do not look into a text, or do it by its own methods, which markers notice.
-_SEEN_THROUGH = frozenset(
-    ("capitalize", "count", "d", "default", "first", "items", "last", "length", "list", "lower", "reject", "rejectattr")
-    + ("replace", "select", "selectattr", "string", "title", "tojson", "trim", "upper")
-)
+_SEEN_THROUGH = {
+    *("capitalize", "count", "d", "default", "first", "items", "last", "length", "list", "lower", "reject"),
+    *("rejectattr", "replace", "select", "selectattr", "string", "title", "tojson", "trim", "upper"),
+}
 _HIDING_METHODS = frozenset((".format", ".format_map", ".join"))
 
 Shape = tuple[tuple[object, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """A character position: `offset` into literal number `literal`."""
 
     literal: int
@@ -56,7 +56,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class Slot:
     """What stands between two literals: text number `text`, trimmed or not, or else a medium of a kind."""
 
     text: int = -1
@@ -66,12 +66,12 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Skeleton:
+class Skeleton:
     """The literals of one shape, and the slots between them."""
 
     literals: tuple[str, ...]
-    slots: tuple[_Slot, ...]
-    spans: tuple[tuple[_Place, _Place], ...] | None
+    slots: tuple[Slot, ...]
+    spans: tuple[tuple[Place, Place], ...] | None
     special: bool
 
     def fill(self, texts: Sequence[str], kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> Layout:
@@ -119,6 +119,18 @@ def _queues(kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> dict
     return {kind: iter([e for k, e in zip(kinds, expansions, strict=True) if k == kind]) for kind in set(kinds)}
 
 
+def shape_of(record: Record) -> Shape:
+    """What a record's skeleton depends on."""
+    return tuple(
+        [(m.role, m.train, *[None if isinstance(p, Text) else p.kind for p in m.parts]) for m in record.messages]
+    )
+
+
+def texts_of(record: Record) -> list[str]:
+    """The texts of a record, in order."""
+    return [part.text for message in record.messages for part in message.parts if isinstance(part, Text)]
+
+
 class Skeletons:
     """The skeletons of one layouter, found shape by shape."""
 
@@ -128,34 +140,38 @@ class Skeletons:
         functions = layouter.template_functions
         filters = {name for name in functions if not name.startswith(".")}
         self._always_run = not filters <= _SEEN_THROUGH or bool(functions & _HIDING_METHODS)
-        self._known: dict[Shape, _Skeleton | None] = {}
+        self._known: dict[Shape, Skeleton | None] = {}
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """As the layouter lays it out, by filling in where that is known to be the same."""
         expansions = self._layouter.expansions(headers)
         kinds = [header.kind for header in headers]
-        skeleton = None if record.plain or self._always_run else self._skeleton(record)
+        skeleton = self.skeleton(record, shape_of(record))
         if skeleton is not None:
-            texts = [part.text for message in record.messages for part in message.parts if isinstance(part, Text)]
-            if not any(placeholder in text for placeholder in self._placeholders for text in texts):
+            texts = texts_of(record)
+            if not self.hides_placeholder(texts):
                 return skeleton.fill(texts, kinds, expansions)
         return self._layouter.expand(self._layouter.rendered(record), kinds, expansions)
 
-    def _skeleton(self, record: Record) -> _Skeleton | None:
-        shape = tuple(
-            [(m.role, m.train, *[None if isinstance(p, Text) else p.kind for p in m.parts]) for m in record.messages]
-        )
+    def skeleton(self, record: Record, shape: Shape) -> Skeleton | None:
+        """The skeleton of a record's shape; None where its template has to be run for each record."""
+        if record.plain or self._always_run:
+            return None
         if shape not in self._known:
             self._known[shape] = self._find(record)
         return self._known[shape]
 
-    def _find(self, record: Record) -> _Skeleton | None:
+    def hides_placeholder(self, texts: Sequence[str]) -> bool:
+        """Does a text hold what the template writes for a medium?"""
+        return any(placeholder in text for placeholder in self._placeholders for text in texts)
+
+    def _find(self, record: Record) -> Skeleton | None:
         count = sum(isinstance(part, Text) for message in record.messages for part in message.parts)
         kinds = [medium.kind for medium in record.media()]
         looks: list[set[str]] = [set() for _ in range(count)]
         markers = [_Opaque(f"\ue0f0{number}\ue0f1", (looked,)) for number, looked in enumerate(looks)]
         try:
-            rendered = self._layouter.rendered(_with_texts(record, markers))
+            rendered = self._layouter.rendered(with_texts(record, markers))
         except RecordError:
             return None
         if any(not looked <= {"strip"} for looked in looks):
@@ -166,20 +182,21 @@ class Skeletons:
                 return skeleton
         return None
 
-    def _holds(self, record: Record, skeleton: _Skeleton, count: int, kinds: list[MediaKind]) -> bool:
+    def _holds(self, record: Record, skeleton: Skeleton, count: int, kinds: list[MediaKind]) -> bool:
         """Does filling in give what the template gives, for texts that are likely to show a difference?"""
         media = [Expansion(pieces=(f"({n})", Run("*", n + 2)), patches=0, max_patches=0) for n in range(len(kinds))]
-        for probe in self._probes():
+        for probe in self.probes():
             texts = [probe] * count
             try:
-                slowly = self._layouter.expand(self._layouter.rendered(_with_texts(record, texts)), kinds, media)
+                slowly = self._layouter.expand(self._layouter.rendered(with_texts(record, texts)), kinds, media)
             except RecordError:
                 return False
             if skeleton.fill(texts, kinds, media) != slowly:
                 return False
         return True
 
-    def _probes(self) -> Iterator[str]:
+    def probes(self) -> Iterator[str]:
+        """Texts that are likely to show whether a template looks into them."""
         literals = [
             literal for literal in self._layouter.template_literals if not self._layouter.placeholders.search(literal)
         ]
@@ -187,7 +204,7 @@ class Skeletons:
         for literal, following in zip(literals, [*literals[1:], ""], strict=True):
             yield from (literal, f"{literal}a", f"a{literal}", f"a {literal} b", f"{literal}a{following}")
 
-    def _cut(self, rendered: Layout, trimmed: list[bool], kinds: list[MediaKind]) -> _Skeleton | None:
+    def _cut(self, rendered: Layout, trimmed: list[bool], kinds: list[MediaKind]) -> Skeleton | None:
         """Cut markers and placeholders out of the text; None where they are not exactly what was put in."""
         text = rendered.text
         pattern = re.compile(f"{_MARKER.pattern}|{self._layouter.placeholders.pattern}")
@@ -205,23 +222,23 @@ class Skeletons:
         texts = [slot.text for slot in slots if slot.kind is None]
         if sorted(texts) != list(range(len(trimmed))) or sorted(s.kind for s in slots if s.kind) != sorted(kinds):
             return None
-        return _Skeleton(tuple(str.__str__(text[a:b]) for a, b in bounds), slots, spans, rendered.special)
+        return Skeleton(tuple(str.__str__(text[a:b]) for a, b in bounds), slots, spans, rendered.special)
 
-    def _slot(self, match: re.Match[str], trimmed: list[bool], spans: tuple[Span, ...] | None) -> _Slot:
+    def _slot(self, match: re.Match[str], trimmed: list[bool], spans: tuple[Span, ...] | None) -> Slot:
         if match.group(1) is not None:
             number = int(match.group(1))
-            return _Slot(text=number, trim=number < len(trimmed) and trimmed[number])
+            return Slot(text=number, trim=number < len(trimmed) and trimmed[number])
         supervised = spans is None or any(start <= match.start() < end for start, end in spans)
-        return _Slot(kind=self._layouter.kind_of(match.group()), supervised=supervised)
+        return Slot(kind=self._layouter.kind_of(match.group()), supervised=supervised)
 
 
-def _place(bounds: list[tuple[int, int]], position: int, which: int) -> _Place | None:
+def _place(bounds: list[tuple[int, int]], position: int, which: int) -> Place | None:
     """The first or last literal that a position touches."""
-    found = [_Place(at, position - start) for at, (start, end) in enumerate(bounds) if start <= position <= end]
+    found = [Place(at, position - start) for at, (start, end) in enumerate(bounds) if start <= position <= end]
     return found[which] if found else None
 
 
-def _with_texts(record: Record, texts: Sequence[str]) -> Record:
+def with_texts(record: Record, texts: Sequence[str]) -> Record:
     """The same shape with other texts, and media that refer to nothing."""
     remaining = iter(texts)
     nothing = MediaRef(name="")

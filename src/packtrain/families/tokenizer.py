@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -12,6 +13,8 @@ from packtrain.families.base import ProcessorSettings
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class LightTokenizer:
@@ -30,10 +33,12 @@ class LightTokenizer:
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = bool(settings.tokenizer_config.get("split_special_tokens", False))
         self.bos_token = settings.special_tokens.get("bos_token")
         self.eos_token = settings.special_tokens.get("eos_token")
         self._add_missing(settings)
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
+        self.added_around = len(self.encode("", special=True))  # tokens that `special` adds to any text
         self.appends_eos = self.eos_id is not None and self.encode("a", special=True).ids[-1:] == [self.eos_id]
 
     def encode(self, text: str, *, special: bool) -> Encoding:
@@ -44,26 +49,64 @@ class LightTokenizer:
         """As `encode`, for many texts at once."""
         return self._tokenizer.encode_batch(texts, add_special_tokens=special)  # type: ignore[no-any-return]
 
+    def isolated_tokens(self) -> list[str]:
+        """Special tokens at which any text may be cut: they eat no blanks, and no other token can run into them."""
+        added = list(self._tokenizer.get_added_tokens_decoder().values())
+        texts = [token.content for token in added]
+        return [
+            token.content
+            for token in added
+            if token.special
+            and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
+            and not any(_runs_into(other, token.content) for other in texts if other != token.content)
+        ]
+
     def id_of(self, token: str) -> int | None:
         """The id of one token, None if it is not in the vocabulary."""
         return self._tokenizer.token_to_id(token)  # type: ignore[no-any-return]
 
     def _add_missing(self, settings: ProcessorSettings) -> None:
-        """Special tokens that only tokenizer_config.json names are added, as transformers adds them."""
-        declared = settings.tokenizer_config.get("added_tokens_decoder", {})
-        tokens = [
-            AddedToken(
-                token["content"],
-                **{flag: bool(token.get(flag, False)) for flag in ("lstrip", "rstrip", "single_word", "special")},
-                normalized=bool(token.get("normalized", True)),
-            )
-            for _, token in sorted(declared.items(), key=lambda item: int(item[0]))
-            if isinstance(token, dict) and self.id_of(token.get("content", "")) is None
-        ]
-        tokens += [
-            AddedToken(token, special=True, normalized=False)
-            for token in dict.fromkeys(settings.special_tokens.values())
-            if self.id_of(token) is None and token not in {str(t.content) for t in tokens}
-        ]
+        """Tokens that only tokenizer_config.json has, or has with other flags, are added as transformers adds them."""
+        config = settings.tokenizer_config
+        declared = config.get("added_tokens_decoder") or {}
+        own = self._tokenizer.get_added_tokens_decoder().values()
+        tokens = [_added_token(token) for _, token in sorted(declared.items(), key=lambda item: int(item[0]))]
+        tokens = [token for token in tokens if repr(token) not in set(map(repr, own))]
+        known = {token.content for token in (*own, *tokens)}
+        for value in _special_values(settings):
+            token = _added_token(value)
+            if token.content not in known:
+                tokens.append(token)
+                known.add(token.content)
         if tokens:
             self._tokenizer.add_tokens(tokens)
+
+
+def _special_values(settings: ProcessorSettings) -> list[Any]:
+    """The special tokens of tokenizer_config.json, as text or with flags, those that have a name first."""
+    config, named = settings.tokenizer_config, settings.special_tokens
+    names = sorted(named, key=lambda name: _NAMES.index(name) if name in _NAMES else len(_NAMES))
+    values: list[Any] = [config[name] if isinstance(config.get(name), Mapping) else named[name] for name in names]
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    return values + list(extra.values() if isinstance(extra, Mapping) else extra)
+
+
+def _added_token(value: Any) -> AddedToken:
+    """A token from its text, or from its serialized flags; a text alone stands for a special one."""
+    if not isinstance(value, Mapping):
+        return AddedToken(str(value), special=True, normalized=False)
+    special = bool(value.get("special", False))
+    return AddedToken(
+        value["content"],
+        **{flag: bool(value.get(flag, False)) for flag in ("lstrip", "rstrip", "single_word")},
+        special=special,
+        normalized=bool(value.get("normalized", not special)),
+    )
+
+
+def _runs_into(other: str, token: str) -> bool:
+    """Could `other`, partly written by a text, be found where `token` stands after or before that text?"""
+    if other.startswith(token):
+        return True
+    tails = [other[at:] for at in range(1, len(other))]
+    return any(token.startswith(tail) or tail.startswith(token) for tail in tails)

@@ -18,6 +18,7 @@ from packtrain.core.errors import RecordError
 from packtrain.families.chat_template import ChatTemplate, Rendered
 
 Span = tuple[int, int]
+_ANOTHER = "qz\ue0f2another"  # a text that no record has
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,18 @@ class TurnFinder:
     def _by_frame(self, text: str, turns: list[Mapping[str, Any]]) -> tuple[Span, ...] | None:
         """None where the frame is unknown, or occurs in the text more often than there are turns."""
         opening, closing = self._frame.opening, self._frame.closing
-        if not opening or not closing or text.count(opening) != len(turns):
+        if not opening or not closing or _occurrences(text, opening) != len(turns):
             return None
         spans, cursor = [], 0
         for turn in turns:
-            start = text.index(opening, cursor) + len(opening)
+            texts = _texts(turn)
+            opened = text.find(opening, cursor)
+            start = opened + len(opening)
             end = text.find(closing, start)
-            if end < 0 or any(closing in part for part in _texts(turn)):
+            # A template may leave its closing out; then the next one found is that of another message.
+            if opened < 0 or end < 0 or any(closing in part for part in texts):
+                return None
+            if texts and not text[start:end].rstrip().endswith(texts[-1].rstrip()):
                 return None
             cursor = end + len(closing)
             spans.append((start, cursor))
@@ -66,14 +72,25 @@ class TurnFinder:
         before = self._template.render(messages[:turn], add_generation_prompt=True).text if turn else ""
         if not text.startswith(before):
             before = self._template.render(messages[:turn]).text
-        if not turn and opening:  # templates need a message, and before the first turn only they have written anything
-            before = text[: max(0, text.find(opening))]
         through = self._template.render(messages[: turn + 1]).text
+        if not turn and opening:  # templates need a message, and before the first turn only they have written anything
+            before = through[: max(0, through.find(opening))]
         start = len(before) + _missing(opening, before, text[len(before) :])
         end = len(_common_prefix(text, through).rstrip())
+        if end < len(through.rstrip()):  # the turn is written otherwise once others follow it
+            end = self._end_by_tail(text, messages, turn)
         if not text.startswith(before) or end < start:
             raise RecordError("template", "assistant turn not found in the rendered text", f"message {turn + 1}")
         return start, end
+
+    def _end_by_tail(self, text: str, messages: Sequence[Mapping[str, Any]], turn: int) -> int:
+        """Where a turn ends, told by what follows another text in its place; -1 where that is not what follows it."""
+        other = [*messages[:turn], self._message("assistant", _ANOTHER), *messages[turn + 1 :]]
+        _, found, tail = self._template.render(other).text.rpartition(_ANOTHER)
+        if not found or not text.endswith(tail):
+            return -1
+        closing = self._frame.closing
+        return len(text) - len(tail) + (len(closing) if tail.startswith(closing) else 0)
 
     def _probe(self) -> _Frame:
         """Render two exchanges of marker words and read off what stands around the assistant's."""
@@ -102,10 +119,20 @@ class TurnFinder:
         return {"role": role, "content": text if self._string_content else [{"type": "text", "text": text}]}
 
 
+def _occurrences(text: str, part: str) -> int:
+    """How often a part occurs, those that overlap included."""
+    count, at = 0, text.find(part)
+    while at >= 0:
+        count, at = count + 1, text.find(part, at + 1)
+    return count
+
+
 def _missing(opening: str, before: str, after: str) -> int:
     """Characters of the opening that stand after a cut; none where it is not around the cut."""
     cuts = range(len(opening), -1, -1)
-    return next((len(opening) - at for at in cuts if before.endswith(opening[:at]) and after.startswith(opening[at:])), 0)
+    return next(
+        (len(opening) - at for at in cuts if before.endswith(opening[:at]) and after.startswith(opening[at:])), 0
+    )
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:

@@ -12,10 +12,9 @@ from typing import Any
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Text
 from packtrain.costs.drift import Reality
-from packtrain.costs.measurer import Priced, Sized
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings
-from packtrain.families.encoder import RecordEncoder
+from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.families.text_only import TextOnly
@@ -59,6 +58,13 @@ class RealProcessor:
         has_config = (Path(settings.folder) / "config.json").exists()
         self._config: Any = AutoConfig.from_pretrained(settings.folder) if has_config else None
         family = load_family(settings, request.limits)
+        if family is None and request.limits.given():
+            raise ConfigError(
+                "processor_config",
+                got=", ".join(request.limits.given()) + f" for {settings.model_type}, whose costs its processor tells",
+                expected="no limit: what they mean is known for families with a rule only",
+                fix="write them into the model folder's processor settings",
+            )
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
         self._eos = self._tokenizer.eos_token if request.add_eos else None
 
@@ -238,6 +244,9 @@ class ProcessorRule:
             raise RecordError("processor", "images and videos share one token, so they cannot be told apart")
         text_tokens = real.tokens - media_tokens
         supervised = self._text.supervised_text(record)
+        supervised = text_tokens - 1 if supervised is None else supervised
+        if supervised < 1:
+            raise RecordError("loss", "no supervised tokens")
         cost = Cost(
             tokens=real.tokens,
             text_tokens=text_tokens,
@@ -248,6 +257,6 @@ class ProcessorRule:
             objects=record.objects,
             patches=real.patches,
             max_patches_per_image=real.max_patches_per_image,
-            supervised_tokens=text_tokens - 1 if supervised is None else supervised,
+            supervised_tokens=supervised,
         )
         return cost, tuple(False for _ in kinds)

@@ -20,6 +20,7 @@ from packtrain.records.formats.files import (
     kind_of_name,
     list_files,
     walk,
+    writable,
 )
 from packtrain.records.formats.json_object import BOM, parse_object
 from packtrain.records.formats.saved_dataset import dataset_files, is_saved_dataset
@@ -161,7 +162,7 @@ def _default_name(path: str) -> str:
     base = os.path.basename(path.rstrip("/"))
     endings = sorted((ending for endings in ENDINGS.values() for ending in endings), key=len, reverse=True)
     ending = next((ending for ending in endings if base.lower().endswith(ending)), "")
-    return base[: len(base) - len(ending)] or base or "data"
+    return writable(base[: len(base) - len(ending)] or base or "data")
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -79,7 +79,8 @@ def _container(file: BinaryIO, kind: MediaKind) -> Iterator[InputContainer]:
         raise
     # FFmpeg's errors are several of Python's own kinds; damaged headers also surface as impossible values
     except (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError) as error:
-        raise RecordError("media", f"not a readable {kind}", f"{type(error).__name__}: {error}"[:200]) from None
+        said = getattr(error, "strerror", None) or error  # not the number of the open file, which differs by process
+        raise RecordError("media", f"not a readable {kind}", f"{type(error).__name__}: {said}"[:200]) from None
 
 
 def _count_frames(container: InputContainer, stream: VideoStream, size: int, max_packets: int) -> int:

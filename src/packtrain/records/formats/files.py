@@ -128,7 +128,12 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
 
 def shown_name(spec: SourceSpec, file: str) -> str:
     """What messages call a file: its name relative to the dataset."""
-    return os.path.relpath(file, dataset_root(spec.path)).replace(os.sep, "/")
+    return writable(os.path.relpath(file, dataset_root(spec.path)).replace(os.sep, "/"))
+
+
+def writable(name: str) -> str:
+    """A file name as text that a table takes: names are bytes, and need not be UTF-8."""
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def failed_unit(file: str, error: RecordError) -> Unit:

@@ -1,0 +1,30 @@
+"""Which tokens cover a stretch of characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
+    """The first token that covers a character in [start, end), and how many do."""
+    first = _token_at(encoding, start, end, 1)
+    last = _token_at(encoding, end - 1, start - 1, -1)
+    if first is None or last is None:
+        return 0, 0
+    # A rare character is several tokens, all with its offsets: the stretch ends with the last of them.
+    while last + 1 < len(encoding):
+        characters = encoding.token_to_chars(last + 1)
+        if characters is None or not characters[0] < end <= characters[1]:
+            break
+        last += 1
+    return first, last - first + 1
+
+
+def _token_at(encoding: Any, at: int, stop: int, step: int) -> int | None:
+    """The token that covers a character, or the next character that any token covers, before `stop`."""
+    while (at < stop) if step > 0 else (at > stop):
+        token = encoding.char_to_token(at)
+        if token is not None:
+            return int(token)
+        at += step
+    return None

@@ -1,0 +1,245 @@
+"""Tokenizing only what differs: what is the same in all records of one shape is tokenized once.
+
+A tokenizer cuts its text at special tokens first and then works on each piece alone. So the tokens of a record are
+those of its pieces, and most pieces of a rendered conversation never change:
+
+    <|im_start|> system\\nYou are helpful. <|im_end|> \\n <|im_start|> user\\n[0] <|im_end|> \\n <|im_start|> ...
+                 once                                once              each record              once
+
+Only special tokens that no text can run into are cut at, and a shape is used only if its counts equal those of the
+whole text for a set of awkward texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packtrain.families.base import Expansion, Run
+from packtrain.families.coverage import covered_tokens
+from packtrain.families.skeleton import Skeleton, Slot
+from packtrain.families.tokenizer import LightTokenizer
+
+Fragment = str | Slot
+Edge = tuple[int, int]  # fragment of a segment, character in it
+# A position in a skeleton: (2 n, offset) inside literal n; slot n fills (2 n + 1, 0) to (2 n + 2, 0).
+Position = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of one record, media apart."""
+
+    text_tokens: int
+    supervised_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A piece between two cuts that holds texts; `ranges` are its parts that carry loss."""
+
+    fragments: tuple[Fragment, ...]
+    ranges: tuple[tuple[Edge, Edge], ...]
+
+    def strings(self, texts: Sequence[str]) -> list[str]:
+        """The fragments of one record."""
+        return [
+            fragment
+            if isinstance(fragment, str)
+            else texts[fragment.text].strip()
+            if fragment.trim
+            else texts[fragment.text]
+            for fragment in self.fragments
+        ]
+
+    def supervised(self, strings: Sequence[str], encoding: Any) -> int:
+        """Its tokens that carry loss."""
+        total = 0
+        for (first, start), (last, end) in self.ranges:
+            begin = sum([len(text) for text in strings[:first]]) + start
+            stop = sum([len(text) for text in strings[:last]]) + end
+            total += covered_tokens(encoding, begin, stop)[1]
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One record cut into the pieces that have to be tokenized for it."""
+
+    shape: SegmentedShape
+    segments: list[str]
+    strings: list[list[str]]
+    media_text: int  # text tokens inside expansions
+    media_supervised: int
+
+    def counts(self, encodings: Sequence[Any]) -> Counts:
+        """The record's tokens, from the encodings of its segments."""
+        shape = self.shape
+        text = shape.constant + self.media_text + sum([len(encoding) for encoding in encodings])
+        if shape.all_supervised:
+            return Counts(text, text - 1)
+        supervised = shape.constant_supervised + self.media_supervised
+        for segment, strings, encoding in zip(shape.segments, self.strings, encodings, strict=True):
+            if segment.ranges:
+                supervised += segment.supervised(strings, encoding)
+        return Counts(text, supervised)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedShape:
+    """A skeleton cut at special tokens."""
+
+    segments: tuple[_Segment, ...]  # those with texts in them
+    media: tuple[Slot, ...]
+    constant: int  # tokens of everything else
+    constant_supervised: int
+    all_supervised: bool
+    media_supervised: tuple[bool, ...]
+
+    def draft(self, texts: Sequence[str], expansions: Sequence[Expansion], pricer: ExpansionPricer) -> Draft | None:
+        """The pieces of one record; None where an expansion could run into the text around it."""
+        media_text = media_supervised = 0
+        if self.media:
+            for slot, expansion in zip(self.media, expansions, strict=True):
+                tokens = pricer.text_tokens(expansion)
+                if tokens is None:
+                    return None
+                media_text += tokens
+                media_supervised += tokens if slot.supervised else 0
+        strings = [segment.strings(texts) for segment in self.segments]
+        return Draft(self, ["".join(pieces) for pieces in strings], strings, media_text, media_supervised)
+
+
+class Cutter:
+    """Cuts skeletons for one tokenizer."""
+
+    def __init__(self, tokenizer: LightTokenizer) -> None:
+        self._tokenizer = tokenizer
+        specials = tokenizer.isolated_tokens()
+        ordered = sorted(specials, key=len, reverse=True)
+        self._specials = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.pricer = ExpansionPricer(tokenizer, frozenset(specials))
+
+    def cut(self, skeleton: Skeleton) -> SegmentedShape | None:
+        """The shape's constant and variable pieces; None where the first token could carry loss."""
+        builder = _Builder(self._tokenizer, skeleton)
+        for number, literal in enumerate(skeleton.literals):
+            cursor = 0
+            for match in self._specials.finditer(literal):
+                builder.literal(number, cursor, literal[cursor : match.start()])
+                builder.special(number, match.start())
+                cursor = match.end()
+            builder.literal(number, cursor, literal[cursor:])
+            if number < len(skeleton.slots):
+                builder.slot(number, skeleton.slots[number])
+        return builder.finished()
+
+
+class ExpansionPricer:
+    """Text tokens of expansions that begin and end with special tokens; each distinct expansion is counted once."""
+
+    def __init__(self, tokenizer: LightTokenizer, specials: frozenset[str]) -> None:
+        self._tokenizer, self._specials = tokenizer, specials
+        self._known: dict[tuple[str | Run, ...], int | None] = {}
+
+    def text_tokens(self, expansion: Expansion) -> int | None:
+        """None where the expansion is not isolated from the text around it."""
+        pieces = expansion.pieces
+        if len(pieces) == 1 and type(pieces[0]) is Run and pieces[0].count and pieces[0].token in self._specials:
+            return 0
+        if pieces not in self._known:
+            self._known[pieces] = self._count(pieces)
+        return self._known[pieces]
+
+    def _count(self, pieces: tuple[str | Run, ...]) -> int | None:
+        written = [p.token if isinstance(p, Run) else p for p in pieces if not (isinstance(p, Run) and not p.count)]
+        if not written or not self._opens(written[0]) or not self._closes(written[-1]):
+            return None
+        runs = sum(isinstance(piece, Run) and piece.count > 0 for piece in pieces)
+        return len(self._tokenizer.encode("".join(written), special=False)) - runs
+
+    def _opens(self, text: str) -> bool:
+        return any(text.startswith(special) for special in self._specials)
+
+    def _closes(self, text: str) -> bool:
+        return any(text.endswith(special) for special in self._specials)
+
+
+class _Builder:
+    """Collects fragments into segments and counts what is constant."""
+
+    def __init__(self, tokenizer: LightTokenizer, skeleton: Skeleton) -> None:
+        self._tokenizer = tokenizer
+        self._all_supervised = skeleton.spans is None
+        self._spans: list[tuple[Position, Position]] = [
+            ((2 * start.literal, start.offset), (2 * end.literal, end.offset)) for start, end in skeleton.spans or ()
+        ]
+        self._open: list[tuple[Fragment, Position, Position]] = []  # with the positions it fills
+        self._segments: list[_Segment] = []
+        self._media: list[Slot] = []
+        self._constant = tokenizer.added_around if skeleton.special else 0
+        self._constant_supervised = 0
+        self._first_is_fixed = bool(self._constant) or bool(skeleton.literals[0])
+
+    def literal(self, number: int, offset: int, text: str) -> None:
+        """A stretch of literal `number` without special tokens."""
+        if text:
+            self._open.append((text, (2 * number, offset), (2 * number, offset + len(text))))
+
+    def slot(self, number: int, slot: Slot) -> None:
+        """A text becomes part of the segment; a medium ends it."""
+        if slot.kind is None:
+            self._open.append((slot, (2 * number + 1, 0), (2 * number + 2, 0)))
+        else:
+            self._close()
+            self._media.append(slot)
+
+    def special(self, number: int, offset: int) -> None:
+        """A special token ends the segment and is one token, which carries loss if it stands inside a span."""
+        self._close()
+        self._constant += 1
+        self._constant_supervised += sum(start <= (2 * number, offset) < end for start, end in self._spans)
+
+    def finished(self) -> SegmentedShape | None:
+        """None where a record's first token, which never carries loss, could be one that does."""
+        self._close()
+        if not self._first_is_fixed or any(start <= (0, 0) for start, _ in self._spans):
+            return None
+        return SegmentedShape(
+            segments=tuple(self._segments),
+            media=tuple(self._media),
+            constant=self._constant,
+            constant_supervised=self._constant_supervised,
+            all_supervised=self._all_supervised,
+            media_supervised=tuple(slot.supervised for slot in self._media),
+        )
+
+    def _close(self) -> None:
+        """End the segment that was being collected."""
+        filled, self._open = self._open, []
+        if not filled:
+            return
+        ranges = tuple(found for start, end in self._spans if (found := _range(filled, start, end)) is not None)
+        segment = _Segment(tuple(fragment for fragment, _, _ in filled), ranges)
+        if any(isinstance(fragment, Slot) for fragment in segment.fragments):
+            self._segments.append(segment)
+            return
+        strings = segment.strings(())
+        encoding = self._tokenizer.encode("".join(strings), special=False)
+        self._constant += len(encoding)
+        self._constant_supervised += segment.supervised(strings, encoding)
+
+
+def _range(
+    filled: list[tuple[Fragment, Position, Position]], start: Position, end: Position
+) -> tuple[Edge, Edge] | None:
+    """The part of a segment that lies between two positions."""
+    edges: list[tuple[Edge, Edge]] = []
+    for at, (fragment, low, high) in enumerate(filled):
+        first, last = max(low, start), min(high, end)
+        if first < last:
+            whole = isinstance(fragment, Slot)
+            edges.append(((at, 0 if whole else first[1] - low[1]), (at + 1, 0) if whole else (at, last[1] - low[1])))
+    return (edges[0][0], edges[-1][1]) if edges else None
