@@ -63,15 +63,19 @@ def ledger(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def start_command(*arguments: object, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """`packtrain ...` in a session of its own, so that a signal to its group reaches what a terminal's would."""
+def start_command(*arguments: object, log: Path, path: Path | None = None) -> subprocess.Popen[bytes]:
+    """`packtrain ...` in a session of its own, so that a signal to its group reaches what a terminal's would.
+
+    `path` is a folder whose modules the command and its workers can import.
+    """
+    places = [str(place) for place in (path, os.environ.get("PYTHONPATH")) if place]
     with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
         return subprocess.Popen(
             [sys.executable, "-m", "packtrain.cli", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(places)},
             start_new_session=True,
             preexec_fn=_accept_interrupts,
         )
@@ -82,7 +86,7 @@ def _accept_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def command(*arguments: object, log: Path, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def command(*arguments: object, log: Path, path: Path | None = None) -> tuple[int, str, str]:
     """Run `packtrain ...` to its end: exit code, stdout, stderr."""
-    code = start_command(*arguments, log=log, env=env).wait(timeout=300)
+    code = start_command(*arguments, log=log, path=path).wait(timeout=300)
     return code, log.with_suffix(".out").read_text(), log.with_suffix(".err").read_text()

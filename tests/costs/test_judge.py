@@ -53,7 +53,7 @@ UNITS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(UNITS, st.randoms(use_true_random=False), st.sampled_from(["skip", "fail"]), st.sampled_from([0.0, 0.02, 0.3]))
 def test_same_verdict_for_any_order_of_arrival(shapes, random, on_error, rate) -> None:  # type: ignore[no-untyped-def]
     units = [unit(i, good=g, failed=f, filtered=s, reason=r) for i, (g, f, s, r) in enumerate(shapes)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.families.encoder import LossOn
 from packtrain.records.schemas.convert import SchemaOptions
@@ -53,6 +53,11 @@ class Request:
     allow_outside_root: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = get_args(LossOn)
+        if self.loss_on is not None and self.loss_on not in names:
+            raise ConfigError("loss_on", got=self.loss_on, expected=", ".join(names), fix=nearest(self.loss_on, names))
 
     def describe(self) -> Mapping[str, Any]:
         """The settings as plain values, for the fingerprint and for measure.json."""

@@ -70,7 +70,8 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
         costs=to_ipc(rows.costs, COST_SCHEMA),
         media=to_ipc(rows.media, MEDIA_SCHEMA),
         ledger="".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in rows.ledger).encode(
-            "utf-8", "backslashreplace"  # a lone surrogate becomes the escape that JSON has for it
+            "utf-8",
+            "backslashreplace",  # a lone surrogate becomes the escape that JSON has for it
         ),
     )
 

@@ -11,10 +11,11 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     last = _token_at(encoding, end - 1, start - 1, -1)
     if first is None or last is None:
         return 0, 0
-    # A rare character is several tokens, all with its offsets: the stretch ends with the last of them.
+    # A rare character is several tokens, all with its offsets: the stretch ends with the last of them. Where a
+    # normalizer has composed characters, the later ones have no token, so the stretch may end behind that.
     while last + 1 < len(encoding):
         characters = encoding.token_to_chars(last + 1)
-        if characters is None or not characters[0] < end <= characters[1]:
+        if characters is None or characters[0] >= end:
             break
         last += 1
     return first, last - first + 1

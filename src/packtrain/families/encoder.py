@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record
@@ -49,6 +50,9 @@ class Sized:
 class RecordEncoder:
     """Costs of records for one model, one set of media limits and one rule of what carries loss."""
 
+    # Learning a shape costs as much as running the template for some hundred records, so rare shapes are not learned.
+    patience: ClassVar[int] = 32
+
     def __init__(
         self,
         settings: ProcessorSettings,
@@ -66,6 +70,7 @@ class RecordEncoder:
         self._skeletons = Skeletons(self.layouter)
         self._cutter = Cutter(self.tokenizer)
         self._shapes: dict[Shape, SegmentedShape | None] = {}
+        self._seen: Counter[Shape] = Counter()
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
@@ -109,8 +114,13 @@ class RecordEncoder:
 
     def _prepare(self, sized: Sized) -> _Prepared:
         record, headers = sized.record, sized.headers
+        key = shape_of(record)
+        if self._seen[key] < self.patience:
+            self._seen[key] += 1
+            layout = self.layouter.layout(record, headers)
+            return _Prepared(layout, [layout.text], layout.special, layout.expansions, layout.media_supervised)
         if not record.plain:
-            shape = self._shape(record)
+            shape = self._shape(record, key)
             if shape is not None:
                 texts = texts_of(record)
                 if not self._skeletons.hides_placeholder(texts):
@@ -156,9 +166,8 @@ class RecordEncoder:
 
     # ---- shapes
 
-    def _shape(self, record: Record) -> SegmentedShape | None:
+    def _shape(self, record: Record, key: Shape) -> SegmentedShape | None:
         """The record's shape cut at special tokens; None where its text has to be tokenized as a whole."""
-        key = shape_of(record)
         if key not in self._shapes:
             skeleton = self._skeletons.skeleton(record, key)
             shape = self._cutter.cut(skeleton) if skeleton is not None else None

@@ -29,6 +29,7 @@ from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, o
 
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
+YAML = "yaml"  # what users call that format
 LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
 
@@ -49,9 +50,12 @@ def open_sources(
     streaming: bool = False,
 ) -> list[SourceSpec]:
     """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError."""
-    if not path.lower().endswith(YAML_ENDINGS) or os.path.isdir(path):
+    if not (format == YAML or path.lower().endswith(YAML_ENDINGS)) or os.path.isdir(path):
         return [_source(MixtureItem(path=path), format, media_root, split, streaming)]
-    recognise(path)  # says so where nothing is there
+    if not os.path.isfile(os.path.expanduser(path)):
+        raise _nothing_there(path)
+    if format == YAML:
+        format = None  # that of the mixture itself; its items are recognised
     specs: list[SourceSpec] = []
     problems: list[str] = []
     taken: set[str] = set()
@@ -133,7 +137,7 @@ def _source(item: MixtureItem, format: str | None, media_root: str | None, split
     format = item.format or format
     if format is not None and format not in FORMATS:
         hint = nearest(format, FORMATS) or "leave it out to have the format recognised"
-        raise ConfigError("dataset_format", got=format, expected="one of " + ", ".join(FORMATS), fix=hint)
+        raise ConfigError("dataset_format", got=format, expected="one of " + ", ".join((*FORMATS, YAML)), fix=hint)
     if format is None:
         format = recognise(path)
     elif format != "hf_dataset":

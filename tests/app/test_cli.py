@@ -1,0 +1,200 @@
+"""The command line: exit codes, messages without tracebacks, and JSON that stands alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain import cli
+from packtrain.models import tiny
+
+Run = Callable[..., tuple[int, str, str]]
+RECORDS = [
+    {"id": f"r{n}", "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}
+    for n in range(20)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write("qwen2_5_vl", tmp_path_factory.mktemp("models") / "qwen")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command line's own entry, in this process: exit code, stdout, stderr."""
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["packtrain", *map(str, arguments)])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return run
+
+
+def measure(data: object, model: object, out: object, *more: object) -> tuple[object, ...]:
+    return ("measure", data, "--model", model, "--out", out, "--workers", 1, "--check", 0, *more)
+
+
+def test_json_is_all_there_is_on_stdout(run: Run, data: Path, model: Path, tmp_path: Path) -> None:
+    code, out, _ = run(*measure(data, model, tmp_path / "out", "--json"))
+    assert code == 0
+    said = json.loads(out)
+    assert (said["reused"], said["counts"]["rows"], said["measured_by"]) == (False, 20, "rule")
+    assert said["family"] == "qwen2_5_vl"
+    code, out, _ = run(*measure(data, model, tmp_path / "out", "--json"))
+    assert (code, json.loads(out)["reused"]) == (0, True)
+
+
+def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path, tmp_path: Path) -> None:
+    code, out, err = run(*measure(data, model, tmp_path / "out"))
+    assert (code, err) == (0, "")
+    assert "20 entries read = 20 measured + 0 in the ledger" in out
+    assert "next: look at" in out
+    code, out, _ = run(*measure(data, model, tmp_path / "out"))
+    assert "Nothing has changed" in out
+    os.utime(data, ns=(1, 1))
+    code, out, _ = run(*measure(data, model, tmp_path / "out"))
+    assert "measured again because" in out
+    assert f"data.{data}.mtime_ns" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"model": "tiny:qwen9"}, 2, ["'qwen9'", "did you mean 'qwen"]),
+        ({"model": "qwen2_5_vl"}, 2, ["did you mean tiny:qwen2_5_vl?"]),
+        ({"model": "no/such/model/folder"}, 2, ["no folder of that name"]),
+        ({"model": "nobody/such-a-model"}, 2, ["nobody/such-a-model", "local model folder"]),
+        ({"data": "nowhere.jsonl"}, 2, ["dataset_path", "nothing is there"]),
+        ({"--dataset-format": "jsnl"}, 2, ["dataset_format", "did you mean 'jsonl'?"]),
+        ({"--dataset-type": "vision_audio"}, 2, ["audio has no token rule yet"]),
+        ({"--dataset-type": "visoin"}, 2, ["did you mean 'vision'?"]),
+        ({"--workers": 0}, 2, ["workers", "at least 1"]),
+        ({"--workers": "many"}, 2, ["--workers"]),
+        ({"--engine": "rai"}, 2, ["did you mean 'ray'?"]),
+        ({"--address": "auto"}, 2, ["--engine ray"]),
+        ({"--limit": 0}, 2, ["limit", "a positive number"]),
+        ({"--check": -1}, 2, ["check", "0 turns the check off"]),
+        ({"--max-pixels": 0}, 2, ["processor_config.max_pixels", "a positive number"]),
+        ({"--max-failure-rate": 7}, 2, ["max_failure_rate", "between 0 and 1"]),
+        ({"--on-error": "ignore"}, 2, ["on_error", "skip or fail"]),
+        ({"--source": "other"}, 2, ["sources", "data"]),
+        ({"--schema": "mesages"}, 2, ["did you mean 'messages'?"]),
+        ({"--loss-on": "asistant"}, 2, ["loss_on"]),
+        ({"--object-ordering": "sort"}, 2, ["did you mean 'sorted'?"]),
+        ({"--object-template": "no-such-file.txt"}, 2, ["--object-template", "no-such-file.txt"]),
+        ({"--formatting": "no_such_module:f"}, 2, ["no_such_module", "PYTHONPATH"]),
+        ({"--formatting": "json"}, 2, ["module:function"]),
+        ({"--split": "x", "--no-such-option": 1}, 2, ["--no-such-option"]),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_wrong_options(
+    run: Run, data: Path, model: Path, tmp_path: Path, change: dict[str, object], code: int, words: list[str]
+) -> None:
+    given: dict[str, object] = {"--workers": 1, "--check": 0, **change}
+    arguments = [given.pop("data", data), "--model", given.pop("model", model), "--out", tmp_path / "out", "--json"]
+    found, out, err = run("measure", *arguments, *(item for pair in given.items() for item in pair))
+    assert (found, out) == (code, ""), err
+    for word in words:
+        assert word in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_arguments_are_usage_errors(run: Run, data: Path) -> None:
+    assert run("measure")[0] == 2
+    assert run("measure", data)[0] == 2
+    assert run("mesure")[0] == 2
+    assert run("--help")[0] == 0
+    assert run("--version")[1].startswith("packtrain 0.")
+
+
+def test_empty_data(run: Run, model: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    code, out, err = run(*measure(empty, model, tmp_path / "out", "--json"))
+    assert (code, out) == (1, "")
+    assert "an empty dataset" in err
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    code, _, err = run(*measure(folder, model, tmp_path / "out"))
+    assert code == 2
+    assert "no data file" in err
+
+
+def test_out_is_a_file(run: Run, data: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "taken"
+    out.write_text("mine")
+    code, _, err = run(*measure(data, model, out))
+    assert code == 2
+    assert "which is a file" in err
+    assert out.read_text() == "mine"
+    code, _, err = run(*measure(data, model, out / "below"))
+    assert code == 1
+    assert str(out) in err
+
+
+def test_a_model_folder_without_files(run: Run, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hollow"
+    folder.mkdir()
+    code, _, err = run(*measure(data, folder, tmp_path / "out"))
+    assert code == 2
+    assert "hollow" in err
+
+
+@pytest.mark.parametrize("name", ["[bold]", "[/]", "[red]x[/red]", ":warning:", "back\\[slash]", "x" * 150])
+def test_names_are_printed_as_they_are(run: Run, data: Path, model: Path, tmp_path: Path, name: str) -> None:
+    """Not as markup, not as emoji, and not broken into lines."""
+    folder = tmp_path / name.replace("/", "_") if "/" not in name else tmp_path / f"a{name}"
+    code, out, err = run(*measure(data, model, folder))
+    assert (code, err) == (0, "")
+    assert f"next: look at {folder}/measure.json" in out
+    missing = f"{folder}/nothing.jsonl"
+    code, _, err = run(*measure(missing, model, tmp_path / "other"))
+    assert code == 2
+    assert repr(missing) in err
+
+
+def test_a_mixture_by_its_format(run: Run, data: Path, model: Path, tmp_path: Path) -> None:
+    """The help promises the format yaml, for a file of any name."""
+    for name in ("mix.yaml", "mix"):
+        (tmp_path / name).write_text(f"- {{path: {data.name}, name: one}}\n")
+        code, out, err = run(
+            *measure(tmp_path / name, model, tmp_path / f"out-{name}", "--dataset-format", "yaml", "--json")
+        )
+        assert code == 0, err
+        assert list(json.loads(out)["statistics"]["sources"]) == ["one"]
+
+
+def test_as_a_module_and_as_a_script() -> None:
+    script = Path(sys.executable).with_name("packtrain")
+    for command in ([sys.executable, "-m", "packtrain.cli"], *([[str(script)]] if script.exists() else [])):
+        ended = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert ended.stdout.startswith("packtrain 0.")
+        ended = subprocess.run([*command, "measure", "nowhere"], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (2, "")

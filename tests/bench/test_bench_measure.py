@@ -1,0 +1,45 @@
+"""The benchmark itself works and prints what it promises; the numbers are the benchmark's business, not a test's."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from packtrain.bench.measure import TEXT_SIZES, bench_measure, show_bench
+from packtrain.bench.memory import tree_pss
+
+
+@pytest.mark.full
+@pytest.mark.contract
+def test_benchmark_runs_and_shows_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path))
+    result = bench_measure(records=60, workers=1, memory_sizes=[200], model="tiny:qwen2_5_vl")
+    assert result["processor"]["ratio"] > 1
+    assert [row["answer_words"] for row in result["floor"]] == list(TEXT_SIZES)
+    assert all(row["ratio"] > 0 for row in result["floor"])
+    assert result["memory"][0]["peak_mib"] > 20
+    page = io.StringIO()
+    show_bench(result, Console(file=page, width=120))
+    assert "Against the HF processor" in page.getvalue()
+    assert "Memory of all processes" in page.getvalue()
+
+
+def test_memory_counts_children() -> None:
+    """A child that holds 60 MB shows in its parent's sum."""
+    child = (
+        "block = bytearray(60 << 20); block[::4096] = b'x' * len(block[::4096]); print('ready', flush=True); input()"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    alone = tree_pss(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == b"ready"
+        assert tree_pss(process.pid) > 60 << 20
+        assert tree_pss(os.getpid()) - alone > 50 << 20
+        process.communicate(b"\n")

@@ -1,0 +1,140 @@
+"""Artifacts, fingerprints, seeds and errors: whole files or none, and differences that are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
+from packtrain.core.fingerprint import differences, digest, file_state, files_state
+from packtrain.core.seeds import stream
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    with atomic_path(path) as temporary:
+        temporary.write_text("old")
+        assert not path.exists()
+    with pytest.raises(RuntimeError), atomic_path(path) as temporary:  # noqa: PT012
+        temporary.write_text("half of the new")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_kill_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    program = (
+        "import os, sys; from pathlib import Path; from packtrain.core.artifacts import atomic_path\n"
+        "with atomic_path(Path(sys.argv[1])) as temporary:\n"
+        "    temporary.write_text('half of the new'); os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == -9
+    assert path.read_text() == "old"
+    assert len(os.listdir(tmp_path)) == 2, "the kill came before anything was written"
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_json_comes_back_with_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    content = {"name": "é", "odd": os.fsdecode(b"\xff"), "list": [1, 2.5, None]}
+    write_json(path, "plan", 3, content)
+    assert read_json(path, "plan", 3) == {"kind": "plan", "version": 3, **content}
+    path.read_bytes().decode("utf-8")
+    for kind, version in (("plan", 2), ("table", 3)):
+        with pytest.raises(ArtifactError, match=r"(?s)found: .*'plan'.*format version 3"):
+            read_json(path, kind, version)
+
+
+def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for content in (b"", b"{", b"\xff\xfe", b"[]", b"null"):
+        path.write_bytes(content)
+        with pytest.raises(ArtifactError, match=r"a\.json"):
+            read_json(path, "plan", 1)
+    path.unlink()
+    with pytest.raises(ArtifactError, match="no such file"):
+        read_json(path, "plan", 1)
+    path.mkdir()
+    with pytest.raises(ArtifactError):
+        read_json(path, "plan", 1)
+
+
+@given(JSON, JSON)
+def test_differences_are_empty_exactly_for_equals(one: object, other: object) -> None:
+    assert differences(one, one) == []
+    assert bool(differences(one, other)) == (one != other)
+    assert len(differences(one, other)) == len(differences(other, one))
+
+
+@given(JSON)
+def test_digests_survive_json(value: object) -> None:
+    assert digest(json.loads(json.dumps(value))) == digest(value)
+
+
+def test_differences_name_the_path() -> None:
+    old = {"a": {"x": 1, "y": 2}, "gone": 0}
+    assert differences(old, {"a": {"x": 1, "y": 3}, "new": 0}) == ["a.y: 2 -> 3", "gone: gone", "new: new"]
+    assert len(differences("x" * 500, "y")[0]) < 100
+
+
+def test_file_states(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"1")
+    by_time, by_content = file_state(path), file_state(path, content=True)
+    os.utime(path, ns=(5, 5))
+    assert file_state(path) != by_time
+    assert file_state(path, content=True) == by_content
+    path.write_bytes(b"2")
+    assert file_state(path, content=True) != by_content
+    assert files_state([path, tmp_path / "no"])[str(tmp_path / "no")] == {"missing": True}
+
+
+def test_streams_depend_on_seed_and_names_alone() -> None:
+    draws = {
+        key: tuple(stream(*key).integers(0, 1 << 60, 4).tolist())
+        for key in [(0, "a"), (1, "a"), (0, "b"), (0, "a", "b"), (0, "ab"), (0, "a", 1), (0, "a1")]
+    }
+    assert len(set(draws.values())) == len(draws)
+    assert tuple(stream(0, "a").integers(0, 1 << 60, 4).tolist()) == draws[(0, "a")]
+    assert stream(0, "limit").integers(1000) == np.int64(stream(0, "limit").integers(1000))
+
+
+def test_errors_say_where_what_and_how(tmp_path: Path) -> None:
+    error = ConfigError("data.limit", got=0, expected="a positive number", fix="leave it out")
+    assert str(error).splitlines() == [
+        "data.limit",
+        "  found:    0",
+        "  expected: a positive number",
+        "  to do:    leave it out",
+    ]
+    assert (ConfigError.exit_code, DataError.exit_code, PacktrainError.exit_code) == (2, 1, 1)
+    assert nearest("jsnl", ["json", "jsonl"]) == "did you mean 'jsonl'?"
+    assert nearest("zzz", ["json"]) == ""
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DataError, ArtifactError])
+def test_errors_travel_between_processes(kind: type[PacktrainError]) -> None:
+    error = kind("where", got="a", expected="b", fix="c")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.exit_code) == (kind, str(error), kind.exit_code)
+    record = pickle.loads(pickle.dumps(RecordError("read", "not valid JSON", "at 7")))
+    assert (record.stage, record.reason, record.detail) == ("read", "not valid JSON", "at 7")

@@ -1,0 +1,59 @@
+"""What the README and the documentation show works as it is written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from packtrain.app.demo_data import write_dataset
+from packtrain.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    data = write_dataset(tmp_path, pictures=16)
+    lines = [line for line in data.read_text().splitlines() if '"objects"' in line]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    names: dict[str, object] = {}
+    exec(example.replace('out="costs"', 'out="costs", check=0, workers=1'), names)
+    assert len(names["table"]) == len(names["smaller"]) == 16  # type: ignore[arg-type]
+    assert names["smaller"].column("patches").sum() < names["table"].column("patches").sum()  # type: ignore[attr-defined]
+
+
+def test_command_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny model in place of the one from the hub."""
+    command = re.search(r"^packtrain (measure .*)$", (ROOT / "README.md").read_text(), re.M)
+    assert command is not None
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_dataset(tmp_path, pictures=160).rename(tmp_path / "train.jsonl")
+    words = [re.sub(r"^Qwen/.*", "tiny:qwen2_5_vl", word) for word in shlex.split(command.group(1))]
+    done = CliRunner().invoke(app, [*words, "--check", "0", "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    for name in ("costs.parquet", "media.parquet", "ledger.jsonl", "measure.json"):
+        assert (tmp_path / "costs" / name).exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_options_exist(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert (document.parent / target).exists(), target
+    options = {
+        option
+        for command in ("measure", "demo")
+        for option in re.findall(
+            r"--[a-z-]+", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output
+        )
+    }
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):
+        assert option in options, option
