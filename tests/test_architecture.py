@@ -19,7 +19,7 @@ HEAVY = {"torch", "torchvision", "transformers", "accelerate", "peft"}
 # What each light package may use beside the standard library; imports inside functions count too.
 ALLOWED = {
     "core": {"numpy"},
-    "records": {"numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets"},
+    "records": {"numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets", "huggingface_hub"},
     "families": {"numpy", "jinja2", "tokenizers", "num2words"},
     "costs": {"numpy", "pyarrow", "ray"},
 }

@@ -104,6 +104,9 @@ def _measure(
         str, typer.Option(help="vision (text, images, video) or fineweb_edu (plain text).")
     ] = "vision",
     split: Annotated[str, typer.Option(help="Which split of a Hugging Face dataset.")] = "train",
+    subset: Annotated[
+        str | None, typer.Option(help="Which configuration of a Hugging Face dataset that has several.")
+    ] = None,
     streaming: Annotated[
         bool, typer.Option("--streaming", help="Stream a Hugging Face dataset instead of downloading it.")
     ] = False,
@@ -182,6 +185,7 @@ def _measure(
             dataset_format=dataset_format,
             dataset_type=dataset_type,
             split=split,
+            subset=subset,
             streaming=streaming,
             workers=workers,
             engine=engine,  # type: ignore[arg-type]
@@ -268,6 +272,8 @@ def _bench_measure(
     """Measuring against the HF processor on the same records, against its own lower bound, and its memory."""
     from packtrain.bench.measure import bench_measure, show_bench
 
+    if not all(size.isdigit() for size in memory.split(",") if size):
+        raise ConfigError("--memory", got=memory, expected="numbers of records, such as 10000,100000")
     sizes = [int(size) for size in memory.split(",") if size]
     result = bench_measure(records=records, workers=workers, memory_sizes=sizes, model=model)
     if as_json:

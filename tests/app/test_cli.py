@@ -78,9 +78,9 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
     code, out, _ = run(*measure(data, model, tmp_path / "out"))
     assert "Nothing has changed" in out
     os.utime(data, ns=(1, 1))
-    code, out, _ = run(*measure(data, model, tmp_path / "out"))
-    assert "measured again because" in out
-    assert f"data.{data}.mtime_ns" in out
+    code, out, err = run(*measure(data, model, tmp_path / "out"))
+    assert "measuring again because" in err, "said before the work begins"
+    assert f"data.{data}.mtime_ns" in err
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
         ({"--address": "auto"}, 2, ["--engine ray"]),
         ({"--limit": 0}, 2, ["limit", "a positive number"]),
         ({"--check": -1}, 2, ["check", "0 turns the check off"]),
-        ({"--max-pixels": 0}, 2, ["processor_config.max_pixels", "a positive number"]),
+        ({"--max-pixels": 0}, 2, ["limit max_pixels", "a positive number"]),
         ({"--max-failure-rate": 7}, 2, ["max_failure_rate", "between 0 and 1"]),
         ({"--on-error": "ignore"}, 2, ["on_error", "skip or fail"]),
         ({"--source": "other"}, 2, ["sources", "data"]),

@@ -379,3 +379,17 @@ def test_a_processor_that_has_no_family_here(tmp_path: Path) -> None:
     assert type(processor).__name__ == "AyaVisionProcessor"
     assert_columns(table, [reality(processor, folder, messages, tmp_path) for messages in records])
     assert table.column("image_tokens").max() > 0
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+def test_a_record_without_an_answer_is_in_the_ledger(family: str, tmp_path: Path) -> None:
+    question = {"role": "user", "content": [{"type": "text", "text": "anyone?"}]}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "me"}]}
+    data = write_jsonl(
+        tmp_path / "data.jsonl", [[question, answer], [question], [question, {**answer, "train": False}]]
+    )
+    model = tiny.write(family, tmp_path / "model")
+    table = packtrain.measure(data, model=str(model), out=tmp_path / "out", workers=1, check=0, max_failure_rate=1.0)
+    assert table.column("id").tolist() == ["r0"]
+    ledger = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()]
+    assert [(entry["id"], entry["reason"]) for entry in ledger] == [(f"r{n}", "no supervised tokens") for n in (1, 2)]

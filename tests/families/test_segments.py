@@ -13,6 +13,7 @@ from packtrain.families.encoder import RecordEncoder, _count
 from packtrain.families.registry import load_family
 from packtrain.families.segments import Draft
 from packtrain.families.settings import read_settings
+from packtrain.families.skeleton import shape_of
 from packtrain.families.tokenizer import _runs_into
 from packtrain.models.tiny import TINY_FAMILIES, write
 
@@ -59,6 +60,9 @@ def record_of(texts: tuple[str, str, str, str, str], *, image: bool, system: boo
     return Record(id="1", origin="x:1", source="x", messages=tuple(turns))
 
 
+PLAIN = record_of(("s", "a", "b", "c", "d"), image=False, system=False)
+
+
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(texts=st.tuples(TEXTS, TEXTS, TEXTS, TEXTS, TEXTS), image=st.booleans(), system=st.booleans())
@@ -73,7 +77,7 @@ def test_pieces_count_as_the_whole(
         encoder = encoders[family, loss_on]
         image = image and "image" in encoder.layouter.family.placeholders
         record, headers = record_of(texts, image=image, system=system), (IMAGE,) * image
-        shape = encoder._shape(record)
+        shape = encoder._shape(record, shape_of(record))
         if shape is None or encoder._skeletons.hides_placeholder(texts):
             continue
         draft = shape.draft(
@@ -88,9 +92,7 @@ def test_pieces_count_as_the_whole(
 def test_most_families_are_counted_in_pieces(encoders: dict[tuple[str, str], RecordEncoder]) -> None:
     """Otherwise the property above would hold of nothing."""
     counted = {
-        family
-        for (family, _), encoder in encoders.items()
-        if encoder._shape(record_of(("s", "a", "b", "c", "d"), image=False, system=False)) is not None
+        family for (family, _), encoder in encoders.items() if encoder._shape(PLAIN, shape_of(PLAIN)) is not None
     }
     assert len(counted) >= 12
     assert {"qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llama"} <= counted
@@ -99,7 +101,7 @@ def test_most_families_are_counted_in_pieces(encoders: dict[tuple[str, str], Rec
 def test_pieces_are_fewer_than_the_whole(encoders: dict[tuple[str, str], RecordEncoder]) -> None:
     encoder = encoders["qwen2_5_vl", "assistant"]
     record = record_of(("s", "a", "b", "c", "d"), image=True, system=False)
-    shape = encoder._shape(record)
+    shape = encoder._shape(record, shape_of(record))
     assert shape is not None
     draft = shape.draft(["a", "b", "c", "d"], encoder.layouter.expansions([IMAGE]), encoder._cutter.pricer)
     assert draft is not None

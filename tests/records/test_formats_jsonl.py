@@ -208,7 +208,7 @@ def test_damage_in_zstd_is_said(tmp_path: Path) -> None:
 
 def test_zstandard_missing_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with pytest.raises(ConfigError, match=r"packtrain\[shards\]"):
+    with pytest.raises(ConfigError, match="pip install zstandard"):
         read_all(source(write(tmp_path, PACKERS["zstd"](b"{}")), "jsonl"))
 
 

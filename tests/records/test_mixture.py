@@ -13,7 +13,8 @@ from packtrain.records.open import iter_units, open_sources, read_unit, recognis
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "sub").mkdir()
+    for name in ("sub", "pictures"):
+        (tmp_path / name).mkdir()
     for name in ("a.jsonl", "sub/a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(f'{{"from": "{name}"}}\n')
     return tmp_path
@@ -34,7 +35,7 @@ datasets:
     media_dir: pictures
     repeats: 2
     split: val
-  - {path: b.jsonl, name: a, media_root: /media}
+  - {path: b.jsonl, name: a, media_root: /usr}
   - org/name
 """
 
@@ -47,7 +48,7 @@ def test_a_mixture_is_its_sources(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert [spec.name for spec in specs] == ["a", "a-2", "a-3", "name"]
     assert [spec.path for spec in specs[:3]] == [str(folder / name) for name in ("a.jsonl", "sub/a.jsonl", "b.jsonl")]
     assert [spec.format for spec in specs] == ["jsonl"] * 3 + ["hf_dataset"]
-    assert [spec.media_root for spec in specs[:3]] == [str(folder), str(folder / "pictures"), "/media"]
+    assert [spec.media_root for spec in specs[:3]] == [str(folder), str(folder / "pictures"), "/usr"]
     assert [(spec.weight, spec.repeats) for spec in specs] == [(0.5, None), (None, 2), (None, None), (None, None)]
     assert [spec.split for spec in specs] == ["train", "val", "train", "train"]
     entries = [entry for unit in iter_units(specs[:3]) for entry in read_unit(specs, unit)]
@@ -56,9 +57,9 @@ def test_a_mixture_is_its_sources(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_list_at_the_top_and_defaults_from_outside(folder: Path) -> None:
     specs = open_sources(
-        mixture(folder, "- path: a.jsonl\n- path: b.jsonl\n  split: test"), media_root="/m", split="val"
+        mixture(folder, "- path: a.jsonl\n- path: b.jsonl\n  split: test"), media_root="/usr", split="val"
     )
-    assert [(spec.media_root, spec.split) for spec in specs] == [("/m", "val"), ("/m", "test")]
+    assert [(spec.media_root, spec.split) for spec in specs] == [("/usr", "val"), ("/usr", "test")]
 
 
 def test_all_problems_are_reported_at_once(folder: Path) -> None:
@@ -125,4 +126,4 @@ def test_yaml_cannot_make_objects(folder: Path) -> None:
 
 
 def test_the_keys_of_an_item_are_public() -> None:
-    assert KEYS == ("path", "name", "format", "media_root", "split", "weight", "repeats")
+    assert KEYS == ("path", "name", "format", "media_root", "split", "subset", "weight", "repeats")

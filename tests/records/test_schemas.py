@@ -488,8 +488,8 @@ def test_a_formatting_function_makes_messages() -> None:
     assert [medium.ref.name for medium in formatted("as_dict", value).media()] == ["other.jpg"]
     assert "question" not in value, "the raw record is not the function's to change"
     _, source = load_formatting("my_formatting_for_test:listed")
-    assert source.startswith("def listed(record):")
-    assert "fails" not in source
+    assert "def listed(record):" in source
+    assert "def fails(record):" in source, "what the function calls may stand anywhere in its module"
 
 
 @pytest.mark.usefixtures("formatting_module")

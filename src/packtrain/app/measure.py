@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, ParamSpec
 
@@ -20,9 +21,9 @@ from packtrain.costs.table import CostTable
 from packtrain.costs.worker import FAMILY_RULE, Task
 from packtrain.families.encoder import LossOn
 from packtrain.families.registry import load_family
-from packtrain.families.settings import read_settings
 from packtrain.models.tiny import resolve
 from packtrain.packs.reference import load_reference
+from packtrain.packs.tokenizer import finished_tokenizer
 from packtrain.records.open import open_sources
 from packtrain.records.schemas.convert import SchemaOptions
 
@@ -41,6 +42,7 @@ def measure_outcome(
     dataset_format: str | None = None,
     dataset_type: str = "vision",
     split: str = "train",
+    subset: str | None = None,
     streaming: bool = False,
     workers: int | None = None,
     engine: Literal["local", "ray"] = "local",
@@ -73,12 +75,13 @@ def measure_outcome(
                 format=dataset_format,
                 media_root=str(media_root) if media_root is not None else None,
                 split=split,
+                subset=subset,
                 streaming=streaming,
             )
         ),
         model=str(resolve(model, cache_dir() / "models").absolute()),
         limits=_limits(processor_config or {}),
-        schema=schema or SchemaOptions(),
+        schema=_schema(schema or SchemaOptions(), dataset_type),
         filters=Filters(
             min_seconds=min_seconds,
             max_seconds=max_seconds,
@@ -94,7 +97,8 @@ def measure_outcome(
         seed=seed,
     )
     _check_sources(request)
-    family = load_family(read_settings(request.model), request.limits)
+    request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
+    family = load_family(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
     folder = Path(out) if out is not None else cache_dir() / "measure" / digest(request.describe())
     policy = Policy(
@@ -111,6 +115,7 @@ def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:
         return function(*args, **kwargs).table
 
     measure.__name__ = measure.__qualname__ = "measure"
+    measure.__annotations__ = {**function.__annotations__, "return": "CostTable"}
     measure.__doc__ = "Measure a dataset for a model; unchanged inputs are not measured twice."
     return measure
 
@@ -135,6 +140,13 @@ def _check_type(dataset_type: str) -> None:
         )
 
 
+def _schema(options: SchemaOptions, dataset_type: str) -> SchemaOptions:
+    """`fineweb_edu` is running text, whatever other columns its records have."""
+    if dataset_type == "fineweb_edu" and options.schema is None and options.formatting is None:
+        return replace(options, schema="text")
+    return options
+
+
 def _limits(processor_config: Mapping[str, int | float | None]) -> MediaLimits:
     names = MediaLimits.__slots__
     for name, value in processor_config.items():
@@ -142,8 +154,6 @@ def _limits(processor_config: Mapping[str, int | float | None]) -> MediaLimits:
             raise ConfigError(
                 f"processor_config.{name}", got=value, expected=", ".join(names), fix=nearest(name, names)
             )
-        if value is not None and not value > 0:
-            raise ConfigError(f"processor_config.{name}", got=value, expected="a positive number")
     return MediaLimits(**processor_config)  # type: ignore[arg-type]
 
 
@@ -160,6 +170,10 @@ def _engine(name: str, workers: int | None, address: str | None) -> Engine:
     if workers is not None and workers < 1:
         raise ConfigError("workers", got=workers, expected="at least 1")
     if name == "ray":
+        if workers is not None:
+            raise ConfigError(
+                "workers", got=workers, expected="none beside --engine ray: the cluster has its own number"
+            )
         return RayCluster(address)
     if address is not None:
         raise ConfigError("address", got=address, expected="--engine ray beside it")

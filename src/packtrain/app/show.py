@@ -52,9 +52,13 @@ class MeasureBar:
             transient=True,
         )
         self._task = self._bar.add_task(verb, total=None, detail="")
+        self._told = quiet
 
     def update(self, progress: Measured) -> None:
-        """Show where the run is."""
+        """Show where the run is, and first of all why it starts over."""
+        for change in progress.changed[:5] if not self._told else ():
+            self._bar.console.print(f"[yellow]measuring again because[/] {escape(change)}", soft_wrap=True)
+        self._told = True
         elapsed = self._bar.tasks[0].elapsed or 0
         rate = f"{progress.entries / elapsed:,.0f}/s" if elapsed > 0.5 else ""
         detail = f"{progress.entries:,} records  {rate}  {progress.skipped:,} skipped"
@@ -87,8 +91,6 @@ def show_measured(outcome: Outcome, console: Console) -> None:
     counts = summary["counts"]
     if outcome.reused:
         console.print("Nothing has changed since this was measured, so the table is used as it is.")
-    for change in outcome.changed[:5]:
-        console.print(f"[yellow]measured again because[/] {escape(change)}", soft_wrap=True)
     if outcome.resumed_units:
         console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
     console.print(_statistics_table(summary))
@@ -96,6 +98,11 @@ def show_measured(outcome: Outcome, console: Console) -> None:
         f"{counts['entries']:,} entries read = {counts['rows']:,} measured + {counts['ledger']:,} in the ledger"
         f" ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
     )
+    if counts["cut_short"]:
+        console.print(
+            f"[bold red]{counts['cut_short']:,} files could not be read, or not to their end:[/]"
+            " more records are missing than the ledger has lines"
+        )
     if counts["reasons"]:
         console.print(_ledger_table(counts["reasons"]))
     console.print(_how(summary), soft_wrap=True)

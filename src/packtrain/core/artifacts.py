@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that a killed process left; only for the one process that writes into the folder."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Delete what a killed process left of these files; only for the one process that writes into the folder."""
+    for name in names:
+        for path in folder.glob(f".{name}.*.tmp"):
+            if path.name.split(".")[-2].isdigit():
+                path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

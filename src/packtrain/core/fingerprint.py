@@ -39,6 +39,10 @@ def differences(old: Any, new: Any, at: str = "") -> list[str]:
             else:
                 found.extend(differences(before, after, where))
         return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            change for i, pair in enumerate(zip(old, new, strict=True)) for change in differences(*pair, f"{at}[{i}]")
+        ]
     return [] if old == new else [f"{at}: {_short(old)} -> {_short(new)}"]
 
 

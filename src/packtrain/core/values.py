@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from packtrain.core.errors import ConfigError
+
 MediaKind = Literal["image", "video", "audio"]
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -112,6 +114,11 @@ class MediaLimits:
     num_frames: int | None = None
     fps: float | None = None
     max_frames: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
+                raise ConfigError(f"limit {name}", got=repr(value), expected="a positive number")
 
     def given(self) -> dict[str, int | float]:
         """The limits that were set, by name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import pyarrow as pa
@@ -78,8 +77,3 @@ def shifted(table: pa.Table, column: str, base: int) -> pa.Table:
     at = table.schema.get_field_index(column)
     values = pa.compute.add(table[column], pa.scalar(base, pa.int64()))
     return table.set_column(at, table.schema.field(at), values)
-
-
-def numbers(names: Sequence[str] = NUMBERS) -> tuple[str, ...]:
-    """The numeric columns of a cost table, in their order."""
-    return tuple(name for name in COST_SCHEMA.names if name in names)

@@ -6,6 +6,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -44,14 +45,16 @@ class LocalProcesses:
             self._workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
         )
         pending: set[concurrent.futures.Future[UnitResult]] = set()
+        complete = False
         try:
             for item in items:
                 if len(pending) >= _AHEAD * self._workers:
                     yield from _finished(pending)
-                with _no_interrupts():  # workers are started here, and inherit it
+                with _no_interrupts(), _without_main():  # workers are started here, and inherit it
                     pending.add(pool.submit(measure_unit, task, item))
             while pending:
                 yield from _finished(pending)
+            complete = True
         except concurrent.futures.process.BrokenProcessPool:
             raise PacktrainError(
                 "measure",
@@ -59,6 +62,9 @@ class LocalProcesses:
                 fix="run the same command again with fewer --workers; what is complete is kept",
             ) from None
         finally:
+            if not complete:  # nobody waits for units in flight; workers hold nothing that could be lost
+                for process in list((getattr(pool, "_processes", None) or {}).values()):
+                    process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -84,6 +90,21 @@ def _no_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         if caught:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep workers from running the user's script again, as starting a process does where it is not guarded."""
+    main = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
+    main.__spec__ = None
+    if "__file__" in kept:
+        del main.__file__
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
 
 
 def _start_worker() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +12,41 @@ import packtrain
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings
-from packtrain.families.settings import read_settings
+from packtrain.records.formats.hf_dataset import hub_revision
 from packtrain.records.open import data_files
 from packtrain.records.schemas.formatting import load_formatting
 
 RULES_VERSION = 1  # raised whenever the same inputs would be measured differently
 
 
-def inputs_of(request: Request, *, content_hash: bool = False) -> dict[str, Any]:
-    """Data files, request, processor settings, the user's formatting function and our own version."""
+def inputs_of(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, Any]:
+    """Data files, request, processor settings, the module of the user's formatting function and our own version."""
     formatting = load_formatting(request.schema.formatting)[1] if request.schema.formatting else None
+    settings = request.settings()
     inputs = {
         "packtrain": packtrain.__version__,
         "rules": RULES_VERSION,
         "request": request.describe(),
-        "settings": settings_state(read_settings(request.model)),
+        "settings": settings_state(settings),
+        "date": str(date.today()) if "strftime_now" in (settings.chat_template or "") else None,
         "formatting": digest(formatting) if formatting is not None else None,
         "data": files_state(data_files(request.specs), content=content_hash),
+        "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},
+        "transformers": metadata.version("transformers") if by_processor else None,
     }
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back
 
 
 def settings_state(settings: ProcessorSettings) -> dict[str, Any]:
     """The processor's settings by name, long ones as a hash, and the tokenizer's file."""
-    tokenizer = Path(settings.folder) / "tokenizer.json"
+    tokenizer = Path(settings.tokenizer_folder or settings.folder) / "tokenizer.json"
     return {
         "model_type": settings.model_type,
         "processor": dict(settings.processor),
         "image_processor": dict(settings.image),
         "video_processor": dict(settings.video),
         "vision_config": settings.config.get("vision_config", {}),
+        "config": digest(dict(settings.config)),
         "chat_template": digest(settings.chat_template),
         "special_tokens": dict(settings.special_tokens),
         "tokenizer_config": digest(dict(settings.tokenizer_config)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -11,10 +10,10 @@ from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
 from packtrain.costs.request import Filters, Request
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
-from packtrain.families.settings import read_settings
 from packtrain.records.media import MediaStore
 from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.formatting import load_formatting
+from packtrain.records.schemas.recognise import ID_COLUMNS
 from packtrain.records.source import Entry
 
 
@@ -30,7 +29,7 @@ class FamilyRule:
     """Costs computed from headers by the family's rule, without touching a pixel."""
 
     def __init__(self, request: Request) -> None:
-        settings = read_settings(request.model)
+        settings = request.settings()
         family = load_family(settings, request.limits)
         assert family is not None, "the caller chooses the processor for families without a rule"
         self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
@@ -43,6 +42,7 @@ class Measurer:
     """Measures entries for one request."""
 
     batch = 256  # entries that are tokenized together
+    batch_bytes = 32 << 20  # of media that travel with their records
 
     def __init__(self, request: Request, rule: CostRule) -> None:
         self._request = request
@@ -60,15 +60,22 @@ class Measurer:
 
     def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
         """The row for each entry, or why there is none; in order."""
-        entries = iter(entries)
-        while batch := list(itertools.islice(entries, self.batch)):
-            yield from self._measure_batch(batch, source)
+        batch: list[Sized | LedgerEntry] = []
+        held = 0
+        for entry in entries:
+            found = self._size(entry, source)
+            batch.append(found)
+            if isinstance(found, Sized):
+                held += sum([len(medium.ref.data) for medium in found.record.media() if medium.ref.data is not None])
+            if len(batch) >= self.batch or held >= self.batch_bytes:
+                yield from self._price(batch, source)
+                batch, held = [], 0
+        yield from self._price(batch, source)
 
-    def _measure_batch(self, entries: list[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
-        sized = [self._size(entry, source) for entry in entries]
-        good = [found for found in sized if isinstance(found, Sized)]
+    def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
+        good = [found for found in batch if isinstance(found, Sized)]
         prices = iter(self._rule.price(good, self._stores[source]))
-        for entry, found in zip(entries, sized, strict=True):
+        for found in batch:
             if not isinstance(found, Sized):
                 yield found
                 continue
@@ -78,7 +85,7 @@ class Measurer:
             if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
                 price = Filtered("longer than max_sample_length", f"{price[0].tokens} tokens")
             if isinstance(price, RecordError):
-                yield _ledger(record.id, entry, price)
+                yield _ledger(record.id, record.origin, price)
                 continue
             yield Measured(
                 record_id=record.id,
@@ -95,15 +102,20 @@ class Measurer:
             record = self.record(entry, source)
             return Sized(record, self.headers(record, source))
         except RecordError as error:
-            return _ledger(record.id if record is not None else _id_of(entry), entry, error)
+            fault = error
+        except (OSError, MemoryError):
+            raise  # the machine's fault, not the record's
+        except Exception as error:  # one record must never end a run
+            fault = RecordError("internal", "unexpected error", f"{type(error).__name__}: {error}"[:300])
+        return _ledger(record.id if record is not None else _id_of(entry), entry.origin, fault)
 
     def record(self, entry: Entry, source: int) -> Record:
         """The entry as a record, if the user's filters want it."""
-        if entry.error is not None:
-            raise entry.error
         name = self._request.specs[source].name
         if self._filters.sources and name not in self._filters.sources:
             raise Filtered("source not selected", name)
+        if entry.error is not None:
+            raise entry.error
         record = to_record(entry, source=name, options=self._request.schema, formatting=self._formatting)
         most = self._filters.max_images_per_sample
         if most is not None and (images := sum(medium.kind == "image" for medium in record.media())) > most:
@@ -127,10 +139,10 @@ class Measurer:
         return self._stores[source]
 
 
-def _ledger(record_id: str, entry: Entry, error: RecordError) -> LedgerEntry:
+def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:
     return LedgerEntry(
         id=record_id,
-        origin=entry.origin,
+        origin=origin,
         stage=error.stage,
         reason=error.reason,
         detail=error.detail,
@@ -155,5 +167,6 @@ def _check_duration(header: MediaHeader, filters: Filters) -> None:
 def _id_of(entry: Entry) -> str:
     """The best name for an entry that never became a record."""
     value = entry.value or {}
-    found = value.get("id", value.get("__key__"))
-    return str(found) if isinstance(found, (str, int)) else entry.origin
+    found = next((value[name] for name in ID_COLUMNS if name in value), None)
+    usable = isinstance(found, (str, int)) and not isinstance(found, bool) and found != ""
+    return str(found).encode("utf-8", "backslashreplace").decode() if usable else entry.origin

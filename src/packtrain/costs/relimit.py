@@ -15,7 +15,7 @@ from packtrain.costs.fingerprint import settings_state
 from packtrain.families.base import Family
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
-from packtrain.families.settings import read_settings
+from packtrain.families.settings import read_settings, with_tokenizer
 
 if TYPE_CHECKING:
     from packtrain.costs.table import CostTable
@@ -138,7 +138,7 @@ class _Pricer:
 
     def __init__(self, inputs: Mapping[str, Any], before: MediaLimits, after: MediaLimits) -> None:
         request = inputs["request"]
-        settings = read_settings(request["model"])
+        settings = with_tokenizer(read_settings(request["model"]), request["tokenizer"])
         changed = differences(inputs["settings"], settings_state(settings))
         if changed:
             raise ArtifactError(

@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
+from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import LossOn
+from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.records.media import MAX_IMAGE_PIXELS
 from packtrain.records.schemas.convert import SchemaOptions
 from packtrain.records.source import SourceSpec
-
-MAX_IMAGE_PIXELS = 178_956_970  # where Pillow itself refuses to decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,11 @@ class Request:
     allow_outside_root: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
     seed: int = 0
+    tokenizer: str | None = None  # folder of the tokenizer as transformers builds it, where the model's is not enough
+
+    def settings(self) -> ProcessorSettings:
+        """The model's processor settings."""
+        return with_tokenizer(read_settings(self.model), self.tokenizer)
 
     def __post_init__(self) -> None:
         names = get_args(LossOn)
@@ -60,5 +66,12 @@ class Request:
             raise ConfigError("loss_on", got=self.loss_on, expected=", ".join(names), fix=nearest(self.loss_on, names))
 
     def describe(self) -> Mapping[str, Any]:
-        """The settings as plain values, for the fingerprint and for measure.json."""
-        return asdict(self)
+        """What decides the numbers, as plain values. Shares of a mixture do not: they are applied when packing."""
+        plain = asdict(self)
+        for spec in plain["specs"]:
+            del spec["repeats"], spec["weight"]
+        return plain
+
+    def mixture(self) -> dict[str, dict[str, float | None]]:
+        """How much of each source is to be used."""
+        return {spec.name: {"repeats": spec.repeats, "weight": spec.weight} for spec in self.specs}

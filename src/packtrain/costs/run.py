@@ -19,7 +19,7 @@ from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.judge import FailureBudget, Judge
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
+from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
 from packtrain.costs.work import work_items
 from packtrain.costs.worker import FAMILY_RULE, Task, WorkItem
 from packtrain.costs.writer import Counts, write_ledger, write_table
@@ -50,6 +50,7 @@ class Progress:
     units: int = 0
     total_units: int | None = None
     resumed_units: int = 0
+    changed: tuple[str, ...] = ()  # why an older result could not be used
 
     def take(self, result: UnitResult) -> None:
         """Count one finished unit."""
@@ -81,15 +82,16 @@ def run(
     started = time.monotonic()
     if out.exists() and not out.is_dir():
         raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a name that is free")
-    inputs = inputs_of(task.request, content_hash=policy.content_hash)
+    by_processor = task.rule != FAMILY_RULE
+    inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
-    finished, changed = _finished_before(out, inputs)
+    finished, changed = _finished_before(out, inputs, task.request.mixture())
     if finished is not None:
         return Outcome(table=finished, reused=True)
     journal, stale = Journal.open(out / JOURNAL, inputs)
-    remove_leftovers(out)
+    remove_leftovers(out, (COSTS, MEDIA, LEDGER, SUMMARY))
     (out / SUMMARY).unlink(missing_ok=True)
-    progress = Progress(resumed_units=len(journal))
+    progress = Progress(resumed_units=len(journal), changed=tuple(changed or stale))
     try:
         try:
             _measure_units(task, engine, Judge(policy.budget), journal, progress, report)
@@ -103,6 +105,7 @@ def run(
         checked, note = _check(task, table, counts, policy, reference)
         summary = {
             "inputs": inputs,
+            "mixture": task.request.mixture(),
             "counts": counts.as_dict(),
             "statistics": summarise(table),
             "measured_by": "rule" if task.rule == FAMILY_RULE else "processor",
@@ -115,17 +118,22 @@ def run(
     finally:
         journal.close()
     return Outcome(
-        table=CostTable.load(out), reused=False, changed=changed or stale, resumed_units=progress.resumed_units
+        table=CostTable.load(out), reused=False, changed=list(progress.changed), resumed_units=progress.resumed_units
     )
 
 
-def _finished_before(out: Path, inputs: dict[str, Any]) -> tuple[CostTable | None, list[str]]:
-    """An earlier result from the same inputs, or what has changed since."""
+def _finished_before(out: Path, inputs: dict[str, Any], mixture: dict[str, Any]) -> tuple[CostTable | None, list[str]]:
+    """An earlier result from the same inputs, or what has changed since. Other shares need no other costs."""
     if not (out / SUMMARY).exists():
         return None, []
     try:
-        changed = differences(read_json(out / SUMMARY, KIND, VERSION)["inputs"], inputs)
-        return (CostTable.load(out), []) if not changed else (None, changed)
+        summary = read_json(out / SUMMARY, KIND, VERSION)
+        changed = differences(summary["inputs"], inputs)
+        if changed:
+            return None, changed
+        if summary["mixture"] != mixture:
+            write_json(out / SUMMARY, KIND, VERSION, {**summary, "mixture": mixture})
+        return CostTable.load(out), []
     except (ArtifactError, KeyError) as error:
         return None, [str(error).splitlines()[0]]
 
@@ -172,7 +180,11 @@ def _check(
     processor = reference()
     if isinstance(processor, str):
         return 0, processor
-    return check_drift(task, table, counts.unit_entries, processor, policy.check), ""
+    if inputs_of(task.request, content_hash=policy.content_hash)["data"] != table.summary["inputs"]["data"]:
+        raise DataError("the data", got="files that changed while they were measured", fix="measure again")
+    compared = check_drift(task, table, counts.unit_entries, processor, policy.check)
+    broken = min(policy.check, len(table)) - compared
+    return compared, f"{broken} more could not be decoded" if broken else ""
 
 
 def _nothing_left(counts: Counts) -> DataError:

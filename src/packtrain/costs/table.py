@@ -110,8 +110,7 @@ class CostTable:
 
 
 def _numpy(path: Path, name: str) -> np.ndarray:
-    column = pq.read_table(path, columns=[name])[name]
-    return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False) if len(column) else column.to_numpy())
+    return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())
 
 
 def _check_columns(path: Path, schema: pa.Schema) -> None:

@@ -18,16 +18,20 @@ def work_items(request: Request) -> tuple[Iterator[WorkItem], int | None]:
     if request.filters.limit is not None:
         return _drawn(request, request.filters.limit)
     units = iter_units(request.specs)
-    head = list(itertools.islice(units, 1))
-    if head and head[0].payload is None:
-        head += units
-        return map(WorkItem, head), len(head)
-    return map(WorkItem, itertools.chain(head, units)), None
+    listed = []
+    for unit in units:
+        listed.append(unit)
+        if unit.payload is not None:  # it carries its records, so no more of them can be held
+            return map(WorkItem, itertools.chain(listed, units)), None
+    return map(WorkItem, listed), len(listed)
 
 
 def _drawn(request: Request, limit: int) -> tuple[Iterator[WorkItem], int]:
-    """A sample without replacement over the whole dataset; a first pass counts, a second one measures."""
-    counts = [count_unit(request.specs, unit) for unit in iter_units(request.specs)]
+    """A sample without replacement from the selected sources; a first pass counts, a second one measures."""
+    names = [spec.name for spec in request.specs]
+    wanted = [not request.filters.sources or name in request.filters.sources for name in names]
+    units = iter_units(request.specs)
+    counts = [count_unit(request.specs, unit) if wanted[unit.source] else 0 for unit in units]
     bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     total = int(bounds[-1])
     drawn = np.sort(stream(request.seed, "limit").choice(total, min(limit, total), replace=False))

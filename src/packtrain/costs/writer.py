@@ -16,6 +16,7 @@ from packtrain.core.errors import ArtifactError
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, shifted
 from packtrain.costs.journal import Journal
 from packtrain.costs.table import COSTS, LEDGER, MEDIA
+from packtrain.records.open import loses_more
 
 _ROW_GROUP = 65_536
 
@@ -29,6 +30,7 @@ class Counts:
     ledger: int = 0
     failed: int = 0
     filtered: int = 0
+    cut_short: int = 0  # ledger lines that stand for a whole file, or for the rest of one
     reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
     unit_entries: list[int] = field(default_factory=list)
 
@@ -41,7 +43,9 @@ class Counts:
 
     def as_dict(self) -> dict[str, object]:
         """For measure.json."""
-        numbers = {name: getattr(self, name) for name in ("entries", "rows", "ledger", "failed", "filtered")}
+        numbers = {
+            name: getattr(self, name) for name in ("entries", "rows", "ledger", "failed", "filtered", "cut_short")
+        }
         return {**numbers, "reasons": dict(sorted(self.reasons.items()))}
 
 
@@ -68,6 +72,7 @@ def write_table(out: Path, journal: Journal) -> Counts:
                     entry = json.loads(line)
                     counts.ledger += 1
                     counts.filtered += entry["filtered"]
+                    counts.cut_short += loses_more(entry["stage"], entry["reason"])
                     counts.reasons[f"{entry['stage']}: {entry['reason']}"] += 1
         counts.check()
     return counts

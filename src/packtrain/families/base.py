@@ -43,6 +43,7 @@ class ProcessorSettings:
     """A model folder's processor files as plain values; read by `families.settings`, no torch involved."""
 
     folder: str
+    tokenizer_folder: str | None = None  # where a finished tokenizer has been saved, if not in the model's folder
     model_type: str  # transformers' model type, or "text" where there is no image processor
     processor: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json without its nested parts
     image: Mapping[str, Any] = field(default_factory=dict)

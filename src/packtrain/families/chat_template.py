@@ -20,6 +20,15 @@ from packtrain.core.errors import ConfigError, RecordError
 # Unicode non-characters: they mark where a template's own generation blocks begin and end, and are cut out again.
 # Several of them, because a single one may stand in a text.
 _BLOCK_START, _BLOCK_END = "\ufdd0\ufdd2\ufdd0", "\ufdd1\ufdd2\ufdd1"
+_MARKS = "packtrain_marks"  # the variable through which a rendering says whether to mark
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What is written around a generation block."""
+
+    start: str
+    end: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +49,10 @@ class _GenerationBlocks(jinja2.ext.Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
-    def _mark(self, caller: Any) -> str:
-        return _BLOCK_START + caller() + _BLOCK_END  # type: ignore[no-any-return]
+    @jinja2.pass_context
+    def _mark(self, context: jinja2.runtime.Context, caller: Any) -> str:
+        marks: _Marks = context[_MARKS]
+        return marks.start + caller() + marks.end if marks.start else caller()  # type: ignore[no-any-return]
 
 
 class Watched(str):
@@ -105,16 +116,23 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> Rendered:
         """The conversation as the tokenizer will see it."""
+        text = self._run(messages, add_generation_prompt, _Marks("", ""))
+        if not self._marks_generation:
+            return Rendered(text)
+        # Marks may change what a template computes from a marked block; then they say nothing about its text.
+        marked = _cut_marks(self._run(messages, add_generation_prompt, _Marks(_BLOCK_START, _BLOCK_END)))
+        return marked if marked.text == text else Rendered(text)
+
+    def _run(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, marks: _Marks) -> str:
         try:
             text = self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
+                messages=messages, add_generation_prompt=add_generation_prompt, **{**self._variables, _MARKS: marks}
             )
         except jinja2.TemplateError as error:
             raise RecordError("template", "the chat template refused the record", str(error)) from None
         except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
             raise RecordError("template", "the chat template failed", f"{type(error).__name__}: {error}") from None
-        text = str.__str__(text)  # plain, whatever was watched in it
-        return _cut_marks(text) if self._marks_generation else Rendered(text)
+        return str.__str__(text)  # plain, whatever was watched in it
 
 
 def _cut_marks(text: str) -> Rendered:

@@ -11,9 +11,9 @@ from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
 from packtrain.families.coverage import covered_tokens
-from packtrain.families.layout import Layout, Layouter, LossOn
+from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
 from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
-from packtrain.families.skeleton import Shape, Skeletons, shape_of, texts_of, with_texts
+from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of, texts_of, with_texts
 from packtrain.families.tokenizer import LightTokenizer
 
 __all__ = ["LossOn", "Priced", "RecordEncoder", "Sized"]
@@ -31,11 +31,6 @@ _AWKWARD = (
     "ends with a part of a tag <|im_",
     "_end|> begins with one",
     "a" * 40,
-)
-_SAMPLE_HEADERS = (
-    MediaHeader(kind="image", width=64, height=48),
-    MediaHeader(kind="image", width=1300, height=700),
-    MediaHeader(kind="video", width=64, height=48, frames=40, fps=8.0, seconds=5.0),
 )
 
 
@@ -115,6 +110,9 @@ class RecordEncoder:
     def _prepare(self, sized: Sized) -> _Prepared:
         record, headers = sized.record, sized.headers
         key = shape_of(record)
+        if len(self._seen) >= MOST_SHAPES:
+            self._seen.clear()
+            self._shapes.clear()
         if self._seen[key] < self.patience:
             self._seen[key] += 1
             layout = self.layouter.layout(record, headers)
@@ -179,8 +177,8 @@ class RecordEncoder:
         kinds = [medium.kind for medium in record.media()]
         if [slot.kind for slot in shape.media] != kinds:
             return False
-        for size in _SAMPLE_HEADERS[:2]:
-            headers = [size if kind == "image" else _SAMPLE_HEADERS[2] for kind in kinds]
+        for size in SAMPLE_HEADERS[:2]:
+            headers = [size if kind == "image" else SAMPLE_HEADERS[2] for kind in kinds]
             try:
                 expansions = self.layouter.expansions(headers)
             except RecordError:

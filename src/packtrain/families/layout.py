@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder
 
 LossOn = Literal["assistant", "completion", "all"]
+# Media on which rules are tried when nothing is known about the data yet.
+SAMPLE_HEADERS = (
+    MediaHeader(kind="image", width=64, height=48),
+    MediaHeader(kind="image", width=1300, height=700),
+    MediaHeader(kind="video", width=64, height=48, frames=40, fps=8.0, seconds=5.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +71,28 @@ class Layouter:
         self._video_chat = self._prepare(traits.video_chat_template, settings) or self._chat
         self._kinds = {token: kind for kind, token in family.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
+        self.reserved = (*self._kinds, *self._run_tokens())
         if add_eos and not tokenizer.eos_token:
             raise ConfigError("add_eos", got="a tokenizer without an end token", fix="leave add_eos out")
         self._eos = tokenizer.eos_token if add_eos else None
+
+    def _run_tokens(self) -> list[str]:
+        """Tokens that stand for embeddings without being placeholders; no text may hold them either."""
+        found: dict[str, None] = {}
+        for header in SAMPLE_HEADERS:
+            if header.kind in self.family.placeholders:
+                with contextlib.suppress(RecordError):
+                    video = header.kind == "video"
+                    expansion = self.family.video(header) if video else self.family.image(header, 1)
+                    found |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
+        return [token for token in found if token not in self._kinds]
 
     def _prepare(self, source: str | None, settings: ProcessorSettings) -> tuple[ChatTemplate, TurnFinder] | None:
         if not source:
             return None
         template = ChatTemplate(source, settings.special_tokens)
-        return template, TurnFinder(template, string_content=self._string_content)
+        specials = self.tokenizer.special_tokens()
+        return template, TurnFinder(template, string_content=self._string_content, specials=specials)
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
@@ -161,7 +181,7 @@ class Layouter:
         if self._eos is None or text.rstrip().endswith(self._eos) or (special and self.tokenizer.appends_eos):
             return text, spans
         if spans and spans[-1][1] >= len(text.rstrip()):
-            spans = (*spans[:-1], (spans[-1][0], len(text) + len(self._eos)))
+            spans = (*spans, (len(text), len(text) + len(self._eos)))
         return text + self._eos, spans
 
     def _carrying(
@@ -198,7 +218,7 @@ class Layouter:
         text, spans = rendered.text, rendered.supervised
         matches = list(self.placeholders.finditer(text))
         found = [self._kinds[match.group()] for match in matches]
-        if sorted(found) != sorted(kinds):
+        if sorted(found) != sorted(kinds) or any(token in text for token in self.reserved[len(self._kinds) :]):
             raise RecordError(
                 "template",
                 "media placeholders in the text do not match the media",

@@ -24,6 +24,7 @@ from packtrain.families.tokenizer import LightTokenizer
 
 Fragment = str | Slot
 Edge = tuple[int, int]  # fragment of a segment, character in it
+MOST_KNOWN = 10_000  # expansions whose tokens are remembered
 # A position in a skeleton: (2 n, offset) inside literal n; slot n fills (2 n + 1, 0) to (2 n + 2, 0).
 Position = tuple[int, int]
 
@@ -117,17 +118,16 @@ class Cutter:
 
     def __init__(self, tokenizer: LightTokenizer) -> None:
         self._tokenizer = tokenizer
-        specials = tokenizer.isolated_tokens()
-        ordered = sorted(specials, key=len, reverse=True)
-        self._specials = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        self.pricer = ExpansionPricer(tokenizer, frozenset(specials))
+        self._specials = tokenizer.special_tokens()
+        self.pricer = ExpansionPricer(tokenizer, frozenset(self._specials))
 
     def cut(self, skeleton: Skeleton) -> SegmentedShape | None:
         """The shape's constant and variable pieces; None where the first token could carry loss."""
+        specials = self._pattern(skeleton)
         builder = _Builder(self._tokenizer, skeleton)
         for number, literal in enumerate(skeleton.literals):
             cursor = 0
-            for match in self._specials.finditer(literal):
+            for match in specials.finditer(literal):
                 builder.literal(number, cursor, literal[cursor : match.start()])
                 builder.special(number, match.start())
                 cursor = match.end()
@@ -136,22 +136,29 @@ class Cutter:
                 builder.slot(number, skeleton.slots[number])
         return builder.finished()
 
+    def _pattern(self, skeleton: Skeleton) -> re.Pattern[str]:
+        """The special tokens in the literals at which texts may be cut."""
+        found = [s for s in self._specials if any(s in literal for literal in skeleton.literals)]
+        usable = sorted((s for s in found if self._tokenizer.is_isolated(s)), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, usable)) or r"(?!)")
+
 
 class ExpansionPricer:
     """Text tokens of expansions that begin and end with special tokens; each distinct expansion is counted once."""
 
     def __init__(self, tokenizer: LightTokenizer, specials: frozenset[str]) -> None:
         self._tokenizer, self._specials = tokenizer, specials
-        self._known: dict[tuple[str | Run, ...], int | None] = {}
+        self._known: dict[tuple[str | Run, ...], int | None] = {}  # by what is written, each run once
 
     def text_tokens(self, expansion: Expansion) -> int | None:
         """None where the expansion is not isolated from the text around it."""
         pieces = expansion.pieces
-        if len(pieces) == 1 and type(pieces[0]) is Run and pieces[0].count and pieces[0].token in self._specials:
-            return 0
-        if pieces not in self._known:
-            self._known[pieces] = self._count(pieces)
-        return self._known[pieces]
+        shape = tuple([piece.token if type(piece) is Run and piece.count else piece for piece in pieces])
+        if shape not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[shape] = self._count(pieces)
+        return self._known[shape]
 
     def _count(self, pieces: tuple[str | Run, ...]) -> int | None:
         written = [p.token if isinstance(p, Run) else p for p in pieces if not (isinstance(p, Run) and not p.count)]
@@ -161,10 +168,10 @@ class ExpansionPricer:
         return len(self._tokenizer.encode("".join(written), special=False)) - runs
 
     def _opens(self, text: str) -> bool:
-        return any(text.startswith(special) for special in self._specials)
+        return any(text.startswith(s) and self._tokenizer.is_isolated(s) for s in self._specials)
 
     def _closes(self, text: str) -> bool:
-        return any(text.endswith(special) for special in self._specials)
+        return any(text.endswith(s) and self._tokenizer.is_isolated(s) for s in self._specials)
 
 
 class _Builder:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,11 @@ def _read_text(path: Path) -> str | None:
 
 def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
     return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from where the model came from")
+
+
+def with_tokenizer(settings: ProcessorSettings, folder: str | None) -> ProcessorSettings:
+    """The settings with a finished tokenizer from elsewhere, and the special tokens that it really has."""
+    if folder is None:
+        return settings
+    special = json.loads((Path(folder) / "special_tokens.json").read_text())
+    return replace(settings, tokenizer_folder=folder, special_tokens={**settings.special_tokens, **special})

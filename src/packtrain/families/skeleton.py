@@ -45,6 +45,7 @@ _SEEN_THROUGH = {
 _HIDING_METHODS = frozenset((".format", ".format_map", ".join"))
 
 Shape = tuple[tuple[object, ...], ...]
+MOST_SHAPES = 4096  # kept in memory; more mean that hardly any comes again
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Skeletons:
 
     def __init__(self, layouter: Layouter) -> None:
         self._layouter = layouter
-        self._placeholders = tuple(layouter.family.placeholders.values())
+        self._reserved = layouter.reserved
         functions = layouter.template_functions
         filters = {name for name in functions if not name.startswith(".")}
         self._always_run = not filters <= _SEEN_THROUGH or bool(functions & _HIDING_METHODS)
@@ -158,12 +159,17 @@ class Skeletons:
         if record.plain or self._always_run:
             return None
         if shape not in self._known:
+            if len(self._known) >= MOST_SHAPES:
+                self._known.clear()
             self._known[shape] = self._find(record)
         return self._known[shape]
 
     def hides_placeholder(self, texts: Sequence[str]) -> bool:
-        """Does a text hold what the template writes for a medium?"""
-        return any(placeholder in text for placeholder in self._placeholders for text in texts)
+        """Could the texts, also side by side, hold what stands for a medium?"""
+        if not self._reserved:
+            return False
+        joined = "".join(texts)
+        return any(token in joined for token in self._reserved)
 
     def _find(self, record: Record) -> Skeleton | None:
         count = sum(isinstance(part, Text) for message in record.messages for part in message.parts)
@@ -197,9 +203,8 @@ class Skeletons:
 
     def probes(self) -> Iterator[str]:
         """Texts that are likely to show whether a template looks into them."""
-        literals = [
-            literal for literal in self._layouter.template_literals if not self._layouter.placeholders.search(literal)
-        ]
+        # A text with a medium's token is never filled in, so nothing need be known about it.
+        literals = [text for text in self._layouter.template_literals if not self.hides_placeholder([text])]
         yield from _PROBES
         for literal, following in zip(literals, [*literals[1:], ""], strict=True):
             yield from (literal, f"{literal}a", f"a{literal}", f"a {literal} b", f"{literal}a{following}")

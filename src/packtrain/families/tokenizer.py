@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from packtrain.families.base import ProcessorSettings
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+_TRIMS = re.compile(r'("trim_offsets":\s*)true')
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -21,9 +23,10 @@ class LightTokenizer:
     """A tokenizer as a model folder defines it; no truncation, no padding."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
-        path = Path(settings.folder) / "tokenizer.json"
+        path = Path(settings.tokenizer_folder or settings.folder) / "tokenizer.json"
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            # Trimmed offsets leave blanks without a token; ids are the same without trimming.
+            self._tokenizer = Tokenizer.from_str(_TRIMS.sub(r"\1false", path.read_text(encoding="utf-8")))
         except Exception as error:  # the library raises a bare Exception for every fault
             raise ConfigError(
                 str(path),
@@ -36,7 +39,9 @@ class LightTokenizer:
         self._tokenizer.encode_special_tokens = bool(settings.tokenizer_config.get("split_special_tokens", False))
         self.bos_token = settings.special_tokens.get("bos_token")
         self.eos_token = settings.special_tokens.get("eos_token")
-        self._add_missing(settings)
+        if settings.tokenizer_folder is None:
+            self._add_missing(settings)
+        self._isolated: dict[str, bool] = {}
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
         self.added_around = len(self.encode("", special=True))  # tokens that `special` adds to any text
         self.appends_eos = self.eos_id is not None and self.encode("a", special=True).ids[-1:] == [self.eos_id]
@@ -49,17 +54,18 @@ class LightTokenizer:
         """As `encode`, for many texts at once."""
         return self._tokenizer.encode_batch(texts, add_special_tokens=special)  # type: ignore[no-any-return]
 
-    def isolated_tokens(self) -> list[str]:
-        """Special tokens at which any text may be cut: they eat no blanks, and no other token can run into them."""
-        added = list(self._tokenizer.get_added_tokens_decoder().values())
-        texts = [token.content for token in added]
-        return [
-            token.content
-            for token in added
-            if token.special
-            and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
-            and not any(_runs_into(other, token.content) for other in texts if other != token.content)
-        ]
+    def special_tokens(self) -> list[str]:
+        """The texts of all special tokens."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+
+    def is_isolated(self, text: str) -> bool:
+        """May any text be cut at this special token? It eats no blanks, and no other token can run into it."""
+        if text not in self._isolated:
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            (token,) = (token for token in added if token.content == text)
+            eats = token.normalized or token.lstrip or token.rstrip or token.single_word
+            self._isolated[text] = not eats and not any(_runs_into(t.content, text) for t in added if t.content != text)
+        return self._isolated[text]
 
     def id_of(self, token: str) -> int | None:
         """The id of one token, None if it is not in the vocabulary."""

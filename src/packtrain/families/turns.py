@@ -32,8 +32,9 @@ class _Frame:
 class TurnFinder:
     """Finds assistant turns by the literal frame around them, and by rendering prefixes where that is ambiguous."""
 
-    def __init__(self, template: ChatTemplate, *, string_content: bool) -> None:
+    def __init__(self, template: ChatTemplate, *, string_content: bool, specials: Sequence[str] = ()) -> None:
         self._template = template
+        self._specials = specials
         self._string_content = string_content
         self._frame = self._probe()
 
@@ -60,7 +61,7 @@ class TurnFinder:
             # A template may leave its closing out; then the next one found is that of another message.
             if opened < 0 or end < 0 or any(closing in part for part in texts):
                 return None
-            if texts and not text[start:end].rstrip().endswith(texts[-1].rstrip()):
+            if texts and not text[start:end].strip().endswith(texts[-1].strip()):
                 return None
             cursor = end + len(closing)
             spans.append((start, cursor))
@@ -113,7 +114,17 @@ class TurnFinder:
             opening = generation_prompt
         else:
             opening = _common_suffix(*leads)
-        return _Frame(opening, _common_prefix(text[ends[1] : at[2]], text[ends[3] :]).rstrip())
+        return _Frame(opening, self._closing(text[ends[1] : at[2]], text[ends[3] :]).rstrip())
+
+    def _closing(self, *tails: str) -> str:
+        """What follows every turn alike; never a part of a special token that follows only some."""
+        common = _common_prefix(*tails)
+        for special in self._specials:
+            for cut in range(1, len(special)):
+                at = len(common) - cut
+                if common.endswith(special[:cut]) and any(tail.startswith(special, at) for tail in tails):
+                    return self._closing(*(tail[:at] for tail in tails))
+        return common
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         return {"role": role, "content": text if self._string_content else [{"type": "text", "text": text}]}

@@ -16,7 +16,6 @@ from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
-from packtrain.families.settings import read_settings
 from packtrain.families.text_only import TextOnly
 from packtrain.packs.decode import decode_frames, decode_image
 from packtrain.records.media import MediaStore
@@ -24,7 +23,7 @@ from packtrain.records.media import MediaStore
 
 def load_reference(request: Request) -> RealProcessor | str:
     """The real processor for a request, or a note why it cannot be asked."""
-    settings = read_settings(request.model)
+    settings = request.settings()
     if settings.model_type == "nanovlm":
         return "skipped: this family's processor is packtrain's own rule"
     try:
@@ -67,6 +66,9 @@ class RealProcessor:
             )
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
         self._eos = self._tokenizer.eos_token if request.add_eos else None
+        # A processor ignores a template that only its tokenizer has.
+        has_own = getattr(self._processor, "chat_template", None) is not None
+        self._own_template = None if has_own else settings.chat_template
 
     # ---- encoding
 
@@ -82,6 +84,7 @@ class RealProcessor:
             video_tokens=sum(i in video - image for i in ids),
             patches=patches,
             max_patches_per_image=largest,
+            frames=outputs.get("sampled_frames", 0),
         )
 
     def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
@@ -99,10 +102,16 @@ class RealProcessor:
         if metadata:
             _put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
         outputs = self._processor.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs=kwargs
+            messages,
+            chat_template=self._own_template,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs=kwargs,
         )
         found = dict(outputs)
         found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages))
+        found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
         return found
 
     def _with_media(
@@ -211,7 +220,7 @@ class ProcessorRule:
     """Costs of a family that has no rule, by running its processor on every record: exact, and slow."""
 
     def __init__(self, request: Request) -> None:
-        settings = read_settings(request.model)
+        settings = request.settings()
         self._real = RealProcessor(request, settings)
         # Loss is taken on text, whose tokens are the same whether media are expanded or not.
         text_only = TextOnly(settings, MediaLimits())
@@ -254,6 +263,7 @@ class ProcessorRule:
             video_tokens=video_tokens,
             images=images,
             videos=videos,
+            frames=real.frames,
             objects=record.objects,
             patches=real.patches,
             max_patches_per_image=real.max_patches_per_image,

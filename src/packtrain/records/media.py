@@ -50,6 +50,8 @@ class MediaStore:
                 return read_image_header(stretch, self.max_image_pixels)
             except RecordError as error:
                 raise _named(error, ref) from None
+            except OSError as error:  # a disk or a network that fails while reading
+                _refuse(error, ref.name)
             finally:
                 stretch.close()
         stretch = self._stretch(ref)

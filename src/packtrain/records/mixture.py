@@ -15,7 +15,7 @@ from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
 from packtrain.records.source import FORMATS
 
 ALIASES: Mapping[str, str] = {"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"}
-TEXT_KEYS = ("path", "name", "format", "media_root", "split")
+TEXT_KEYS = ("path", "name", "format", "media_root", "split", "subset")
 SHARE_KEYS = ("weight", "repeats")
 KEYS = (*TEXT_KEYS, *SHARE_KEYS)
 
@@ -29,6 +29,7 @@ class MixtureItem:
     format: str | None = None
     media_root: str | None = None
     split: str | None = None
+    subset: str | None = None
     weight: float | None = None
     repeats: float | None = None
 

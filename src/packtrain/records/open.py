@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.records.formats import json_object
 from packtrain.records.formats.compression import file_blocks
 from packtrain.records.formats.files import (
     ENDINGS,
@@ -27,6 +28,12 @@ from packtrain.records.formats.saved_dataset import dataset_files, is_saved_data
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
 from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, open_format
 
+# Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
+OF_ONE_RECORD = frozenset(
+    {json_object.TOO_LONG, json_object.NOT_UTF8, json_object.NOT_JSON, json_object.NOT_OBJECT, json_object.TOO_DEEP}
+    | {json_object.LONE_SURROGATE, "row cannot be read", "link in archive", "special file in archive"}
+    | {"two members with the same extension", "member has no extension", "media member is too large"}
+)
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
 YAML = "yaml"  # what users call that format
@@ -48,10 +55,11 @@ def open_sources(
     media_root: str | None = None,
     split: str = "train",
     streaming: bool = False,
+    subset: str | None = None,
 ) -> list[SourceSpec]:
     """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError."""
     if not (format == YAML or path.lower().endswith(YAML_ENDINGS)) or os.path.isdir(path):
-        return [_source(MixtureItem(path=path), format, media_root, split, streaming)]
+        return [_source(MixtureItem(path=path), format, media_root, split, streaming, subset)]
     if not os.path.isfile(os.path.expanduser(path)):
         raise _nothing_there(path)
     if format == YAML:
@@ -61,7 +69,7 @@ def open_sources(
     taken: set[str] = set()
     for number, item in enumerate(read_mixture(os.path.expanduser(path))):
         try:
-            spec = _source(item, format, media_root, split, streaming)
+            spec = _source(item, format, media_root, split, streaming, subset)
         except ConfigError as error:
             problems.append(f"datasets[{number}]: {error}")
             continue
@@ -102,6 +110,11 @@ def data_files(specs: Sequence[SourceSpec]) -> list[str]:
     return files
 
 
+def loses_more(stage: str, reason: str) -> bool:
+    """Does a fault stand for a whole file, or for the rest of one?"""
+    return stage == "read" and reason not in OF_ONE_RECORD
+
+
 def recognise(path: str) -> str:
     """The format of what stands at a path, by its content and, where that leaves it open, by its name."""
     path = os.path.expanduser(path)
@@ -131,7 +144,14 @@ def _reader_of_process(format: str, pid: int) -> Format:
     return open_format(format)
 
 
-def _source(item: MixtureItem, format: str | None, media_root: str | None, split: str, streaming: bool) -> SourceSpec:
+def _source(
+    item: MixtureItem,
+    format: str | None,
+    media_root: str | None,
+    split: str,
+    streaming: bool,
+    subset: str | None,
+) -> SourceSpec:
     """The specification of one dataset; what the item leaves open is taken from the other arguments."""
     path = os.path.expanduser(item.path)
     format = item.format or format
@@ -146,15 +166,18 @@ def _source(item: MixtureItem, format: str | None, media_root: str | None, split
         if not any(os.path.lexists(file) for file in list_files(path, format)):
             expected = f"files ending in {', '.join(ENDINGS[format])}"
             raise ConfigError(path, got="no such file", expected=expected, fix="check the path and the format")
-    root = item.media_root or media_root
-    if root is None:
-        root = dataset_root(path) if os.path.exists(path) or is_pattern(path) else "."
+    local = os.path.exists(path) or is_pattern(path)
+    path = os.path.abspath(path) if local else path
+    root = os.path.expanduser(item.media_root or media_root or (dataset_root(path) if local else "."))
+    if not os.path.isdir(root):
+        raise ConfigError("media_root", got=f"{root!r}, which is no folder", expected="the folder of the media")
     return SourceSpec(
         name=item.name or _default_name(path),
         path=path,
         format=format,
-        media_root=os.path.expanduser(root),
+        media_root=os.path.abspath(root),
         split=item.split or split,
+        subset=item.subset or subset,
         streaming=streaming,
         repeats=item.repeats,
         weight=item.weight,

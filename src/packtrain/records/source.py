@@ -20,6 +20,7 @@ class SourceSpec:
     format: str  # a key of FORMATS
     media_root: str
     split: str = "train"  # for Hugging Face datasets that have several
+    subset: str | None = None  # for Hugging Face datasets that have several configurations
     streaming: bool = False
     repeats: float | None = None  # how often each record is to be used; applied when packing
     weight: float | None = None  # share of the mixture; applied when packing

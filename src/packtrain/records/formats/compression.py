@@ -113,7 +113,7 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
             f"reading {file.name}",
             got="a zstd file, and no module named 'zstandard'",
             expected="the zstandard package",
-            fix="pip install packtrain[shards], or zstandard alone",
+            fix="pip install zstandard",
         ) from error
     frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
     while chunk := file.read(ZSTD_INPUT):

@@ -20,6 +20,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
 }
 LINK_OUT = "file is a link out of the dataset's folder"
 NOT_A_FILE = "not a regular file"
+RESULT_MARKS = ("measure.json", ".measure.journal")
 MAX_BRACES = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -43,6 +44,8 @@ def expand_braces(pattern: str) -> list[str]:
 
     >>> expand_braces("s-{08..10}.tar")
     ['s-08.tar', 's-09.tar', 's-10.tar']
+    >>> expand_braces("s-{0..2}.tar")
+    ['s-0.tar', 's-1.tar', 's-2.tar']
     """
     names = [""]
     position = 0
@@ -64,7 +67,9 @@ def _choices(body: str, pattern: str) -> list[str]:
             raise _too_many(pattern)
         step = 1 if int(high) >= int(low) else -1
         # As in a shell, numbers are padded where one of the bounds is.
-        width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+        width = (
+            max(len(low), len(high)) if any(len(bound) > 1 and bound.startswith("0") for bound in (low, high)) else 0
+        )
         return [str(number).zfill(width) for number in range(int(low), int(high) + step, step)]
     return body.split(",") if "," in body else ["{" + body + "}"]
 
@@ -104,10 +109,15 @@ def list_files(path: str, format: str) -> list[str]:
     return names
 
 
+def _is_result(parent: str, name: str) -> bool:
+    """Is this a folder that packtrain has written? What it found in the data is not data."""
+    return any(os.path.exists(os.path.join(parent, name, mark)) for mark in RESULT_MARKS)
+
+
 def walk(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[str]:
     """Files below a folder whose names end so. Hidden ones are left out; links to folders are not followed."""
     for parent, folders, names in os.walk(folder, followlinks=False):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not (name.startswith(".") or _is_result(parent, name)))
         for name in sorted(names):
             if not name.startswith(".") and name.lower().endswith(endings):
                 yield os.path.join(parent, name)

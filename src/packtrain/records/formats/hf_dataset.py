@@ -5,6 +5,7 @@ Media are never decoded: they arrive as {"bytes", "path"}.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -73,6 +74,19 @@ class HFDataset:
             yield Unit(number=0, source=0, file=name, first=first, payload=rows)
 
 
+@functools.cache
+def hub_revision(spec: SourceSpec) -> str | None:
+    """The commit of a dataset on the hub, asked once per process; None for local data, and where it cannot be asked."""
+    if spec.format != "hf_dataset" or os.path.exists(spec.path):
+        return None
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(spec.path).sha)
+    except Exception:  # offline, or no such dataset, which loading it will say
+        return None
+
+
 def _stream(spec: SourceSpec) -> Any:
     """The rows that `load_dataset` streams, or downloads first; decoding is switched off."""
     try:
@@ -85,7 +99,7 @@ def _stream(spec: SourceSpec) -> Any:
             fix="pip install packtrain[train]",
         ) from error
     try:
-        splits = load_dataset(spec.path, streaming=spec.streaming)
+        splits = load_dataset(spec.path, spec.subset, streaming=spec.streaming, revision=hub_revision(spec))
     except Exception as error:  # the library raises whatever its many readers and the network raise
         raise ConfigError(
             f"dataset {spec.path}",

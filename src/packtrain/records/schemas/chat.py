@@ -58,7 +58,9 @@ class Draft(NamedTuple):
 
 def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     """`messages`: typed parts, or strings whose markers count only where the record has media of that kind."""
-    return Draft(read_messages(value["messages"], pool))
+    # A column of images that is there and empty says that there are none, so markers for them are a mistake.
+    emptied = any(name in value and not value[name] for name in ("images", "image"))
+    return Draft(read_messages(value["messages"], pool, strict_image_markers=emptied))
 
 
 def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:

@@ -14,7 +14,7 @@ Formatting = Callable[[dict[str, Any]], Any]
 
 
 def load_formatting(name: str) -> tuple[Formatting, str]:
-    """The function behind "module:function" and its source text."""
+    """The function behind "module:function" and the source text of its module, which holds what it may call."""
     where = "data.formatting"
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
@@ -33,7 +33,7 @@ def load_formatting(name: str) -> tuple[Formatting, str]:
         found = "no such name" if function is None else f"a {type(function).__name__}"
         raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {found}", expected="a function", fix="")
     try:
-        return function, inspect.getsource(function)
+        return function, inspect.getsource(module)
     except (OSError, TypeError) as error:
         raise ConfigError(
             where,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,7 @@ def _numbers(items: object, desc: str) -> tuple[float, ...]:
 
 
 def _positive(item: object, name: str) -> float:
-    if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item < math.inf:
+    if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item < 1e9:
         raise RecordError("schema", "normalising needs width and height", f"{name}: {ascii(item)[:40]}")
     return item
 

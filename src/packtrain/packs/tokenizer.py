@@ -1,0 +1,78 @@
+"""A tokenizer as transformers builds it, written down for workers that have no transformers.
+
+Some tokenizer classes take only vocabulary and merges from tokenizer.json and bring rules of their own. For those the
+file alone does not give the ids that training will see, so the finished tokenizer is saved once, by another process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from packtrain.core.errors import ConfigError
+from packtrain.core.fingerprint import digest, files_state
+from packtrain.families.base import ProcessorSettings
+
+# Classes that take the file as it is, and classes whose own rules are those of their published files (tested).
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+AS_PUBLISHED = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
+_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "config.json")
+
+
+def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
+    """The folder of the saved tokenizer; None where the model's own files give the same ids, or are all there is."""
+    if _file_is_enough(settings) or importlib.util.find_spec("transformers") is None:
+        return None
+    state = files_state([Path(settings.folder) / name for name in _FILES], content=True)
+    folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
+    if not (folder / "tokenizer.json").exists():
+        _save_in_another_process(settings.folder, folder)
+    return str(folder)
+
+
+def _file_is_enough(settings: ProcessorSettings) -> bool:
+    config, folder = settings.tokenizer_config, Path(settings.folder)
+    name = config.get("tokenizer_class")
+    if not (folder / "tokenizer.json").exists() or "eos_token" not in settings.special_tokens:
+        return False
+    if (folder / "added_tokens.json").exists() and not config.get("added_tokens_decoder"):
+        return False
+    return name in GENERIC or (name in AS_PUBLISHED and not config.get("add_prefix_space"))
+
+
+def _save_in_another_process(source: str, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
+        command = [sys.executable, "-m", "packtrain.packs.tokenizer", source, temporary]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(
+                source,
+                got=(done.stderr.strip().splitlines() or ["no message"])[-1],
+                expected="a tokenizer that transformers can load and that is backed by the tokenizers library",
+                fix="check the folder with AutoTokenizer.from_pretrained",
+            )
+        made = Path(temporary) / "made"
+        if not folder.exists():
+            os.replace(made, folder)
+
+
+def _save(source: str, target: str) -> None:
+    """What the other process does."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    made = Path(target) / "made"
+    made.mkdir()
+    (made / "special_tokens.json").write_text(json.dumps(dict(tokenizer.special_tokens_map)))
+    (made / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+
+
+if __name__ == "__main__":
+    _save(*sys.argv[1:])
