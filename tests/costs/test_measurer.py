@@ -94,7 +94,8 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import packtrain\nprint('once')\n"
-        f"table = packtrain.measure({str(data)!r}, model='tiny:llama', out={str(tmp_path / 'o')!r}, workers=2, check=0)\n"
+        f"options = dict(model='tiny:llama', out={str(tmp_path / 'o')!r}, workers=2, check=0)\n"
+        f"table = packtrain.measure({str(data)!r}, **options)\n"
         "print(len(table))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import NoRule, ProcessorSettings
+from packtrain.families.base import Expansion, NoRule, ProcessorSettings
 
 
 def overlay(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,6 +129,12 @@ def frame_choice(
     if own_number is not None:
         return FrameChoice(num_frames=int(own_number))
     return FrameChoice(fps=own_fps) if own_fps is not None else fallback
+
+
+def require_equal_frames(name: str, expansions: Sequence[Expansion]) -> None:
+    """Refuse a sample whose videos give different numbers of frames: the processor cannot put them into one tensor."""
+    if len({expansion.frames for expansion in expansions}) > 1:
+        raise RecordError("family", f"{name} takes only videos of equal sampled length in one sample")
 
 
 def too_few_frames(wanted: int, total: int) -> RecordError:

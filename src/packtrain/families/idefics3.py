@@ -14,6 +14,7 @@ from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
 from packtrain.families.base import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
 from packtrain.families.geometry import (
     overlay,
+    require_equal_frames,
     require_image,
     require_known,
     require_video,
@@ -150,8 +151,7 @@ class SmolVLM(Idefics3):
         videos = [header for header in headers if header.kind == "video"]
         if videos and len(videos) < len(headers):
             raise RecordError("family", "smolvlm takes images or videos in one sample, not both")
-        if len({self.video(header).frames for header in videos}) > 1:
-            raise RecordError("family", "smolvlm takes only videos of equal sampled length in one sample")
+        require_equal_frames(self.name, [self.video(header) for header in videos])
 
     def _read_tokens(self, tokens: Mapping[str, str]) -> None:
         self._image_token = tokens.get("image_token", "<image>")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
     overlay,
+    require_equal_frames,
     require_image,
     require_known,
     require_video,
@@ -84,6 +85,10 @@ class InternVL:
         return Expansion(
             pieces=tuple(pieces), patches=frames * per_frame, max_patches=per_frame, frames=frames, tiles=frames
         )
+
+    def check_sample(self, headers: Sequence[MediaHeader]) -> None:
+        """Refuse videos that do not fit into one tensor."""
+        require_equal_frames(self.name, [self.video(header) for header in headers if header.kind == "video"])
 
     def processor_kwargs(self) -> dict[str, Any]:
         """The sampling of frames."""

@@ -17,6 +17,7 @@ from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
     overlay,
+    require_equal_frames,
     require_image,
     require_known,
     require_video,
@@ -187,6 +188,10 @@ class LlavaOneVision:
         per_frame = (height // self._patch) * (width // self._patch)
         run = Run(self._video_token, frames * pooled * pooled + 1)
         return Expansion(pieces=(run,), patches=frames * per_frame, max_patches=per_frame, frames=frames, tiles=frames)
+
+    def check_sample(self, headers: Sequence[MediaHeader]) -> None:
+        """Refuse videos that do not fit into one tensor."""
+        require_equal_frames(self.name, [self.video(header) for header in headers if header.kind == "video"])
 
     def processor_kwargs(self) -> dict[str, Any]:
         """The sampling of frames."""
