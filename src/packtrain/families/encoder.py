@@ -81,9 +81,12 @@ class RecordEncoder:
         return found
 
     def costs(self, batch: Sequence[Sized]) -> list[Priced | RecordError]:
-        """A cost, or an error, for each record; all texts are tokenized together, at which a tokenizer is fastest."""
+        """A cost, or an error, for each record.
+
+        All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
+        """
         prepared: list[_Prepared | RecordError] = []
-        texts: dict[bool, list[str]] = {False: [], True: []}
+        texts: dict[bool, dict[str, Any]] = {False: {}, True: {}}
         for sized in batch:
             try:
                 one = self._prepare(sized)
@@ -91,18 +94,17 @@ class RecordEncoder:
                 prepared.append(error)
                 continue
             prepared.append(one)
-            texts[one.special] += one.texts
-        encodings = {
-            special: iter(self.tokenizer.encode_batch(chosen, special=special)) for special, chosen in texts.items()
-        }
+            texts[one.special].update(dict.fromkeys(one.texts))
+        for special, wanted in texts.items():
+            wanted.update(zip(wanted, self.tokenizer.encode_batch(list(wanted), special=special), strict=True))
         found: list[Priced | RecordError] = []
         for sized, one_or_error in zip(batch, prepared, strict=True):
             if isinstance(one_or_error, RecordError):
                 found.append(one_or_error)
                 continue
-            mine = [next(encodings[one_or_error.special]) for _ in one_or_error.texts]
+            encodings = texts[one_or_error.special]
             try:
-                found.append(self._price(sized, one_or_error, mine))
+                found.append(self._price(sized, one_or_error, [encodings[text] for text in one_or_error.texts]))
             except RecordError as error:
                 found.append(error)
         return found
