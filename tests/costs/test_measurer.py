@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import packtrain
 from packtrain.app.measure import measure_outcome
+from packtrain.app.show import show_measured
 from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, MediaRef
 from packtrain.costs.measurer import Measurer
@@ -49,6 +52,9 @@ def test_a_medium_damaged_where_no_header_shows_it_does_not_end_the_check(tmp_pa
     data = lines(tmp_path / "d.jsonl", *(chat("<image>what?", images=[f"{n}.png"]) for n in range(4)))
     outcome = measure_outcome(data, model="tiny:qwen2_5_vl", out=tmp_path / "o", workers=1)
     assert outcome.table.summary["check"] == {"records": 3, "note": "1 more could not be decoded"}
+    page = io.StringIO()
+    show_measured(outcome, Console(file=page, width=200))
+    assert "3 records encoded again by the real processor: equal (1 more could not be decoded)" in page.getvalue()
 
 
 def test_entries_of_a_source_that_is_not_wanted_are_never_failures(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def _how(summary: Mapping[str, Any]) -> str:
     check = summary["check"]
     checked = (
         f"{check['records']} records encoded again by the real processor: equal"
+        + (f" ({check['note']})" if check["note"] else "")
         if check["records"]
         else f"not compared with the real processor ({check['note']})"
     )

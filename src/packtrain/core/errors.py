@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PacktrainError(Exception):
     """A mistake or a fault that the user can act on; the command line prints it without a traceback."""
@@ -52,9 +55,7 @@ class RecordError(Exception):
         return RecordError, (self.stage, self.reason, self.detail)
 
 
-def nearest(name: str, names: object) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """A "did you mean" hint for an unknown name, or an empty string."""
-    import difflib
-
-    close = difflib.get_close_matches(str(name), [str(n) for n in names], n=1, cutoff=0.6)  # type: ignore[attr-defined]
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""

@@ -43,7 +43,8 @@ class Reference(Protocol):
 def check_drift(task: Task, table: CostTable, unit_entries: Sequence[int], reference: Reference, size: int) -> int:
     """Compare `size` random rows with the real processor; the first difference is an error.
 
-    Returns how many could be compared: a medium may be damaged where no header shows it."""
+    Returns how many could be compared: a medium may be damaged where no header shows it.
+    """
     rows = stream(task.request.seed, "drift").permutation(len(table))[:size]
     rows.sort()
     columns = {name: table.column(name)[rows] for name in _READ}
