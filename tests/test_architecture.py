@@ -13,8 +13,11 @@ import packtrain
 
 SRC = Path(packtrain.__file__).parent
 # Data flows down this list; a package may import itself and what stands before it.
-ORDER = ("core", "records", "families", "costs", "packs", "models", "app", "bench", "cli")
-LIGHT = ("core", "records", "families", "costs")
+ORDER = (
+    *("core", "records", "families", "costs", "estimates", "plans", "advice", "reports"),
+    *("packs", "models", "app", "bench", "cli"),
+)
+LIGHT = ("core", "records", "families", "costs", "estimates", "plans", "advice", "reports")
 HEAVY = {"torch", "torchvision", "transformers", "accelerate", "peft"}
 # What each light package may use beside the standard library; imports inside functions count too.
 ALLOWED = {
@@ -22,6 +25,10 @@ ALLOWED = {
     "records": {"numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets", "huggingface_hub"},
     "families": {"numpy", "jinja2", "tokenizers", "num2words"},
     "costs": {"numpy", "pyarrow", "ray"},
+    "estimates": {"numpy"},
+    "plans": {"numpy", "numba", "pyarrow"},
+    "advice": {"numpy", "pyarrow"},
+    "reports": {"numpy", "pyarrow", "matplotlib", "jinja2", "markupsafe", "yaml"},
 }
 
 
@@ -42,7 +49,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def modules() -> list[tuple[str, Path]]:
-    """(package, file) of every module; cli.py is a package of its own."""
+    """(package, file) of every module; a module beside the packages is a package of its own."""
     found = []
     for path in sorted(SRC.rglob("*.py")):
         parts = path.relative_to(SRC).parts

@@ -33,6 +33,7 @@ from packtrain.costs.request import Request
 from packtrain.costs.table import CostTable
 from packtrain.families.base import Run
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.internvl import InternVL
 from packtrain.families.qwen_vl import Qwen2VL
 from packtrain.families.settings import read_settings
 from packtrain.models import tiny
@@ -102,17 +103,19 @@ def reality(processor: Any, folder: Path, messages: list[Message], media: Path, 
     """What a direct call of the processor or tokenizer gives."""
     if not (folder / "processor_config.json").exists():
         ids = processor.apply_chat_template(as_strings(messages), tokenize=True, return_dict=True)["input_ids"]
-        return {"tokens": len(ids), "text_tokens": len(ids), "images": 0, "patches": 0}
+        return {"tokens": len(ids), "text_tokens": len(ids), "tail_tokens": len(ids), "images": 0, "patches": 0}
     shown = opened(messages, media)
     made = processor.apply_chat_template(
         shown, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs=kwargs
     )
     ids = made["input_ids"][0].tolist()
     image_tokens = ids.count(token_id(folder, "image"))
+    behind_media = len(ids) - ids[::-1].index(token_id(folder, "image")) if image_tokens else 0
     return {
         "tokens": len(ids),
         "image_tokens": image_tokens,
         "text_tokens": len(ids) - image_tokens,
+        "tail_tokens": len(ids) - behind_media,
         "images": sum(part["type"] == "image" for message in shown for part in message["content"]),
         "patches": patches(made, folder),
     }
@@ -233,10 +236,12 @@ def test_videos(family: str, limits: dict[str, float], tmp_path: Path) -> None:
     for entry in entries:
         found = real.encode(to_record(entry, source="s", options=SchemaOptions(), formatting=None), store)
         assert found.media_tokens is not None
+        assert found.tail_tokens is not None
         truth.append(
             {
                 "tokens": found.tokens,
                 "text_tokens": found.tokens - found.media_tokens,
+                "tail_tokens": found.tail_tokens,
                 "patches": found.patches,
                 "max_patches_per_image": found.max_patches_per_image,
             }
@@ -287,6 +292,25 @@ def test_a_rule_that_is_wrong_by_one_token_is_noticed(tmp_path: Path, monkeypatc
     unchecked = packtrain.measure(data, model=str(folder), out=tmp_path / "unchecked", workers=1, check=0)
     assert unchecked.summary["check"] == {"records": 0, "note": "turned off"}
     assert (unchecked.column("tokens") - right.column("tokens")).tolist() == [0, 1, 0]
+
+
+def test_media_that_end_elsewhere_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closing marker before its image: all numbers of tokens are right, and the tail is one too short."""
+    data, folder = small_dataset(tmp_path), shrink(tiny.write("internvl", tmp_path / "model"))
+    right = packtrain.measure(data, model=str(folder), out=tmp_path / "right", workers=1)
+    expand = InternVL.image
+
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        expansion = expand(self, *args, **kwargs)
+        opening, run, end = expansion.pieces
+        return replace(expansion, pieces=(opening, end, run))
+
+    monkeypatch.setattr(InternVL, "image", wrong)
+    with pytest.raises(DriftError, match=r"(?s)record r1 .*tail_tokens = \d+ from the real processor"):
+        packtrain.measure(data, model=str(folder), out=tmp_path / "wrong", workers=1)
+    unchecked = packtrain.measure(data, model=str(folder), out=tmp_path / "unchecked", workers=1, check=0)
+    assert (unchecked.column("tail_tokens") - right.column("tail_tokens")).tolist() == [0, -1, 0]
+    assert unchecked.column("tokens").tolist() == right.column("tokens").tolist()
 
 
 # ---- families without a rule

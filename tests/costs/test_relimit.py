@@ -75,6 +75,7 @@ def test_new_limits_equal_measuring_again(family: str, limits: dict[str, Any], t
     ).any()
     assert_same(ours, measured(data, model, tmp_path / "again", processor_config=limits))
     assert not ours.dropped
+    assert 0 < (ours.column("tail_tokens") < ours.column("tokens")).sum() < len(ours), "with media and without"
 
 
 def test_timestamps_are_text_and_change_with_the_frames(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ def test_columns(folder: Path) -> None:
     assert table.column("id").tolist() == [f"r{i}" for i in range(12)]
     assert table.column("origin")[6] == "data.jsonl:8"
     assert (table.column("tokens") == table.column("text_tokens") + table.column("image_tokens")).all()
-    with_images = table.column("index")[table.column("images") > 0]
+    shown, tails = table.column("images") > 0, table.column("tail_tokens")
+    assert (tails[shown] < table.column("text_tokens")[shown]).all()
+    assert tails[~shown].tolist() == table.column("tokens")[~shown].tolist()
+    with_images = table.column("index")[shown]
     assert len(with_images) == 4
     assert table.media("record").tolist() == with_images.tolist()
     assert set(zip(table.media("width").tolist(), table.media("height").tolist(), strict=True)) == {(100, 80)}
@@ -76,6 +79,7 @@ def test_no_summary(folder: Path) -> None:
     ("content", "message"),
     [
         ('{"kind": "cost-table", "version": 99}', "format version 99"),
+        ('{"kind": "cost-table", "version": 1}', "(?s)format version 1\n.*format version 2"),
         ('{"kind": "pack-plan", "version": 1}', "kind 'pack-plan'"),
         ("[1]", "kind 'list'"),
         ("{", "Expecting property name"),
@@ -107,6 +111,18 @@ def test_a_table_of_other_columns(folder: Path, name: str, schema: pa.Schema) ->
     pq.write_table(pq.read_table(folder / name).drop_columns([schema.names[-1]]), folder / name)
     with pytest.raises(ArtifactError, match=schema.names[-1]):
         CostTable.load(folder)
+
+
+def test_a_result_of_an_older_format_is_measured_again(folder: Path, qwen: Path) -> None:
+    before = (folder / "costs.parquet").read_bytes()
+    summary = json.loads((folder / "measure.json").read_text())
+    (folder / "measure.json").write_text(json.dumps({**summary, "version": 1}))
+    pq.write_table(pq.read_table(folder / "costs.parquet").drop_columns(["tail_tokens"]), folder / "costs.parquet")
+    again = measure_outcome(
+        folder.parent / "data.jsonl", model=str(qwen), out=folder, workers=1, check=0, max_failure_rate=0.5
+    )
+    assert not again.reused
+    assert (folder / "costs.parquet").read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["costs.parquet", "media.parquet", "measure.json"])

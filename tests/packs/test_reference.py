@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,10 +16,11 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.costs.request import Request
+from packtrain.families.encoder import Sized
 from packtrain.families.settings import read_settings
 from packtrain.models import tiny
 from packtrain.packs.decode import decode_frames, decode_image
-from packtrain.packs.reference import RealProcessor, load_reference
+from packtrain.packs.reference import ProcessorRule, RealProcessor, load_reference
 from packtrain.records.media import MediaStore
 from packtrain.records.source import SourceSpec
 
@@ -179,6 +181,58 @@ def test_plain_text_and_the_end_token(tmp_path: Path) -> None:
     assert ended.encode(plain, store).tokens == len(ids)
     chat = ended.outputs(record("one"), store)["input_ids"]
     assert chat.count(ids[-1]) == 2, "the template ends both turns with it, and nothing is added"
+
+
+def unnamed(folder: Path, *kinds: str) -> Path:
+    """The model's folder with a config that gives its media ids that no text ever has."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **{f"{kind}_token_id": 10**9 + len(kind) for kind in kinds}}))
+    return folder
+
+
+@pytest.mark.contract
+def test_what_stands_behind_the_last_medium(tmp_path: Path) -> None:
+    folder = tiny.write("qwen2_5_vl", tmp_path / "model")
+    write_image(tmp_path / "i.png", 120, 90)
+    store, real = MediaStore(str(tmp_path)), real_processor(folder, tmp_path)
+    shown = record("first ", medium("image", "i.png"), "then", medium("image", "i.png"), "what?\n")
+    ids = real.outputs(shown, store)["input_ids"]
+    image = json.loads((folder / "config.json").read_text())["image_token_id"]
+    last = [at for at, token in enumerate(ids) if token == image][-1]
+    found = real.encode(shown, store)
+    assert (found.tokens, found.tokens - (found.tail_tokens or 0)) == (len(ids), last + 1)
+    assert len(ids) - last > 5
+    text = real.encode(record("who?"), store)
+    assert text.tail_tokens == text.tokens
+    # Ids that are not found say nothing about where a medium ends; a text still has none.
+    unnamed(folder, "image", "video")
+    real = real_processor(folder, tmp_path)
+    assert real.encode(shown, store).tail_tokens is None
+    assert real.encode(record("who?"), store).tail_tokens == text.tokens
+
+
+@pytest.mark.contract
+def test_nothing_may_be_cut_where_the_media_are_not_found(tmp_path: Path) -> None:
+    folder = tiny.write("qwen2_5_vl", tmp_path / "model")
+    write_video(tmp_path / "v.mp4", 16)
+    store = MediaStore(str(tmp_path))
+    video = medium("video", "v.mp4")
+    batch = [
+        Sized(record("look ", video, "what?"), (store.header("video", video.ref),)),
+        Sized(record("who?"), ()),
+    ]
+    costs = []
+    for named in (True, False):
+        rule = ProcessorRule(request_for(folder if named else unnamed(folder, "video"), tmp_path))
+        found = rule.price(batch, store)
+        assert not any(isinstance(one, RecordError) for one in found)
+        costs.append([one[0] for one in found if not isinstance(one, RecordError)])
+    (known, text), (unknown, same) = costs
+    assert 0 < known.tail_tokens < known.text_tokens
+    assert (unknown.tokens, unknown.tail_tokens) == (known.tokens, 0)
+    assert text.tail_tokens == text.tokens
+    assert same == text
 
 
 def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ class Cost:
     patches: int = 0  # before merging, as the vision tower sees them
     max_patches_per_image: int = 0  # the largest stretch that attends to itself inside the vision tower
     supervised_tokens: int = 0
+    tail_tokens: int = 0  # text after the last media token, which may be cut off; all tokens where there are no media
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

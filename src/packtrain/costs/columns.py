@@ -13,7 +13,7 @@ COST_SCHEMA = pa.schema(
     + [(name, pa.int64()) for name in ("tokens", "text_tokens", "image_tokens", "video_tokens", "audio_tokens")]
     + [(name, pa.int32()) for name in ("images", "videos", "frames")]
     + [("audio_seconds", pa.float64()), ("objects", pa.int32())]
-    + [(name, pa.int64()) for name in ("patches", "max_patches_per_image", "supervised_tokens")]
+    + [(name, pa.int64()) for name in ("patches", "max_patches_per_image", "supervised_tokens", "tail_tokens")]
 )
 MEDIA_SCHEMA = pa.schema(
     [

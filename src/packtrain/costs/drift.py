@@ -17,7 +17,7 @@ from packtrain.costs.worker import Task, measurer_for
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, read_unit
 
-_READ = ("tokens", "image_tokens", "video_tokens", "patches", "max_patches_per_image")
+_READ = ("tokens", "image_tokens", "video_tokens", "patches", "max_patches_per_image", "tail_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,7 @@ class Reality:
     patches: int
     max_patches_per_image: int
     frames: int = 0  # sampled from videos
+    tail_tokens: int | None = None  # after the last media token; None where that is not found among the ids
 
 
 class Reference(Protocol):
@@ -72,7 +73,7 @@ def check_drift(task: Task, table: CostTable, unit_entries: Sequence[int], refer
 
 
 def _compare(record: Record, row: dict[str, int], real: Reality) -> None:
-    for name in ("tokens", "media_tokens", "patches", "max_patches_per_image"):
+    for name in ("tokens", "media_tokens", "patches", "max_patches_per_image", "tail_tokens"):
         ours, theirs = row[name], getattr(real, name)
         if theirs is not None and ours != theirs:
             raise DriftError(

@@ -48,7 +48,8 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     """New columns, the rows kept, and the rows (by index) that the new limits make impossible.
 
     Only differences are applied: the text around a medium is the same under both limits, so the change in tokens is
-    the change of its expansion alone. Media of the same shape are priced once.
+    the change of its expansion alone. Media of the same shape are priced once. `tail_tokens` stays as measured: what a
+    family writes after the last run of a medium is the same for every size and under all limits.
     """
     inputs = table.summary["inputs"]
     if table.summary["counts"]["reasons"].get("filter: longer than max_sample_length"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
 
-KIND, VERSION = "cost-table", 1
+KIND, VERSION = "cost-table", 2
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 
 
@@ -67,6 +68,20 @@ class CostTable:
         values = _numpy(self.folder / COSTS, name)
         return values if self._rows is None else values[self._rows]
 
+    def rows(self, names: Sequence[str], positions: np.ndarray) -> dict[str, np.ndarray]:
+        """Some columns of some rows, given by increasing position; only the row groups that hold them are read."""
+        fresh = [name for name in names if name not in self._columns]
+        found = {name: self._columns[name][positions] for name in names if name in self._columns}
+        if fresh:
+            read = _take(self.folder / COSTS, fresh, positions if self._rows is None else self._rows[positions])
+            found |= {name: np.asarray(read[name].to_numpy()) for name in fresh}
+        return {name: found[name] for name in names}
+
+    @property
+    def limits(self) -> MediaLimits:
+        """The media limits that `with_limits` has set on top of those measured with."""
+        return self._limits
+
     def source_codes(self) -> SourceCodes:
         """The source column as names and integers."""
         column = pq.read_table(self.folder / COSTS, columns=["source"])["source"].combine_chunks()
@@ -111,6 +126,21 @@ class CostTable:
 
 def _numpy(path: Path, name: str) -> np.ndarray:
     return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())
+
+
+def _take(path: Path, names: Sequence[str], positions: np.ndarray) -> pa.Table:
+    """Rows of a parquet file by increasing position, row group by row group."""
+    with pq.ParquetFile(path) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        edges = np.searchsorted(positions, starts)
+        parts = [
+            file.read_row_group(group, columns=list(names)).take(pa.array(positions[a:b] - starts[group]))
+            for group, (a, b) in enumerate(pairwise(edges.tolist()))
+            if b > a
+        ]
+        empty = file.schema_arrow.empty_table().select(list(names))
+    return pa.concat_tables(parts) if parts else empty
 
 
 def _check_columns(path: Path, schema: pa.Schema) -> None:

@@ -1,4 +1,4 @@
-"""Which tokens cover a stretch of characters."""
+"""Which tokens cover a stretch of characters, and how many stand behind one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
             break
         last += 1
     return first, last - first + 1
+
+
+def tokens_behind(encoding: Any, at: int) -> int:
+    """The tokens after the one that covers a character; none where it has no token, so that nothing is promised."""
+    token = encoding.char_to_token(at)
+    return 0 if token is None else len(encoding) - 1 - int(token)
 
 
 def _token_at(encoding: Any, at: int, stop: int, step: int) -> int | None:

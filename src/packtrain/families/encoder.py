@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
-from packtrain.families.coverage import covered_tokens
+from packtrain.families.coverage import covered_tokens, tokens_behind
 from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
 from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of, texts_of, with_texts
@@ -161,6 +161,7 @@ class RecordEncoder:
             patches=patches,
             max_patches_per_image=largest,
             supervised_tokens=counts.supervised_tokens,
+            tail_tokens=counts.tail_tokens,
         )
         return cost, prepared.media_supervised
 
@@ -228,12 +229,13 @@ class _Prepared:
 def _count(layout: Layout, encoding: Any) -> Counts:
     """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
     text_tokens = len(encoding) - len(layout.runs)
+    tail_tokens = tokens_behind(encoding, layout.runs[-1].at) if layout.runs else text_tokens
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
-        return Counts(text_tokens, text_tokens - (not first_is_media))
+        return Counts(text_tokens, text_tokens - (not first_is_media), tail_tokens)
     supervised = 0
     for start, end in layout.supervised:
         first, count = covered_tokens(encoding, start, end)
         if count:
             supervised += count - (first == 0) - sum([start <= run.at < end for run in layout.runs])
-    return Counts(text_tokens, supervised)
+    return Counts(text_tokens, supervised, tail_tokens)

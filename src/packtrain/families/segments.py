@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packtrain.families.base import Expansion, Run
-from packtrain.families.coverage import covered_tokens
+from packtrain.families.coverage import covered_tokens, tokens_behind
 from packtrain.families.skeleton import Skeleton, Slot
 from packtrain.families.tokenizer import LightTokenizer
 
@@ -35,6 +35,7 @@ class Counts:
 
     text_tokens: int
     supervised_tokens: int
+    tail_tokens: int  # after the last media token; all of them where there are no media
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,21 @@ class Draft:
     strings: list[list[str]]
     media_text: int  # text tokens inside expansions
     media_supervised: int
+    media_tail: int  # those behind the last media token
 
     def counts(self, encodings: Sequence[Any]) -> Counts:
         """The record's tokens, from the encodings of its segments."""
         shape = self.shape
-        text = shape.constant + self.media_text + sum([len(encoding) for encoding in encodings])
+        lengths = [len(encoding) for encoding in encodings]
+        text = shape.constant + self.media_text + sum(lengths)
+        tail = shape.constant_tail + self.media_tail + sum(lengths[shape.first_tail_segment :])
         if shape.all_supervised:
-            return Counts(text, text - 1)
+            return Counts(text, text - 1, tail)
         supervised = shape.constant_supervised + self.media_supervised
         for segment, strings, encoding in zip(shape.segments, self.strings, encodings, strict=True):
             if segment.ranges:
                 supervised += segment.supervised(strings, encoding)
-        return Counts(text, supervised)
+        return Counts(text, supervised, tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +100,25 @@ class SegmentedShape:
     media: tuple[Slot, ...]
     constant: int  # tokens of everything else
     constant_supervised: int
+    constant_tail: int  # those of the constant tokens that stand behind the last medium
+    first_tail_segment: int  # the number of the first segment that does
     all_supervised: bool
     media_supervised: tuple[bool, ...]
 
     def draft(self, texts: Sequence[str], expansions: Sequence[Expansion], pricer: ExpansionPricer) -> Draft | None:
-        """The pieces of one record; None where an expansion could run into the text around it."""
-        media_text = media_supervised = 0
+        """The pieces of one record; None where one of its expansions has no price."""
+        media_text = media_supervised = media_tail = 0
         if self.media:
             for slot, expansion in zip(self.media, expansions, strict=True):
-                tokens = pricer.text_tokens(expansion)
-                if tokens is None:
+                price = pricer.price(expansion)
+                if price is None:
                     return None
+                tokens, media_tail = price
                 media_text += tokens
                 media_supervised += tokens if slot.supervised else 0
         strings = [segment.strings(texts) for segment in self.segments]
-        return Draft(self, ["".join(pieces) for pieces in strings], strings, media_text, media_supervised)
+        segments = ["".join(pieces) for pieces in strings]
+        return Draft(self, segments, strings, media_text, media_supervised, media_tail)
 
 
 class Cutter:
@@ -144,14 +152,17 @@ class Cutter:
 
 
 class ExpansionPricer:
-    """Text tokens of expansions that begin and end with special tokens; each distinct expansion is counted once."""
+    """Text tokens of expansions, and those of them that stand behind the last run; each distinct one is counted once.
+
+    Only expansions that begin and end with special tokens, and hold a run, have a price.
+    """
 
     def __init__(self, tokenizer: LightTokenizer, specials: frozenset[str]) -> None:
         self._tokenizer, self._specials = tokenizer, specials
-        self._known: dict[tuple[str | Run, ...], int | None] = {}  # by what is written, each run once
+        self._known: dict[tuple[str | Run, ...], tuple[int, int] | None] = {}  # by what is written, each run once
 
-    def text_tokens(self, expansion: Expansion) -> int | None:
-        """None where the expansion is not isolated from the text around it."""
+    def price(self, expansion: Expansion) -> tuple[int, int] | None:
+        """Text tokens, all and behind the last run; None where the text around the expansion could matter."""
         pieces = expansion.pieces
         shape = tuple([piece.token if type(piece) is Run and piece.count else piece for piece in pieces])
         if shape not in self._known:
@@ -160,12 +171,14 @@ class ExpansionPricer:
             self._known[shape] = self._count(pieces)
         return self._known[shape]
 
-    def _count(self, pieces: tuple[str | Run, ...]) -> int | None:
-        written = [p.token if isinstance(p, Run) else p for p in pieces if not (isinstance(p, Run) and not p.count)]
-        if not written or not self._opens(written[0]) or not self._closes(written[-1]):
+    def _count(self, pieces: tuple[str | Run, ...]) -> tuple[int, int] | None:
+        shown = [piece for piece in pieces if not (isinstance(piece, Run) and not piece.count)]
+        runs = [number for number, piece in enumerate(shown) if isinstance(piece, Run)]
+        written = [piece.token if isinstance(piece, Run) else piece for piece in shown]
+        if not runs or not self._opens(written[0]) or not self._closes(written[-1]):
             return None
-        runs = sum(isinstance(piece, Run) and piece.count > 0 for piece in pieces)
-        return len(self._tokenizer.encode("".join(written), special=False)) - runs
+        encoding = self._tokenizer.encode("".join(written), special=False)
+        return len(encoding) - len(runs), tokens_behind(encoding, len("".join(written[: runs[-1]])))
 
     def _opens(self, text: str) -> bool:
         return any(text.startswith(s) and self._tokenizer.is_isolated(s) for s in self._specials)
@@ -187,6 +200,8 @@ class _Builder:
         self._segments: list[_Segment] = []
         self._media: list[Slot] = []
         self._constant = tokenizer.added_around if skeleton.special else 0
+        self._added_behind = tokenizer.added_behind if skeleton.special else 0
+        self._before_tail = self._first_tail_segment = 0  # constant tokens and segments up to the last medium
         self._constant_supervised = 0
         self._first_is_fixed = bool(self._constant) or bool(skeleton.literals[0])
 
@@ -202,6 +217,8 @@ class _Builder:
         else:
             self._close()
             self._media.append(slot)
+            self._before_tail = self._constant - self._added_behind
+            self._first_tail_segment = len(self._segments)
 
     def special(self, number: int, offset: int) -> None:
         """A special token ends the segment and is one token, which carries loss if it stands inside a span."""
@@ -219,6 +236,8 @@ class _Builder:
             media=tuple(self._media),
             constant=self._constant,
             constant_supervised=self._constant_supervised,
+            constant_tail=self._constant - self._before_tail,
+            first_tail_segment=self._first_tail_segment,
             all_supervised=self._all_supervised,
             media_supervised=tuple(slot.supervised for slot in self._media),
         )

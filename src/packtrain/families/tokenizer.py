@@ -44,6 +44,7 @@ class LightTokenizer:
         self._isolated: dict[str, bool] = {}
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
         self.added_around = len(self.encode("", special=True))  # tokens that `special` adds to any text
+        self.added_behind = _ones_at_the_end(self.encode("a", special=True).special_tokens_mask)  # of them, after it
         self.appends_eos = self.eos_id is not None and self.encode("a", special=True).ids[-1:] == [self.eos_id]
 
     def encode(self, text: str, *, special: bool) -> Encoding:
@@ -86,6 +87,10 @@ class LightTokenizer:
                 known.add(token.content)
         if tokens:
             self._tokenizer.add_tokens(tokens)
+
+
+def _ones_at_the_end(mask: list[int]) -> int:
+    return next((count for count, one in enumerate(reversed(mask)) if not one), len(mask))
 
 
 def _special_values(settings: ProcessorSettings) -> list[Any]:

@@ -78,13 +78,15 @@ class RealProcessor:
         ids = outputs["input_ids"]
         patches, largest = self._patches(outputs)
         image, video = self._token_ids("image"), self._token_ids("video")
+        media = image | video
         return Reality(
             tokens=len(ids),
-            media_tokens=sum(i in image | video for i in ids) if image | video else None,
+            media_tokens=sum(i in media for i in ids) if media else None,
             video_tokens=sum(i in video - image for i in ids),
             patches=patches,
             max_patches_per_image=largest,
             frames=outputs.get("sampled_frames", 0),
+            tail_tokens=_tail(ids, media, any(True for _ in record.media())),
         )
 
     def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
@@ -212,6 +214,12 @@ def _put_video_kwargs(kwargs: dict[str, Any], **values: Any) -> None:
             kwargs["videos_kwargs"][name] = value
 
 
+def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
+    """Ids after the last that stands for a medium; None where there should be one and none is found."""
+    everything = None if expected else len(ids)
+    return next((behind for behind, i in enumerate(reversed(ids)) if i in media), everything)
+
+
 def _texts(parts: tuple[Text | Media, ...]) -> list[str]:
     return [part.text for part in parts if isinstance(part, Text)]
 
@@ -268,5 +276,7 @@ class ProcessorRule:
             patches=real.patches,
             max_patches_per_image=real.max_patches_per_image,
             supervised_tokens=supervised,
+            # Where nothing says which ids are media, nothing may be cut.
+            tail_tokens=0 if real.tail_tokens is None else real.tail_tokens,
         )
         return cost, tuple(False for _ in kinds)

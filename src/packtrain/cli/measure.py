@@ -1,77 +1,16 @@
-"""The command line: verbs only. Every verb calls one function of the library and shows what it returned."""
+"""`packtrain measure`."""
 
 from __future__ import annotations
 
-import io
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-import packtrain
-from packtrain.core.errors import ConfigError, PacktrainError
-
-app = typer.Typer(
-    help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-bench = typer.Typer(help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
-
-# Paths and data appear in what is printed: nothing in them may turn into colours or emoji, or be broken into lines.
-_errors = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-_output = Console(highlight=False, emoji=False)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+from packtrain.cli.common import Json, measuring, output, print_json, text_of
 
 
-def main() -> None:
-    """Run the command line; user mistakes are printed without a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
-    try:
-        app()
-    except PacktrainError as error:
-        _errors.print(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(error.exit_code)
-    except OSError as error:  # a full disk, a folder that cannot be written
-        _errors.print(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(1)
-    except (KeyboardInterrupt, _Interrupted):
-        _errors.print("\n[yellow]interrupted[/]; the same command continues from what is complete")
-        sys.exit(1)
-
-
-class _Interrupted(Exception):
-    """Ctrl-C in the middle of a command: typer would end a KeyboardInterrupt itself, with words of its own."""
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"packtrain {packtrain.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Measure, pack and train multimodal datasets at the speed the GPUs have."""
-
-
-@app.command("measure")
-def _measure(
+def measure(
     data: Annotated[
         str,
         typer.Argument(
@@ -176,7 +115,7 @@ def _measure(
     from packtrain.app.measure import measure_outcome
     from packtrain.records.schemas.convert import SchemaOptions
 
-    with _progress("measuring", quiet=as_json) as progress:
+    with measuring("measuring", quiet=as_json) as progress:
         outcome = measure_outcome(
             data,
             model=model,
@@ -205,7 +144,7 @@ def _measure(
                 formatting=formatting,
                 object_ordering=object_ordering,
                 emit_norm=emit_norm,
-                object_template=_text_of(object_template) if object_template else None,
+                object_template=text_of("--object-template", object_template) if object_template else None,
                 seed=seed,
             ),
             limit=limit,
@@ -225,85 +164,6 @@ def _measure(
     from packtrain.app.show import measured_json, show_measured
 
     if as_json:
-        _print_json(measured_json(outcome))
+        print_json(measured_json(outcome))
     else:
-        show_measured(outcome, _output)
-
-
-@app.command("demo")
-def _demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the demo's data and results.")] = Path(
-        "packtrain-demo"
-    ),
-    pictures: Annotated[int, typer.Option(min=16, help="How many pictures to draw.")] = 320,
-    model: Annotated[str, typer.Option("--model", "-m", help="The model to measure for.")] = "tiny:qwen2_5_vl",
-    workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Make a small dataset that looks like yours and run the whole pipeline on it. Takes less than two minutes."""
-    from packtrain.app.demo import run_demo
-    from packtrain.app.show import measured_json, show_measured
-
-    def say(line: str) -> None:
-        if not as_json:
-            _output.print(line, soft_wrap=True, markup=False)
-
-    with _progress("measuring", quiet=as_json) as progress:
-        result = run_demo(out, pictures=pictures, model=model, workers=workers, say=say, progress=progress)
-    if as_json:
-        _print_json({"folder": str(result.folder), "measure": measured_json(result.measured)})
-    else:
-        show_measured(result.measured, _output)
-        _output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)
-
-
-@bench.command("measure")
-def _bench_measure(
-    records: Annotated[int, typer.Option(min=50, help="Records for the comparison with the processor.")] = 400,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Processes on both sides.")] = 2,
-    memory: Annotated[
-        str, typer.Option(help="Numbers of records at which memory is measured; empty for none.")
-    ] = "10000,100000,1000000",
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The model whose processor is the yardstick.")
-    ] = "tiny:qwen2_5_vl",
-    as_json: Json = False,
-) -> None:
-    """Measuring against the HF processor on the same records, against its own lower bound, and its memory."""
-    from packtrain.bench.measure import bench_measure, show_bench
-
-    if not all(size.isdigit() for size in memory.split(",") if size):
-        raise ConfigError("--memory", got=memory, expected="numbers of records, such as 10000,100000")
-    sizes = [int(size) for size in memory.split(",") if size]
-    result = bench_measure(records=records, workers=workers, memory_sizes=sizes, model=model)
-    if as_json:
-        _print_json(result)
-    else:
-        show_bench(result, _output)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--object-template", got=f"{path}: {error}", expected="a text file in UTF-8") from None
-
-
-@contextmanager
-def _progress(verb: str, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """A progress bar on stderr: how far, how fast, how long still, how many were skipped."""
-    from packtrain.app.show import MeasureBar
-
-    try:
-        with MeasureBar(verb, Console(stderr=True), quiet=quiet) as bar:
-            yield bar.update
-    except KeyboardInterrupt:
-        raise _Interrupted from None
-
-
-if __name__ == "__main__":
-    main()
+        show_measured(outcome, output)

@@ -1,0 +1,37 @@
+"""`packtrain demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from packtrain.cli.common import Json, measuring, output, print_json
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the demo's data and results.")] = Path(
+        "packtrain-demo"
+    ),
+    pictures: Annotated[int, typer.Option(min=16, help="How many pictures to draw.")] = 320,
+    model: Annotated[str, typer.Option("--model", "-m", help="The model to measure for.")] = "tiny:qwen2_5_vl",
+    workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a small dataset that looks like yours and run the whole pipeline on it. Takes less than two minutes."""
+    from packtrain.app.demo import run_demo
+    from packtrain.app.show import measured_json, show_measured
+
+    def say(line: str) -> None:
+        if not as_json:
+            output.print(line, soft_wrap=True, markup=False)
+
+    with measuring("measuring", quiet=as_json) as progress:
+        result = run_demo(out, pictures=pictures, model=model, workers=workers, say=say, progress=progress)
+    if as_json:
+        print_json({"folder": str(result.folder), "measure": measured_json(result.measured)})
+    else:
+        show_measured(result.measured, output)
+        output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)

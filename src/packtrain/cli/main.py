@@ -1,0 +1,48 @@
+"""The verbs, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import packtrain
+from packtrain.cli import bench as benchmarks
+from packtrain.cli.common import run
+from packtrain.cli.demo import demo
+from packtrain.cli.measure import measure
+
+app = typer.Typer(
+    help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+bench = typer.Typer(help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"packtrain {packtrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Measure, pack and train multimodal datasets at the speed the GPUs have."""
+
+
+app.command("measure")(measure)
+app.command("demo")(demo)
+bench.command("measure")(benchmarks.measure)
+
+
+def main() -> None:
+    """Run the command line."""
+    run(app)
