@@ -50,9 +50,9 @@ def test_links_and_options_exist(document: Path) -> None:
         assert (document.parent / target).exists(), target
     options = {
         option
-        for command in ("measure", "demo")
+        for command in (["measure"], ["demo"], ["pack"], ["plan"], ["inspect"], ["bench", "pack"], ["bench", "measure"])
         for option in re.findall(
-            r"--[a-z-]+", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output
+            r"--[a-z-]+", CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "300"}).output
         )
     }
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):

@@ -11,15 +11,20 @@ from typing import Any
 import typer.main
 
 import packtrain
+from packtrain.app.config_keys import ALIASES, SECTIONS
 from packtrain.app.measure import measure_outcome
 from packtrain.cli import app
 from packtrain.core import values
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.estimates.gpus import CATALOGUE
 from packtrain.families.registry import MODEL_TYPES
 from packtrain.models.tiny import TINY_FAMILIES
+from packtrain.plans.arrays import STRATEGIES
+from packtrain.plans.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
 from packtrain.records.schemas.convert import SCHEMAS
 from packtrain.records.schemas.options import SchemaOptions
 from packtrain.records.source import FORMATS
+from packtrain.reports.files import FILES
 
 SNAPSHOT = Path(__file__).parent / "surface" / "snapshot.json"
 
@@ -46,6 +51,17 @@ def surface() -> dict[str, Any]:
         "names": sorted(packtrain.__all__),
         "commands": commands(typer.main.get_command(app), "packtrain"),
         "measure": list(inspect.signature(measure_outcome).parameters),
+        "pack": list(inspect.signature(packtrain.pack).parameters),
+        "pack_arrays": list(inspect.signature(packtrain.pack_arrays).parameters),
+        "plan": list(inspect.signature(packtrain.plan).parameters),
+        "packing_config": fields(packtrain.PackingConfig),
+        "loader_state": fields(packtrain.LoaderState),
+        "config": {section: list(keys) for section, keys in SECTIONS.items()},
+        "config_aliases": sorted(ALIASES),
+        "strategies": list(STRATEGIES),
+        "gpus": sorted(CATALOGUE),
+        "plan files": [ENTRY_SCHEMA.names, CUT_SCHEMA.names, PACK_SCHEMA.names],
+        "study files": list(FILES),
         "values": {
             name: fields(getattr(values, name)) for name in ("Record", "Message", "Cost", "MediaLimits", "LedgerEntry")
         },

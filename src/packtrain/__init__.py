@@ -6,20 +6,48 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CostTable", "PacktrainError", "SchemaOptions", "__version__", "measure"]
+__all__ = [
+    "CostTable",
+    "LoaderState",
+    "PackPlan",
+    "Packing",
+    "PackingConfig",
+    "PacktrainError",
+    "Schedule",
+    "SchemaOptions",
+    "__version__",
+    "measure",
+    "pack",
+    "pack_arrays",
+    "plan",
+]
 
 if TYPE_CHECKING:
     from packtrain.app.measure import measure
+    from packtrain.app.pack import pack
+    from packtrain.app.plan import plan
     from packtrain.core.errors import PacktrainError
     from packtrain.costs.table import CostTable
+    from packtrain.plans.arrays import Packing, pack_arrays
+    from packtrain.plans.config import PackingConfig
+    from packtrain.plans.plan import PackPlan
+    from packtrain.plans.schedule import LoaderState, Schedule
     from packtrain.records.schemas.options import SchemaOptions
 
 # Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
 _LAZY = {
     "CostTable": "packtrain.costs.table",
+    "LoaderState": "packtrain.plans.schedule",
+    "PackPlan": "packtrain.plans.plan",
+    "Packing": "packtrain.plans.arrays",
+    "PackingConfig": "packtrain.plans.config",
+    "Schedule": "packtrain.plans.schedule",
     "PacktrainError": "packtrain.core.errors",
     "SchemaOptions": "packtrain.records.schemas.options",
     "measure": "packtrain.app.measure",
+    "pack": "packtrain.app.pack",
+    "pack_arrays": "packtrain.plans.arrays",
+    "plan": "packtrain.app.plan",
 }
 
 

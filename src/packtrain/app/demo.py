@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.app.demo_data import write_dataset
+from packtrain.app.demo_model import write_shape
 from packtrain.app.measure import measure_outcome
+from packtrain.app.pack import Packed, pack_outcome
+from packtrain.app.plan import Planned, plan
 from packtrain.costs.run import Outcome, Progress
+from packtrain.plans.config import LIMITS, PackingConfig
 
 MODEL = "tiny:qwen2_5_vl"
+GPU, GPUS = "h100", 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +25,8 @@ class DemoResult:
     folder: Path
     data: Path
     measured: Outcome
+    planned: Planned
+    packed: Packed
 
 
 def run_demo(
@@ -31,7 +38,7 @@ def run_demo(
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> DemoResult:
-    """Make the data, measure it."""
+    """Make the data, measure it, plan for it, pack it."""
     say(f"Drawing {pictures} pictures with objects, and a few broken records, into {folder / 'data'}")
     data = write_dataset(folder / "data", pictures)
     say(f"Measuring what each record costs {model}")
@@ -44,4 +51,26 @@ def run_demo(
         content_hash=True,  # the same data are written again by every run
         progress=progress,
     )
-    return DemoResult(folder=folder, data=data, measured=measured)
+    say(f"Planning for {GPUS} x {GPU} and a model with three billion parameters")
+    planned = plan(
+        measured.table,
+        model=str(write_shape(folder / "model")),
+        gpu=GPU,
+        gpus=GPUS,
+        baseline={"effective_batch_size": 32, "epochs": 2},
+        out=folder / "report",
+    )
+    chosen = planned.study.simulations[planned.study.recommendation.simulation]
+    say(f"Packing into {chosen.packing_length:,} tokens, as recommended")
+    config = PackingConfig(
+        packing_length=chosen.packing_length,
+        epochs=2,
+        **{name: value for name, value in chosen.limits.items() if name in LIMITS},  # type: ignore[arg-type]
+    )
+    return DemoResult(
+        folder=folder,
+        data=data,
+        measured=measured,
+        planned=planned,
+        packed=pack_outcome(measured.table, config, folder / "plan"),
+    )

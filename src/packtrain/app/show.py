@@ -106,7 +106,8 @@ def show_measured(outcome: Outcome, console: Console) -> None:
     if counts["reasons"]:
         console.print(_ledger_table(counts["reasons"]))
     console.print(_how(summary), soft_wrap=True)
-    console.print(f"next: look at {escape(str(outcome.table.folder))}/measure.json and ledger.jsonl", soft_wrap=True)
+    folder = escape(str(outcome.table.folder))
+    console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report", soft_wrap=True)
 
 
 def _statistics_table(summary: Mapping[str, Any]) -> Table:

@@ -23,6 +23,8 @@ def demo(
     """Make a small dataset that looks like yours and run the whole pipeline on it. Takes less than two minutes."""
     from packtrain.app.demo import run_demo
     from packtrain.app.show import measured_json, show_measured
+    from packtrain.app.show_pack import plan_json, show_plan
+    from packtrain.app.show_plan import planned_json, show_planned
 
     def say(line: str) -> None:
         if not as_json:
@@ -31,7 +33,16 @@ def demo(
     with measuring("measuring", quiet=as_json) as progress:
         result = run_demo(out, pictures=pictures, model=model, workers=workers, say=say, progress=progress)
     if as_json:
-        print_json({"folder": str(result.folder), "measure": measured_json(result.measured)})
-    else:
-        show_measured(result.measured, output)
-        output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)
+        print_json(
+            {
+                "folder": str(result.folder),
+                "measure": measured_json(result.measured),
+                "plan": planned_json(result.planned),
+                "pack": plan_json(result.packed.plan),
+            }
+        )
+        return
+    show_measured(result.measured, output)
+    show_plan(result.packed.plan, (), output)
+    show_planned(result.planned, output)
+    output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)

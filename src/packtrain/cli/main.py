@@ -11,6 +11,8 @@ from packtrain.cli import bench as benchmarks
 from packtrain.cli.common import run
 from packtrain.cli.demo import demo
 from packtrain.cli.measure import measure
+from packtrain.cli.pack import inspect, pack
+from packtrain.cli.plan import plan
 
 app = typer.Typer(
     help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
@@ -39,6 +41,9 @@ def _root(
 
 
 app.command("measure")(measure)
+app.command("plan")(plan)
+app.command("pack")(pack)
+app.command("inspect")(inspect)
 app.command("demo")(demo)
 bench.command("measure")(benchmarks.measure)
 

@@ -77,6 +77,10 @@ class CostTable:
             found |= {name: np.asarray(read[name].to_numpy()) for name in fresh}
         return {name: found[name] for name in names}
 
+    def positions_of(self, file_rows: np.ndarray) -> np.ndarray:
+        """Where rows of the file stand in this table; those that `with_limits` dropped are left out."""
+        return file_rows if self._rows is None else np.flatnonzero(np.isin(self._rows, file_rows))
+
     @property
     def limits(self) -> MediaLimits:
         """The media limits that `with_limits` has set on top of those measured with."""

@@ -1,0 +1,1 @@
+"""From costs to a decision: the sweep over lengths, padding beside packing, the recommendation."""

@@ -1,0 +1,93 @@
+"""How long an epoch takes, from the passes that it consists of and the steps that they make up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from packtrain.advice.passes import Passes, one_pass
+from packtrain.core.seeds import stream
+from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.time import Coefficients, step_time, work_seconds
+from packtrain.estimates.values import Load, ModelShape, TrainingSetup
+from packtrain.plans.schedule import arrange
+
+_PROBE = 1 << 12  # tokens; what is measured with it is linear, so that any number would do
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """Predicts seconds for one model, one way to train it and one kind of GPU."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    gpu: Gpu
+    coefficients: Coefficients | None
+
+    def seconds(self, passes: Passes) -> np.ndarray:
+        """Every pass, forward and backward, without what happens once a step."""
+        setup = replace(self.setup, attention="varlen")
+        work = work_seconds(self.shape, setup, self.gpu, self.coefficients, longest=int(passes["longest"].max()))
+        dense = self._dense(passes)
+        found = work.of(
+            tokens=passes["tokens"].astype(np.float64),
+            squared_tokens=np.where(dense, 0.0, passes["squared_tokens"]),
+            patches=passes["patches"].astype(np.float64),
+            squared_patches=passes["squared_patches"].astype(np.float64),
+            supervised_tokens=passes["supervised_tokens"].astype(np.float64),
+        )
+        whole_rows = passes["tokens"].astype(np.float64) ** 2 / passes["rows"]
+        found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
+        return np.asarray(found - np.where(passes["patches"] > 0, 0.0, self._tower_launches()))
+
+    def epoch(self, passes: Passes, per_step: int) -> float:
+        """All passes in this order, `per_step` in an optimizer step; a micro-step lasts as long as its slowest GPU."""
+        gpus = self.setup.gpus
+        steps, micro_steps = -(-len(passes) // per_step), -(-per_step // gpus)
+        filled = np.zeros((steps, per_step))
+        filled.ravel()[: len(passes)] = self.seconds(passes)
+        lanes = np.zeros((steps, micro_steps * gpus))
+        lanes[:, :per_step] = filled
+        return float(lanes.reshape(steps, micro_steps, gpus).max(axis=2).sum()) + steps * self._once(
+            passes, micro_steps
+        )
+
+    def epoch_of_packs(self, passes: Passes, per_step: int, seed: int) -> float:
+        """An epoch in the order in which packs are trained: random steps, sorted by work inside."""
+        work, random = self.seconds(passes), stream(seed, "study", "steps")
+        order = arrange(random.permutation(len(passes)), work, per_step, "sorted", random)
+        return self.epoch(passes.take(order), per_step)
+
+    def _once(self, passes: Passes, micro_steps: int) -> float:
+        """What a step needs beside its passes: gradients added up and exchanged, the optimizer."""
+        mean = passes.mean()
+        step = step_time(self.shape, self.setup, mean, self.gpu, self.coefficients, micro_steps)
+        return max(0.0, step.seconds - micro_steps * float(self.seconds(one_pass(mean))[0]))
+
+    def _dense(self, passes: Passes) -> np.ndarray:
+        """Which passes attend over whole rows with a mask; a row that is one sample needs none."""
+        if self.setup.attention == "varlen":
+            return np.zeros(len(passes), bool)
+        alone = (passes["samples"] == 1) & (passes["rows"] == 1)
+        return ~alone if self.setup.attention == "sdpa" else np.ones(len(passes), bool)
+
+    def _per_dense_pair(self) -> float:
+        """Seconds for each pair of positions in a row that is computed whole."""
+        if self.setup.attention == "varlen":
+            return 0.0
+        row = Load(tokens=_PROBE, squared_tokens=0, longest=_PROBE, samples=2, rows=2)
+        without = replace(self.setup, attention="varlen")
+        dense, plain = (
+            step_time(self.shape, setup, row, self.gpu, self.coefficients).compute for setup in (self.setup, without)
+        )
+        return (dense - plain) / (_PROBE * _PROBE / row.rows)
+
+    def _tower_launches(self) -> float:
+        """Launches of the vision tower, which a pass without patches is spared."""
+        text = Load(tokens=1, squared_tokens=1, longest=1)
+        image = replace(text, patches=1)
+        with_tower, without = (
+            step_time(self.shape, self.setup, load, self.gpu, self.coefficients).overhead for load in (image, text)
+        )
+        return with_tower - without

@@ -1,0 +1,236 @@
+"""Advice beside the settings: what a person should know before training with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from packtrain.advice.choice import dropped_share
+from packtrain.advice.intervals import RATES, derive_intervals
+from packtrain.advice.passes import Passes
+from packtrain.advice.question import Question
+from packtrain.advice.recommend import Findings, described
+from packtrain.advice.sweep import KEPT, simulate
+from packtrain.advice.values import Simulation
+from packtrain.advice.words import counted, duration, gib, percent
+from packtrain.estimates.time import step_time
+from packtrain.plans.arrays import binding_resources
+from packtrain.plans.config import LIMITS, PackingConfig
+
+_VISION_HEAVY = 0.5  # share of the time in the vision tower from which its limits are the first thing to look at
+_FEW_STEPS = 20
+
+
+def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
+    """Everything worth saying, the most consequential first."""
+    question, one = found.question, found.chosen
+    config = replace(question.packing, packing_length=one.packing_length, **one.limits)  # type: ignore[arg-type]
+    return (
+        *_room(found),
+        *_overlong(question, config, one, found),
+        *_step(question, one),
+        *_idle(question, one, passes),
+        *_learning_rate(question, one),
+        *_never_binding(question, config),
+        *_vision(found, passes),
+        *_without_checkpointing(found),
+        *_todays_run(found),
+        *_best_padded(found),
+        *_loading(question, passes, one),
+    )
+
+
+def _room(found: Findings) -> list[str]:
+    if found.room is None:
+        return []
+    changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.room.changes)
+    if found.room.enough:
+        return [f"Nothing fitted {gib(found.question.usable_bytes)} as asked for; this does: {changes}."]
+    return [
+        f"Nothing that was tried fits {gib(found.question.usable_bytes)} ({changes or 'no option left'}): use more or "
+        "larger GPUs, a smaller model, or shorter samples."
+    ]
+
+
+def _overlong(question: Question, config: PackingConfig, one: Simulation, found: Findings) -> list[str]:
+    """Samples that fit no pack, which length would keep them, and what cutting would keep."""
+    if not one.samples_dropped:
+        return []
+    tokens = question.rows.samples["tokens"]
+    text = (
+        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) fit no pack and are left out, with "
+        f"{one.tokens_dropped:,} tokens."
+    )
+    longest = int(tokens.max())
+    if longest > config.packing_length:
+        text += f" A packing_length of {longest:,} would keep every length"
+        keeping = [s for s in found.simulations if s.samples_dropped < one.samples_dropped and s.fits]
+        nearest = min(keeping, key=lambda s: s.packing_length, default=None)
+        text += f"; {nearest.packing_length:,} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
+    over = tokens > config.packing_length
+    cuttable = over & (tokens - question.rows.tails <= config.packing_length)
+    if config.overlong == "drop" and cuttable.any():
+        number = round(int(cuttable.sum()) * question.rows.scale)
+        text += f" With overlong: truncate or split {number:,} of them could be kept in part or in pieces."
+    return [text]
+
+
+def _step(question: Question, one: Simulation) -> list[str]:
+    before = question.samples_per_step
+    change = one.samples_per_step / before - 1
+    found = []
+    if abs(change) >= KEPT:
+        found.append(
+            f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({change:+.0%}): a pack holds "
+            f"{one.samples_per_pack:.1f}, and a step has whole packs."
+        )
+    if one.steps < _FEW_STEPS:
+        found.append(f"An epoch has only {counted(one.steps, 'step')}: train more epochs, or fewer samples per step.")
+    return found
+
+
+def _idle(question: Question, one: Simulation, passes: Passes) -> list[str]:
+    """GPUs that get no pack, and what a larger step would gain."""
+    gpus = question.setup.gpus
+    idle = one.micro_steps * gpus - one.packs_per_step
+    if not idle:
+        return []
+    even = one.packs_per_step + idle
+    gain = one.seconds / question.clock.epoch_of_packs(passes, even, question.seed)
+    when = "every pass" if one.micro_steps == 1 else f"one of {one.micro_steps} passes"
+    return [
+        f"With {counted(one.packs_per_step, 'pack')} per step {idle} of {gpus} GPUs get an empty pack in {when}. "
+        f"{even} packs per step ({even * one.samples_per_pack:,.0f} samples) would keep all busy: "
+        f"{gain * one.tokens_per_second:,.0f} real tokens/s, {gain:.2f} times as many; "
+        "learning rates would have to follow."
+    ]
+
+
+def _learning_rate(question: Question, one: Simulation) -> list[str]:
+    new = derive_intervals(
+        question.baseline, before=question.samples_per_step, after=one.samples_per_step, steps=one.steps
+    )
+    if not new.moved:
+        return ["Learning rates: none needs to change, since a step has about as many samples as before."]
+    factor = new.factor
+    text = f"Learning rates: a step has {factor:.2f} times the samples; with Adam multiply by about {factor**0.5:.2f}"
+    text += (
+        f" (square root), by {factor:.2f} at most (linear)"
+        if factor > 1
+        else f" (square root) or {factor:.2f} (linear)"
+    )
+    given = [(name, getattr(question.baseline, name), getattr(new, name)) for name in RATES]
+    rates = ", ".join(f"{name} {old:g} -> {now:g}" for name, old, now in given if old is not None)
+    return [f"{text}{': ' + rates if rates else ', for every module alike'}."]
+
+
+def _never_binding(question: Question, config: PackingConfig) -> list[str]:
+    """Limits that no pack can reach before another one."""
+    capacities = config.capacities()
+    if len(capacities) < 2:
+        return []
+    names = tuple(capacities)
+    sizes = question.rows.samples.matrix(names)
+    limits = np.array(list(capacities.values()), np.int64)
+    sizes = sizes[(sizes <= limits).all(axis=1)]
+    binding = {names[at] for at in binding_resources(sizes, limits)} if len(sizes) else set(names)
+    settings = {resource: setting for setting, resource in LIMITS.items()}
+    first = ", ".join(f"{settings[name]} {capacities[name]:,}" for name in names if name in binding)
+    return [
+        f"{settings[name]} {capacities[name]:,} can never bind: every sample uses up {first} sooner."
+        for name in names
+        if name not in binding
+    ]
+
+
+def vision_share(question: Question, passes: Passes) -> float:
+    """The part of the predicted time that goes into patches."""
+    mean = passes.mean()
+    if not mean.patches:
+        return 0.0
+    blind = replace(mean, patches=0, squared_patches=0, largest_patches=0)
+    whole, rest = (
+        step_time(question.shape, question.setup, load, question.gpu, question.time).seconds for load in (mean, blind)
+    )
+    return 1 - rest / whole
+
+
+def _vision(found: Findings, passes: Passes) -> list[str]:
+    """What smaller media would gain, where the vision tower is most of the work."""
+    share, one = vision_share(found.question, passes), found.chosen
+    if share < _VISION_HEAVY:
+        return []
+    text = f"The vision tower takes {percent(share)} of the time."
+    if not found.media:
+        return [f"{text} Smaller images or fewer frames would gain more than any other packing."]
+    gains = ", ".join(
+        f"{option.label} would bring an epoch from {duration(one.seconds)} to {duration(option.simulation.seconds)}"
+        for option in found.media
+    )
+    return [f"{text} Smaller media gain most: {gains}."]
+
+
+def _without_checkpointing(found: Findings) -> list[str]:
+    """Is there room for keeping activations, which is faster?"""
+    question = found.question
+    if not question.setup.gradient_checkpointing:
+        return []
+    bold = replace(question, setup=replace(question.setup, gradient_checkpointing=False))
+    fitting = [
+        s
+        for s in found.simulations
+        if bold.fits(s.worst) and dropped_share(s) <= max(0.005, dropped_share(found.chosen))
+    ]
+    if not fitting:
+        return []
+    longest = max(fitting, key=lambda s: s.tokens_per_second)
+    config = replace(question.packing, packing_length=longest.packing_length, **longest.limits)  # type: ignore[arg-type]
+    kept = simulate(bold, config)
+    if kept is None or kept.tokens_per_second <= found.chosen.tokens_per_second:
+        return []
+    gain = kept.tokens_per_second / found.chosen.tokens_per_second - 1
+    return [
+        f"Without gradient checkpointing {described(longest)} would need {gib(kept.memory_bytes)} and reach "
+        f"{kept.tokens_per_second:,.0f} real tokens/s ({gain:+.0%}): worth a trial, with less room for "
+        "surprises."
+    ]
+
+
+def _todays_run(found: Findings) -> list[str]:
+    """What to know about the run that everything is compared with."""
+    own, one = found.padded[0], found.chosen
+    if not own.fits:
+        return [
+            f"Today's run itself does not fit: its worst batch needs {gib(own.memory_bytes)} of "
+            f"{gib(found.question.usable_bytes)}; its time is what it would be with more memory."
+        ]
+    if not found.helps and one.speedup > found.gain:
+        return [
+            f"A packed run would be {one.speedup:.2f} times as fast as today's, but by its attention kernel alone: "
+            f"padded batches have {found.question.baseline.attention}."
+        ]
+    return []
+
+
+def _best_padded(found: Findings) -> list[str]:
+    own, one = found.padded[0], found.chosen
+    best = min((run for run in found.padded if run.fits), key=lambda run: run.seconds, default=own)
+    if best is own or best.seconds >= own.seconds:
+        return []
+    return [
+        f"Without packing, batches of {best.batch_size} grouped by length would be the best found: "
+        f"{own.seconds / best.seconds:.2f} times as fast as today's run, where packing is {one.speedup:.2f}; they "
+        "put samples of one length into one batch, which packs do not."
+    ]
+
+
+def _loading(question: Question, passes: Passes, one: Simulation) -> list[str]:
+    media = int(passes["images"].sum() + passes["frames"].sum()) * question.rows.scale
+    if not media:
+        return []
+    rate = media / one.seconds / question.setup.gpus
+    return [
+        f"Data loading: at this speed every GPU uses {rate:,.1f} images or frames a second; give its workers enough "
+        "cores to decode them, or the GPU waits."
+    ]

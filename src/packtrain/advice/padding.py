@@ -1,0 +1,120 @@
+"""What training without packing computes: batches padded to their longest sample, as they would really be formed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from packtrain.advice.clock import Clock
+from packtrain.advice.passes import Passes
+from packtrain.advice.question import Question
+from packtrain.advice.values import PaddedRun
+from packtrain.core.seeds import stream
+from packtrain.plans.arrays import pack_sums
+from packtrain.plans.resources import Samples
+
+Order = Literal["random", "by_length"]
+MEGA_BATCHES = 50  # accumulated batches that are sorted together when grouping by length, as transformers does
+_SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
+
+
+def padded_order(lengths: np.ndarray, order: Order, group: int, seed: int) -> np.ndarray:
+    """The order in which samples are batched: random, or long to short inside random groups of samples.
+
+    >>> padded_order(np.array([3, 1, 2]), "by_length", 3, 0).tolist()
+    [0, 2, 1]
+    """
+    shuffled = stream(seed, "padded").permutation(len(lengths))
+    if order == "random":
+        return shuffled
+    group_of = np.arange(len(lengths)) // group
+    return shuffled[np.lexsort((-lengths[shuffled], group_of))]
+
+
+def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> Passes:
+    """Batches of consecutive samples, every one padded to its longest; the last may have fewer rows."""
+    offsets = np.append(np.arange(0, len(order), batch_size), len(order))
+    taken = samples.take(order)
+    longest = np.maximum.reduceat(taken["tokens"], offsets[:-1])
+    rows = np.diff(offsets)
+    return Passes(
+        {
+            "tokens": rows * longest,
+            "squared_tokens": rows * longest * longest,
+            "longest": longest,
+            "samples": rows,
+            "rows": rows,
+            "largest_patches": np.maximum.reduceat(taken["largest_patches"], offsets[:-1]),
+            **{name: pack_sums(taken[name], offsets) for name in _SUMS},
+        }
+    )
+
+
+def padded_run(question: Question, samples: Samples, dropped: int, order: Order, batch_size: int) -> PaddedRun:
+    """An epoch of padded batches over the samples that the packing it is compared with keeps."""
+    setup, scale = question.padded_setup, question.rows.scale
+    passes = _passes(question, samples, order, batch_size)
+    per_step = max(1, round(question.samples_per_step / batch_size))
+    clock = Clock(shape=question.shape, setup=setup, gpu=question.gpu, coefficients=question.time)
+    worst = passes.worst()
+    real, computed = int(samples["tokens"].sum()), int(passes["tokens"].sum())
+    memory = question.memory_of(worst, setup).total
+    batches = round(len(passes) * scale)
+    return PaddedRun(
+        order=order,
+        batch_size=batch_size,
+        batches=batches,
+        steps=-(-batches // per_step),
+        samples=round(len(samples) * scale),
+        dropped=round(dropped * scale),
+        real_tokens=round(real * scale),
+        computed_tokens=round(computed * scale),
+        waste=1 - real / computed,
+        worst=worst,
+        seconds=clock.epoch(passes, per_step) * scale,
+        memory_bytes=memory,
+        fits=memory <= question.usable_bytes,
+    )
+
+
+def baseline_run(question: Question, samples: Samples, dropped: int) -> PaddedRun:
+    """The user's own padded run."""
+    return padded_run(question, samples, dropped, baseline_order(question), question.baseline.per_device_batch_size)
+
+
+def padded_runs(question: Question, samples: Samples, dropped: int) -> tuple[PaddedRun, ...]:
+    """The user's own run first, then the other order, then the fastest larger batch by length that fits."""
+    size = question.baseline.per_device_batch_size
+    mine = baseline_order(question)
+    other: Order = "by_length" if mine == "random" else "random"
+    found = [padded_run(question, samples, dropped, order, size) for order in (mine, other)]
+    larger: list[PaddedRun] = []
+    while size * 2 <= min(question.samples_per_step // question.setup.gpus, len(samples)):
+        size *= 2
+        larger.append(padded_run(question, samples, dropped, "by_length", size))
+        if not larger[-1].fits:
+            break
+    better = [run for run in larger if run.fits and run.seconds < min(before.seconds for before in found)]
+    return (*found, *sorted(better, key=lambda run: run.seconds)[:1])
+
+
+def same_kernel_seconds(question: Question, samples: Samples) -> float:
+    """The user's padded run with the kernels that packs have: what packing alone changes is the rest."""
+    passes = _passes(question, samples, baseline_order(question), question.baseline.per_device_batch_size)
+    per_step = max(1, round(question.samples_per_step / question.baseline.per_device_batch_size))
+    clock = replace(question.clock, setup=replace(question.setup, attention="varlen"))
+    return clock.epoch(passes, per_step) * question.rows.scale
+
+
+def baseline_order(question: Question) -> Order:
+    """How the user orders samples today."""
+    return "by_length" if question.baseline.group_by_length else "random"
+
+
+def _passes(question: Question, samples: Samples, order: Order, batch_size: int) -> Passes:
+    accumulated = max(1, round(question.samples_per_step / (batch_size * question.setup.gpus)))
+    most = max(1, len(samples) // (4 * batch_size * accumulated))  # small sets are grouped in at least four parts
+    group = batch_size * accumulated * min(MEGA_BATCHES, most)
+    return padded_passes(samples, padded_order(samples["tokens"], order, group, question.seed), batch_size)

@@ -1,0 +1,74 @@
+"""What a study is about: the data, the model, the GPUs, how it is trained today, and what is fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from packtrain.advice.baseline import Baseline
+from packtrain.advice.clock import Clock
+from packtrain.advice.rows import Rows
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.memory import MemoryCoefficients, MemoryEstimate, estimate_memory
+from packtrain.estimates.time import Coefficients
+from packtrain.estimates.values import Load, ModelShape, TrainingSetup
+from packtrain.plans.config import PackingConfig
+
+HEADROOM = 0.10  # of the GPU's memory that a plan leaves free: estimates are estimates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Question:
+    """Everything that decides the answer, except the lengths and limits that are tried."""
+
+    rows: Rows
+    shape: ModelShape
+    model: str
+    gpu: Gpu
+    setup: TrainingSetup
+    baseline: Baseline
+    packing: PackingConfig  # its packing_length is replaced by those that are tried
+    epochs: int
+    seed: int
+    time: Coefficients | None
+    memory: MemoryCoefficients
+
+    @property
+    def samples_per_step(self) -> int:
+        """What an optimizer step has today, and should keep."""
+        return self.baseline.samples_per_step(self.setup.gpus)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of one GPU less the headroom."""
+        return int(self.gpu.memory_bytes * (1 - HEADROOM))
+
+    @property
+    def clock(self) -> Clock:
+        """Seconds of packed passes."""
+        return Clock(shape=self.shape, setup=self.setup, gpu=self.gpu, coefficients=self.time)
+
+    @property
+    def padded_setup(self) -> TrainingSetup:
+        """How padded batches are trained."""
+        chunked = self.setup.chunked_loss if self.baseline.chunked_loss is None else self.baseline.chunked_loss
+        return replace(self.setup, attention=self.baseline.attention, chunked_loss=chunked)
+
+    def memory_of(self, load: Load, setup: TrainingSetup | None = None) -> MemoryEstimate:
+        """The peak of one GPU with such a pass."""
+        return estimate_memory(self.shape, setup or self.setup, load, self.memory)
+
+    def fits(self, load: Load, setup: TrainingSetup | None = None) -> bool:
+        """Is there room for such a pass, with headroom?"""
+        return self.memory_of(load, setup).total <= self.usable_bytes
+
+
+def packing_from(given: Mapping[str, object], *, seed: int) -> PackingConfig:
+    """The fixed choices as a config; the length is a placeholder unless it is given."""
+    names = [field.name for field in fields(PackingConfig)]
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"packing.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))
+    values = {"packing_length": 1, "seed": seed, **given, "epochs": 1}
+    return PackingConfig(**values)  # type: ignore[arg-type]  # the config checks every value itself

@@ -1,0 +1,274 @@
+"""The study from beginning to end: statistics, sweep, choice, the chosen plan in full, memory, recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from packtrain.advice.baseline import Baseline
+from packtrain.advice.choice import acceptable, choose
+from packtrain.advice.hints import hints
+from packtrain.advice.memory_report import memory_report
+from packtrain.advice.padding import padded_runs, same_kernel_seconds
+from packtrain.advice.passes import Passes
+from packtrain.advice.question import Question, packing_from
+from packtrain.advice.recommend import Findings, recommend
+from packtrain.advice.room import Room, make_room
+from packtrain.advice.rows import MOST_ROWS, Rows, read_rows
+from packtrain.advice.smaller_media import smaller_media
+from packtrain.advice.statistics import dataset_stats
+from packtrain.advice.sweep import default_lengths, pack_rows, sweep
+from packtrain.advice.values import Simulation, Study
+from packtrain.advice.views import balance_rows, picture, plan_passes
+from packtrain.core.errors import ConfigError
+from packtrain.costs.table import CostTable
+from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
+from packtrain.estimates.time import Coefficients, work_seconds
+from packtrain.estimates.values import ModelShape, TrainingSetup
+from packtrain.plans.build import build_plan
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import PackPlan
+
+P = ParamSpec("P")
+_NO_PACKING: Mapping[str, object] = {}
+_TODAY = Baseline()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a study is."""
+
+    done: int
+    total: int
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOutcome:
+    """The study, and the first epoch of the plan that it recommends."""
+
+    study: Study
+    plan: PackPlan
+
+
+def study_outcome(
+    table: CostTable,
+    *,
+    shape: ModelShape,
+    model: str,
+    gpu: Gpu,
+    setup: TrainingSetup,
+    baseline: Baseline = _TODAY,
+    lengths: Sequence[int] | None = None,
+    limits: Sequence[Mapping[str, int]] = (),
+    epochs: int | None = None,
+    seed: int = 0,
+    packing: Mapping[str, object] = _NO_PACKING,
+    time: Coefficients | None = None,
+    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS,
+    most_rows: int = MOST_ROWS,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> StudyOutcome:
+    """Study a measured dataset for a model and GPUs, and build the plan that comes out best.
+
+    `packing` holds values of a PackingConfig that are not up for choice; `limits` are sets of further limits to try at
+    every length; `setup` is how the packed run is trained, `baseline` what it replaces.
+    """
+    fixed = packing_from(packing, seed=seed)
+    rows = read_rows(table, fixed.seed, most_rows)
+    question = Question(
+        rows=rows,
+        shape=shape,
+        model=model,
+        gpu=gpu,
+        setup=setup,
+        baseline=baseline,
+        packing=fixed,
+        epochs=baseline.epochs if epochs is None else epochs,
+        seed=seed,
+        time=time,
+        memory=memory,
+    )
+    tried = _lengths(lengths, packing, rows, shape)
+    progress(Progress(0, 1, "reading"))
+    dataset = dataset_stats(table)
+
+    def swept(one: Question, sets: Sequence[Mapping[str, int]]) -> tuple[Simulation, ...]:
+        return sweep(one, tried, sets, lambda done, total, doing: progress(Progress(done, total, doing)))
+
+    simulations = swept(question, limits)
+    room: Room | None = None
+    wanted = question.samples_per_step
+    if not any(simulations[at].fits for at in acceptable(simulations, wanted)):
+        room = make_room(question, simulations)
+        question = replace(question, setup=room.setup)
+        simulations = swept(question, (*limits, *room.limits))
+    choice = choose(simulations, wanted)
+    chosen = simulations[choice.simulation]
+    config = _config(question, chosen)
+    progress(Progress(0, 1, f"packing {config.packing_length:,}"))
+    packed = pack_rows(question, config)
+    work = work_seconds(shape, question.setup, gpu, time, longest=chosen.worst.longest)
+    plan = build_plan(table, config, work)
+    passes = plan_passes(plan)
+    if rows.scale != 1:
+        chosen = _of_whole_plan(question, chosen, plan, passes)
+        simulations = (*simulations[: choice.simulation], chosen, *simulations[choice.simulation + 1 :])
+    findings = Findings(
+        question=question,
+        table=table,
+        simulations=simulations,
+        choice=choice,
+        padded=padded_runs(question, packed.samples, packed.dropped),
+        gain=same_kernel_seconds(question, packed.samples) / chosen.seconds,
+        mean_tokens=float(packed.samples["tokens"].mean()),
+        room=room,
+        media=smaller_media(question, table, config, chosen),
+    )
+    progress(Progress(0, 1, "memory"))
+    study = Study(
+        costs=str(table.folder),
+        model=model,
+        model_type=shape.model_type,
+        parameters=shape.parameters.total,
+        gpu=gpu.name,
+        gpus=setup.gpus,
+        epochs=question.epochs,
+        setup=asdict(question.setup),
+        baseline=_baseline(question),
+        dataset=dataset,
+        padded=tuple(findings.padded),
+        simulations=simulations,
+        recommendation=recommend(findings, hints(findings, passes)),
+        memory=memory_report(findings, plan, passes),
+        balance=balance_rows(plan),
+        picture=picture(plan, table),
+        ledger={**dataset.measured_ledger, **plan.summary["ledger"]["reasons"]},
+        notes=_notes(question, table),
+    )
+    return StudyOutcome(study, plan)
+
+
+def _study_of(function: Callable[P, StudyOutcome]) -> Callable[P, Study]:
+    def make_study(*args: P.args, **kwargs: P.kwargs) -> Study:
+        return function(*args, **kwargs).study
+
+    make_study.__doc__ = "The study alone; see `study_outcome`."
+    return make_study
+
+
+make_study = _study_of(study_outcome)
+
+
+def _lengths(
+    lengths: Sequence[int] | None, packing: Mapping[str, object], rows: Rows, shape: ModelShape
+) -> tuple[int, ...]:
+    given = packing.get("packing_length")
+    if lengths is None:
+        lengths = (given,) if isinstance(given, int) else default_lengths(rows.samples["tokens"], _context(shape))
+    longest = int(rows.samples["tokens"].max())
+    if packing.get("overlong") == "error":
+        lengths = [length for length in lengths if length >= longest]
+        if not lengths:
+            raise ConfigError(
+                "packing.overlong",
+                got=f"error, with a sample of {longest:,} tokens",
+                expected="a length that holds every sample",
+                fix=f"try {longest:,}, or choose overlong: drop, truncate or split",
+            )
+    if not lengths:
+        raise ConfigError(
+            "lengths", got="none", expected="at least one length to try", fix="leave it out for the usual ones"
+        )
+    return tuple(lengths)
+
+
+def _context(shape: ModelShape) -> int:
+    """Some configs give a number that no GPU could hold."""
+    return min(shape.language.context_length, 1 << 20)
+
+
+def _config(question: Question, chosen: Simulation) -> PackingConfig:
+    """The chosen packing as a config; the tail is kept, so that every number is about all samples."""
+    return replace(
+        question.packing,
+        packing_length=chosen.packing_length,
+        packs_per_step=chosen.packs_per_step,
+        packing_drop_last=False,
+        **chosen.limits,  # type: ignore[arg-type]
+    )
+
+
+def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan, passes: Passes) -> Simulation:
+    """The chosen simulation, which was made on a part of the rows, with the numbers of all of them."""
+    counts = plan.summary["epochs"][0]
+    worst = passes.worst()
+    memory = question.memory_of(worst).total
+    seconds = question.clock.epoch_of_packs(passes, one.packs_per_step, question.seed)
+    samples = counts["drawn"] - counts["dropped"]
+    return replace(
+        one,
+        packs=counts["packs"],
+        bound=counts["bound"],
+        of_bound=counts["of_bound"],
+        fill=counts["fill"],
+        samples_packed=samples,
+        samples_dropped=counts["dropped"],
+        tokens_dropped=question.rows.total_tokens - counts["totals"]["tokens"],
+        samples_per_pack=samples / counts["packs"],
+        samples_per_step=one.packs_per_step * samples / counts["packs"],
+        steps=-(-counts["packs"] // one.packs_per_step),
+        worst=worst,
+        memory_bytes=memory,
+        fits=memory <= question.usable_bytes,
+        seconds=seconds,
+        tokens_per_second=counts["totals"]["tokens"] / seconds,
+        speedup=one.speedup * one.seconds / seconds,
+    )
+
+
+def _baseline(question: Question) -> dict[str, Any]:
+    gpus = question.setup.gpus
+    return {
+        **asdict(question.baseline),
+        "gradient_accumulation_steps": question.baseline.accumulation(gpus),
+        "effective_batch_size": question.samples_per_step,
+        "samples_per_step": question.samples_per_step,
+        "chunked_loss": question.padded_setup.chunked_loss,
+    }
+
+
+def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
+    """What the numbers rest on."""
+    fitted = question.time is not None and question.time.fitted
+    found = [
+        "Time is predicted with " + ("coefficients fitted to this machine." if fitted else "default coefficients."),
+        "Memory is estimated with "
+        + ("coefficients fitted to this GPU." if question.memory.fitted else "default coefficients."),
+        f"The model's shape was counted from its {question.shape.counted_from}.",
+        *question.shape.notes,
+        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is that of a pack with the most of "
+        "everything, which no single pack may have.",
+        "Speed-ups compare with padded batches as they are trained today, whose attention is "
+        f"{question.baseline.attention}.",
+    ]
+    if question.rows.scale != 1:
+        found.append(
+            f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
+            "random, and scaled; the recommended packing was made from all."
+        )
+    if question.rows.counts is not None:
+        entries = round(question.rows.entries * question.rows.scale)
+        found.append(f"By the mixture's repeats and weights an epoch has {entries:,} samples from {len(table):,} rows.")
+    images = question.rows.samples["images"]
+    if np.any(images > 1):
+        found.append("Attention in the vision tower takes all images of a sample for as large as its largest.")
+    if question.packing.packing_drop_last:
+        found.append("Counts are without packing_drop_last, which leaves out less than one step.")
+    if question.gpu.notes:
+        found.append(f"{question.gpu.name}: {question.gpu.notes}.")
+    return tuple(found)

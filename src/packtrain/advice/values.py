@@ -1,0 +1,199 @@
+"""The study: what `plan` found out about a dataset, a model and the GPUs. Computed once, rendered many times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from packtrain.estimates.host import HostNeeds
+from packtrain.estimates.memory import MemoryEstimate
+from packtrain.estimates.options import Saving
+from packtrain.estimates.values import Load
+
+Statistics = Mapping[str, float]  # mean, median, std, min, max, p95, p99, total; empty for an empty column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histogram:
+    """Counts between edges, for a chart; the last edge may be far out, so that it holds the maximum."""
+
+    edges: tuple[float, ...]  # one more than counts
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A part of the dataset: one source, or one modality."""
+
+    name: str  # as data gave it for sources; text, image, images, video, mixed for modalities
+    samples: int
+    tokens: int
+    share_of_tokens: float
+    statistics: Mapping[str, Statistics]  # by column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetStats:
+    """What the data is."""
+
+    samples: int
+    tokens: int
+    statistics: Mapping[str, Statistics]  # by column, objects included
+    histograms: Mapping[str, Histogram]  # tokens, text_tokens, vision_tokens, patches, images, objects, where not all 0
+    by_source: tuple[Group, ...]
+    by_modality: tuple[Group, ...]
+    entries_read: int
+    measured_ledger: Mapping[str, int]  # "stage: reason" -> records that measuring left out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedRun:
+    """What training without packing would compute, on the batches it would form."""
+
+    order: Literal["random", "by_length"]
+    batch_size: int  # samples per GPU and forward
+    batches: int  # an epoch, over all GPUs
+    steps: int  # optimizer steps of an epoch
+    samples: int  # that fit the length
+    dropped: int
+    real_tokens: int
+    computed_tokens: int  # padding included
+    waste: float  # share of computed tokens that is padding
+    worst: Load  # the largest batch
+    seconds: float  # an epoch, predicted; over all GPUs
+    memory_bytes: int  # of the worst batch
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """One packing of the dataset: a length and further limits."""
+
+    packing_length: int
+    limits: Mapping[str, int]  # setting -> value, besides packing_length
+    packs: int
+    bound: int
+    of_bound: float  # bound / packs
+    fill: float  # real tokens / (packs x packing_length)
+    samples_packed: int
+    samples_dropped: int
+    tokens_dropped: int
+    samples_per_pack: float
+    packs_per_step: int  # so that a step has about the baseline's samples
+    samples_per_step: float
+    micro_steps: int  # forward passes of each GPU in a step: gradient accumulation
+    steps: int  # an epoch
+    worst: Load  # component-wise maximum over packs
+    memory_bytes: int  # peak of one GPU
+    fits: bool
+    seconds: float  # an epoch, predicted
+    tokens_per_second: float  # real tokens, over all GPUs
+    speedup: float  # over the baseline's padded run
+    fullest: Mapping[str, float]  # resource -> share of packs in which it is used up most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One line of the recommendation: a setting, what it was, what it becomes and why."""
+
+    parameter: str
+    baseline: str
+    packing: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """Another setting worth considering."""
+
+    name: Literal["efficient", "conservative"]
+    simulation: int  # position in the study's simulations
+    reason: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """What to train with, and why."""
+
+    packing: bool  # False: packing will not help
+    verdict: str  # one sentence with numbers
+    simulation: int  # position in the study's simulations
+    config: Mapping[str, Any]  # as recommended.yaml: sections model, data, training
+    reasons: tuple[Reason, ...]
+    alternatives: tuple[Alternative, ...]
+    advice: tuple[str, ...]  # learning rate, overlong samples, limits that never bind, risks
+    mean_share: float  # mean length / packing length: above 0.7 packing helps little, below 0.5 it helps
+    rule_of_thumb: str  # what the 70 % and 50 % rules say, beside the measured waste
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReport:
+    """Where the memory of the worst pack goes, and what would change it."""
+
+    gpu: str
+    gpu_bytes: int
+    estimate: MemoryEstimate
+    worst_pack: int
+    worst_samples: tuple[str, ...]  # ids
+    savings: tuple[Saving, ...]
+    sentences: tuple[str, ...]  # the worst case in words
+    host: HostNeeds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BalanceRow:
+    """Equal work: slowest rank / mean, over the micro-steps of an epoch."""
+
+    ranks: int
+    packs_per_step: int
+    random: float
+    sorted: float  # the default order: random steps, sorted inside
+    strict: float
+    spread_random: float  # standard deviation of the mean sample length of a step
+    spread_sorted: float
+    spread_strict: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureSample:
+    """One sample in the picture of packs."""
+
+    id: str
+    source: str
+    tokens: int
+    vision_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PicturePack:
+    """One pack as it will be drawn."""
+
+    number: int
+    tokens: int
+    samples: tuple[PictureSample, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """The whole result. Every file and every page shows numbers of this value and no others."""
+
+    costs: str  # folder of the cost table
+    model: str
+    model_type: str
+    parameters: int
+    gpu: str
+    gpus: int
+    epochs: int
+    setup: Mapping[str, Any]  # method, sharding, checkpointing, ... as estimated with
+    baseline: Mapping[str, Any]  # the padded training it is compared with: batch size, accumulation, samples per step
+    dataset: DatasetStats
+    padded: tuple[PaddedRun, ...]
+    simulations: tuple[Simulation, ...]
+    recommendation: Recommendation
+    memory: MemoryReport
+    balance: tuple[BalanceRow, ...]
+    picture: tuple[PicturePack, ...]
+    ledger: Mapping[str, int] = field(default_factory=dict)  # measured and packed: "stage: reason" -> samples
+    notes: tuple[str, ...] = ()  # what the estimates rest on: default or fitted coefficients, generic shapes

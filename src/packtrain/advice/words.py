@@ -1,0 +1,54 @@
+"""How numbers read inside sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def gib(size: float) -> str:
+    """Bytes of a GPU's memory.
+
+    >>> gib(3 * 2**29)
+    '1.5 GiB'
+    """
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def percent(share: float) -> str:
+    """A share; small ones keep a digit that says something.
+
+    >>> percent(0.314), percent(0.001), percent(0.0)
+    ('31.4 %', '0.10 %', '0 %')
+    """
+    if share == 0:
+        return "0 %"
+    return f"{100 * share:.2f} %" if abs(share) < 0.005 else f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """A time that one waits for.
+
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def limits_text(length: int, limits: Mapping[str, int]) -> str:
+    """A length and what else is limited.
+
+    >>> limits_text(8192, {"max_images_per_pack": 8})
+    'packing_length 8,192, max_images_per_pack 8'
+    """
+    return ", ".join(f"{name} {value:,}" for name, value in {"packing_length": length, **limits}.items())
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun.
+
+    >>> counted(1, "sample"), counted(1200, "sample"), counted(2, "batch", "batches")
+    ('1 sample', '1,200 samples', '2 batches')
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -1,0 +1,79 @@
+"""The keys of a run's config, by section, and the names that other systems have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from packtrain.core.values import MediaLimits
+from packtrain.plans.config import PackingConfig
+
+# What a PackingConfig takes from elsewhere: epochs and steps are training's, one seed serves all.
+_PACKING = tuple(f.name for f in fields(PackingConfig) if f.name not in ("epochs", "packs_per_step", "seed"))
+MODEL_KEYS = (
+    *("model_name_or_path", "method", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"),
+    *("train_vision", "train_connector", "train_language", "dtype"),
+)
+DATA_KEYS = (
+    *("dataset_path", "eval_path", "dataset_type", "dataset_format", "media_root", "processor_config", "schema"),
+    *("packing", *_PACKING, "balance", "eval_packing", "max_sample_length", "max_images_per_sample"),
+    *("max_samples", "max_eval_samples", "loss_on", "add_eos", "formatting", "object_ordering", "emit_norm"),
+    *("cache_dir",),
+)
+OWN_TRAINING_KEYS = (
+    *("vit_lr", "aligner_lr", "effective_batch_size", "effective_batch_unit", "packs_per_step", "save_delay_steps"),
+    *("warmup_ratio", "group_by_length", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "loss_chunk"),
+    *("loss_weighting", "sharding", "attention"),
+)
+# The names of transformers.TrainingArguments, which are passed on; a test compares them with the class.
+TRAINER_KEYS = (
+    *("output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
+    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay", "adam_beta1"),
+    *("adam_beta2", "adam_epsilon", "optim_target_modules", "gradient_accumulation_steps"),
+    *("average_tokens_across_devices", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "bf16_full_eval"),
+    *("fp16_full_eval", "tf32", "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile"),
+    *("torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache"),
+    *("neftune_noise_alpha", "torch_empty_cache_steps", "auto_find_batch_size", "logging_strategy", "logging_steps"),
+    *("logging_first_step", "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level"),
+    *("log_level_replica", "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id"),
+    *("trackio_static_space_id", "eval_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size"),
+    *("prediction_loss_only", "eval_on_start", "eval_do_concat_batches", "eval_use_gather_object"),
+    *("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics", "save_only_model", "save_strategy"),
+    *("save_steps", "save_on_each_node", "save_total_limit", "enable_jit_checkpoint", "push_to_hub", "hub_token"),
+    *("hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "load_best_model_at_end"),
+    *("metric_for_best_model", "greater_is_better", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
+    *("full_determinism", "seed", "data_seed", "use_cpu", "accelerator_config", "parallelism_config"),
+    *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+    *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
+    *("remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name"),
+    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend"),
+    *("ddp_timeout", "fsdp", "fsdp_config", "deepspeed", "debug", "skip_memory_metrics", "do_train", "do_eval"),
+    *("do_predict", "resume_from_checkpoint", "local_rank"),
+)
+REPORT_KEYS = ("out", "title")
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "model": MODEL_KEYS,
+    "data": DATA_KEYS,
+    "training": (*OWN_TRAINING_KEYS, *TRAINER_KEYS),
+    "report": REPORT_KEYS,
+}
+SECTION_ALIASES: Mapping[str, str] = {"dataset": "data", "custom": "data"}
+PROCESSOR_KEYS = MediaLimits.__slots__
+# Other systems' names: what they are called here, and what else they bring along.
+ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "model_name": ("model_name_or_path", {}),
+    "name": ("model_name_or_path", {}),
+    "finetuning_type": ("method", {}),
+    "lora_r": ("lora_rank", {}),
+    "global_max_length": ("packing_length", {"overlong": "drop"}),
+    "cutoff_len": ("packing_length", {"overlong": "truncate"}),
+    "max_seq_length": ("packing_length", {}),
+    "lm_max_length": ("packing_length", {}),
+    "max_images_per_knapsack": ("max_images_per_pack", {}),
+    "max_images_per_example": ("max_images_per_sample", {}),
+    "preprocessing_cache_dir": ("cache_dir", {}),
+    "val_jsonl": ("eval_path", {}),
+    "eval_dataset_path": ("eval_path", {}),
+    "train_jsonl": ("dataset_path", {}),
+    "batch_size": ("per_device_train_batch_size", {}),
+}

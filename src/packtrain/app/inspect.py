@@ -1,0 +1,132 @@
+"""Looking into a pack plan: its summary, one pack, one sample, what each limit stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.costs.table import COSTS, CostTable
+from packtrain.plans.plan import PackPlan
+
+_SHOWN = ("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "patches", "supervised_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedSample:
+    """One sample of a pack, with its costs."""
+
+    row: int
+    id: str
+    source: str
+    origin: str
+    start: int  # first token of the sample that is used, 0 unless it is split
+    tokens: int  # used in this pack
+    vision_tokens: int
+    images: int
+    patches: int
+    supervised_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a sample went in one epoch."""
+
+    epoch: int
+    pack: int
+    row: int
+    start: int
+    tokens: int
+
+
+def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
+    """A plan and the cost table it was made from; a table that has changed since is refused."""
+    found = PackPlan.load(plan)
+    folder = Path(costs) if costs is not None else Path(found.summary["cost_table"])
+    try:
+        table = CostTable.load(folder)
+    except ArtifactError as error:
+        if costs is not None:
+            raise
+        raise ArtifactError(
+            str(folder), got="no cost table where the plan was made from", fix="name its folder with --costs"
+        ) from error
+    limits = found.summary["inputs"]["limits"]
+    table = table.with_limits(**limits) if limits else table
+    found.check_inputs(table)
+    return found, table
+
+
+def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) -> list[PackedSample]:
+    """The samples of one pack, in order."""
+    _check("--epoch", epoch, plan.num_epochs)
+    packs = plan.epoch(epoch)
+    _check("--pack", number, packs.num_packs)
+    pack = packs.pack(number)
+    rows = np.unique(pack.rows)
+    columns = table.rows(_SHOWN, rows)
+    found = []
+    for row, start, used in zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True):
+        at = int(np.searchsorted(rows, row))
+        values = {name: columns[name][at] for name in _SHOWN}
+        first = start == 0
+        found.append(
+            PackedSample(
+                row=row,
+                id=str(values["id"]),
+                source=str(values["source"]),
+                origin=str(values["origin"]),
+                start=start,
+                tokens=int(values["tokens"]) if used < 0 else used,
+                vision_tokens=int(values["image_tokens"] + values["video_tokens"]) * first,
+                images=int(values["images"]) * first,
+                patches=int(values["patches"]) * first,
+                supervised_tokens=int(values["supervised_tokens"]),
+            )
+        )
+    return found
+
+
+def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[Place], list[int]]:
+    """Where the samples with this id went, and the rows of the table that bear it."""
+    rows = _rows_named(table, name)
+    if not len(rows):
+        close = nearest(name, [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]])
+        raise ConfigError("--sample", got=name, expected="the id of a measured sample", fix=close)
+    found = []
+    for epoch in range(plan.num_epochs):
+        packs = plan.epoch(epoch)
+        for entry in np.flatnonzero(np.isin(packs.rows, rows)).tolist():
+            number = int(np.searchsorted(packs.ends, entry, side="right"))
+            pack = packs.pack(number)
+            at = entry - int(packs.offsets[number])
+            place = Place(
+                epoch=epoch,
+                pack=number,
+                row=int(pack.rows[at]),
+                start=int(pack.starts[at]),
+                tokens=int(pack.tokens[at]),
+            )
+            found.append(place)
+    return found, rows.tolist()
+
+
+def _rows_named(table: CostTable, name: str) -> np.ndarray:
+    """Rows of the table with this id; the file is read row group by row group."""
+    found, start = [], 0
+    with pq.ParquetFile(table.folder / COSTS) as file:
+        for group in range(file.num_row_groups):
+            ids = file.read_row_group(group, columns=["id"])["id"]
+            found.append(start + np.flatnonzero(pc.equal(ids, name).to_numpy(zero_copy_only=False)))
+            start += len(ids)
+    positions = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return table.positions_of(positions)
+
+
+def _check(option: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise ConfigError(option, got=number, expected=f"a number from 0 to {count - 1}")

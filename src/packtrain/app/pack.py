@@ -1,0 +1,79 @@
+"""The packing stage for users: a cost table and a config in, a pack plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.errors import ArtifactError, PacktrainError
+from packtrain.core.fingerprint import differences
+from packtrain.costs.table import CostTable
+from packtrain.estimates.flops import WorkModel, work_model
+from packtrain.estimates.shapes import read_shape
+from packtrain.estimates.values import TrainingSetup
+from packtrain.plans.build import Progress, build_plan
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import PACKER_VERSION, PLAN, PackPlan, inputs_of
+
+# The shape of a model with two billion parameters, for tables whose model is not at hand: only ratios matter.
+GENERIC_WORK = WorkModel(
+    per_token=1.13e10, per_squared_token=4.6e5, per_supervised_token=1.9e9, per_patch=2.6e9, per_squared_patch=3.9e5
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """A plan, and whether it was there already."""
+
+    plan: PackPlan
+    reused: bool
+    work_from: str  # where the coefficients of predicted work come from
+
+
+def pack(costs: CostTable | str | Path, config: PackingConfig, out: str | Path | None = None) -> PackPlan:
+    """Pack a measured dataset; with `out` into a folder, which is used as it is when nothing has changed."""
+    return pack_outcome(costs, config, out).plan
+
+
+def pack_outcome(
+    costs: CostTable | str | Path,
+    config: PackingConfig,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Packed:
+    """Pack, and say whether anything had to be done."""
+    table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
+    work, work_from = work_of(table)
+    folder = Path(out) if out is not None else None
+    if folder is not None and (folder / PLAN).exists():
+        return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from)
+    return Packed(plan=build_plan(table, config, work, folder, progress), reused=False, work_from=work_from)
+
+
+def work_of(table: CostTable) -> tuple[WorkModel, str]:
+    """What predicts the work of a pack: the model that was measured for, or a generic shape."""
+    model = str(table.summary["inputs"].get("request", {}).get("model", ""))
+    try:
+        shape = read_shape(model)
+    except PacktrainError as error:
+        return GENERIC_WORK, f"a generic shape ({str(error).splitlines()[0]})"
+    return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
+
+
+def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
+    plan = PackPlan.load(folder)
+    names = ("config", "inputs", "packer_version", "work")
+    wanted: dict[str, Any] = dict(
+        zip(names, (config.describe(), inputs_of(table), PACKER_VERSION, asdict(work)), strict=True)
+    )
+    changed = differences({name: plan.summary[name] for name in names}, wanted)
+    if changed:
+        raise ArtifactError(
+            str(folder),
+            got="a plan made from other inputs: " + "; ".join(changed[:5]),
+            expected="a new folder: plans are never overwritten",
+            fix="choose another folder, or delete this one",
+        )
+    return plan

@@ -1,0 +1,192 @@
+"""The planning stage for users: a cost table, a model and GPUs in, a study and its report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packtrain.advice.baseline import Baseline
+from packtrain.advice.study import Progress, study_outcome
+from packtrain.advice.values import Study
+from packtrain.app.config import RunConfig, load_config
+from packtrain.app.places import cache_dir
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.costs.table import CostTable
+from packtrain.estimates.gpus import find_gpu
+from packtrain.estimates.shapes import read_shape
+from packtrain.estimates.values import TrainingSetup
+from packtrain.models.tiny import resolve
+from packtrain.plans.config import LIMITS, PackingConfig
+from packtrain.plans.overlong import fit_pieces
+from packtrain.plans.plan import PackPlan
+from packtrain.plans.resources import samples_of
+from packtrain.reports.files import write_study
+from packtrain.reports.samples import NUMBERS, SampleChunk
+
+_CHUNK = 1 << 18  # samples whose lines are written together
+_OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "adamw_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "adamw_8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+# How a config of a run says what a study calls otherwise.
+_BASELINE = {
+    "per_device_train_batch_size": "per_device_batch_size",
+    "num_train_epochs": "epochs",
+    **{
+        name: name
+        for name in (
+            *("gradient_accumulation_steps", "effective_batch_size", "group_by_length", "learning_rate", "vit_lr"),
+            *("aligner_lr", "warmup_ratio", "eval_steps", "save_steps", "save_delay_steps", "logging_steps"),
+            "warmup_steps",
+        )
+    },
+}
+_SETUP = ("gradient_checkpointing", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "loss_chunk")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A study and the files that show it."""
+
+    study: Study
+    files: Mapping[str, Path]
+    notes: tuple[str, ...]  # how names of other systems in the config were understood
+
+
+def plan(
+    costs: CostTable | str | Path,
+    *,
+    out: str | Path,
+    model: str | None = None,
+    gpu: str = "h200",
+    gpus: int = 1,
+    config: str | Path | None = None,
+    lengths: Sequence[int] | None = None,
+    limits: Mapping[str, Sequence[int]] | None = None,
+    setup: Mapping[str, Any] | None = None,
+    baseline: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Planned:
+    """Sweep lengths and limits, choose what to train with on these GPUs, and write the report.
+
+    `limits` maps settings such as max_images_per_pack to the values to try beside no limit; `setup` and `baseline`
+    override what the config says about the packed run and about the padded one that it replaces.
+    """
+    table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
+    run = load_config(config) if config is not None else RunConfig()
+    name = model or run.model.get("model_name_or_path") or table.summary["inputs"].get("request", {}).get("model")
+    if not name:
+        raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
+    shape = read_shape(resolve(str(name), cache_dir() / "models"))
+    chosen_gpu = find_gpu(gpu)
+    outcome = study_outcome(
+        table,
+        shape=shape,
+        model=str(name),
+        gpu=chosen_gpu,
+        setup=_setup(run, gpus, setup or {}),
+        baseline=_baseline(run, baseline or {}),
+        lengths=lengths,
+        limits=_limit_sets(limits or {}),
+        seed=seed,
+        packing=_packing(run),
+        progress=progress,
+    )
+    files = write_study(outcome.study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
+    return Planned(study=outcome.study, files=files, notes=run.notes)
+
+
+def _setup(run: RunConfig, gpus: int, given: Mapping[str, Any]) -> TrainingSetup:
+    """How the packed run is trained."""
+    model, training = run.model, run.training
+    found: dict[str, Any] = {"gpus": gpus}
+    found |= {name: model[name] for name in ("method", "lora_rank", "train_vision", "train_connector") if name in model}
+    found |= {name: training[name] for name in (*_SETUP, "sharding", "attention") if name in training}
+    if model.get("dtype") in ("float32", "fp32"):
+        found["weights_dtype"] = "fp32"
+    if "optim" in training:
+        found["optimizer"] = _optimizer(str(training["optim"]))
+    if training.get("fsdp"):
+        found.setdefault("sharding", "fsdp")
+    return TrainingSetup(**{**found, **_known("setup", given, TrainingSetup)})
+
+
+def _optimizer(name: str) -> str:
+    if name not in _OPTIMIZERS:
+        raise ConfigError("training.optim", got=name, expected=", ".join(_OPTIMIZERS), fix=nearest(name, _OPTIMIZERS))
+    return _OPTIMIZERS[name]
+
+
+def _baseline(run: RunConfig, given: Mapping[str, Any]) -> Baseline:
+    """The padded run that is compared with."""
+    found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
+    for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps"):
+        if isinstance(found.get(name), float):  # a share of all steps, as the trainer allows
+            share = found.pop(name)
+            if name == "warmup_steps" and share < 1:
+                found["warmup_ratio"] = share
+    if isinstance(found.get("epochs"), float):
+        found["epochs"] = max(1, round(found["epochs"]))
+    return Baseline(**{**found, **_known("baseline", given, Baseline)})
+
+
+def _packing(run: RunConfig) -> dict[str, Any]:
+    """What the config has already decided about packing."""
+    names = {field.name for field in fields(PackingConfig)}
+    return {name: value for name, value in run.data.items() if name in names and value is not None}
+
+
+def _known(where: str, given: Mapping[str, Any], cls: Any) -> dict[str, Any]:
+    names = [field.name for field in fields(cls)]
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"{where}.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _limit_sets(limits: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Every combination of the values to try, no limit included."""
+    for name in limits:
+        if name not in LIMITS or name == "packing_length":
+            known = [setting for setting in LIMITS if setting != "packing_length"]
+            raise ConfigError(f"limits.{name}", got=name, expected=", ".join(known), fix=nearest(name, known))
+    choices = [[(name, value) for value in (None, *values)] for name, values in limits.items()]
+    sets = [{name: value for name, value in one if value is not None} for one in product(*choices)]
+    return [one for one in sets if one]
+
+
+class _PlanSamples:
+    """The rows of a table with the pack that each is in, chunk by chunk."""
+
+    def __init__(self, table: CostTable, plan: PackPlan) -> None:
+        self._table, self._plan = table, plan
+
+    def chunks(self) -> Iterator[SampleChunk]:
+        """In dataset order."""
+        first_pack = np.full(len(self._table), -1, np.int64)
+        packs = self._plan.epoch(0)
+        numbers = np.repeat(np.arange(packs.num_packs), np.diff(packs.offsets))
+        first_pack[packs.rows[::-1]] = numbers[::-1]
+        for start in range(0, len(self._table), _CHUNK):
+            stop = min(start + _CHUNK, len(self._table))
+            columns: dict[str, Any] = dict(self._table.rows(("id", "source", *NUMBERS), np.arange(start, stop)))
+            pack = first_pack[start:stop]
+            yield SampleChunk(**columns, pack=pack, why=self._reasons(start, stop, np.flatnonzero(pack < 0)))
+
+    def _reasons(self, start: int, stop: int, missing: np.ndarray) -> dict[int, str]:
+        if not len(missing):
+            return {}
+        dropped = fit_pieces(*samples_of(self._table, start, stop), self._plan.config).dropped
+        return {row: dropped.get(row, "not drawn in the first epoch") for row in missing.tolist()}

@@ -1,0 +1,155 @@
+"""Generated sets of sample costs: synthetic, seeded, and of the shape that real multimodal data has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.seeds import stream
+from packtrain.plans.resources import Samples
+
+LVIS_SAMPLES = 99_388
+PATCHES_PER_TOKEN = 4  # of the model whose work is predicted: 2 x 2 patches become one token
+
+# Text tokens of an instruction set about photographs: (share of samples below, tokens). Half of the texts are under 530
+# tokens, one in twenty is above 3,300, one in a thousand above 19,000. Between the points the logarithm is linear.
+_TEXT = (
+    *((0.0, 54), (0.125, 54), (0.15, 75), (0.25, 150), (0.35, 250), (0.5, 530), (0.65, 820), (0.75, 1_200)),
+    *((0.85, 1_780), (0.9, 2_260), (0.95, 3_320), (0.97, 4_470), (0.98, 5_540), (0.99, 7_680), (0.995, 10_600)),
+    *((0.998, 15_700), (0.999, 19_700), (0.9995, 24_100), (0.9999, 35_700), (1.0, 66_000)),
+)
+# Tokens of its photographs: a broad hump around 350, and some thumbnails.
+_PHOTO = ((0.0, 14), (0.01, 42), (0.05, 214), (0.25, 305), (0.5, 349), (0.75, 391), (0.95, 456), (1.0, 534))
+
+
+def samples_from(
+    tokens: np.ndarray,
+    *,
+    vision_tokens: np.ndarray | None = None,
+    patches: np.ndarray | None = None,
+    largest_patches: np.ndarray | None = None,
+    images: np.ndarray | None = None,
+    videos: np.ndarray | None = None,
+    frames: np.ndarray | None = None,
+    supervised_tokens: np.ndarray | None = None,
+) -> Samples:
+    """All columns that packing reads. What is not given is nothing, apart from these:
+
+    patches are four to a vision token, the images of a sample are equally large, and half of its text is supervised.
+    """
+    none = np.zeros(len(tokens), np.int64)
+    vision = none if vision_tokens is None else vision_tokens
+    pictures = none if images is None else images
+    rows = PATCHES_PER_TOKEN * vision if patches is None else patches
+    largest = rows // np.maximum(pictures, 1) if largest_patches is None else largest_patches
+    supervised = np.maximum((tokens - vision) // 2, 1) if supervised_tokens is None else supervised_tokens
+    return Samples(
+        {
+            "tokens": tokens,
+            "vision_tokens": vision,
+            "samples": np.ones(len(tokens), np.int64),
+            "attention": tokens * tokens,
+            "patches": rows,
+            "images": pictures,
+            "videos": none if videos is None else videos,
+            "frames": none if frames is None else frames,
+            "supervised_tokens": supervised,
+            "largest_patches": largest,
+            "squared_patches": rows * largest,
+            "longest": tokens,
+        }
+    )
+
+
+def lvis_tokens(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of all samples, and how many of them are image tokens."""
+    random = stream(seed, "lvis shape")
+    # One text from each of `samples` equal shares, so that totals hardly depend on the seed.
+    text = _quantiles(_TEXT, (random.permutation(samples) + 0.5) / samples)
+    image = _quantiles(_PHOTO, random.random(samples))
+    return text + image, image
+
+
+def lvis_shape(samples: int = LVIS_SAMPLES, seed: int = 0) -> Samples:
+    """Instructions about one photograph each: most short, some very long.
+
+    >>> tokens = lvis_shape()["tokens"]
+    >>> abs(tokens.sum() / 132.6e6 - 1) < 0.01, abs(np.median(tokens) / 864 - 1) < 0.02, (tokens > 20_000).sum() // 10
+    (True, True, 9)
+    """
+    tokens, image = lvis_tokens(samples, seed)
+    return samples_from(tokens, vision_tokens=image, images=np.ones(samples, np.int64))
+
+
+def _quantiles(points: tuple[tuple[float, int], ...], at: np.ndarray) -> np.ndarray:
+    """Whole numbers of a distribution given by points of its quantile function."""
+    shares, values = zip(*points, strict=True)
+    return np.rint(np.exp(np.interp(at, shares, np.log(values)))).astype(np.int64)
+
+
+# ---- mixtures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """One kind of sample; ranges include both ends."""
+
+    text: int  # median
+    spread: float  # of the logarithm of text tokens
+    images: tuple[int, int] = (0, 0)
+    image_tokens: tuple[int, int] = (1, 1)  # each; the images of one sample are equally large
+    steps: tuple[int, int] = (0, 0)  # of a video: pairs of frames, each as large as an image
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "text": _Kind(text=900, spread=0.9),
+    "photo": _Kind(text=110, spread=0.6, images=(1, 1), image_tokens=(200, 1_300)),
+    "chart": _Kind(text=70, spread=0.7, images=(1, 1), image_tokens=(600, 1_500)),
+    "document": _Kind(text=300, spread=0.7, images=(2, 8), image_tokens=(200, 800)),
+    "video": _Kind(text=120, spread=0.6, steps=(4, 24), image_tokens=(70, 180)),
+}
+# Shares of samples. Balanced: tokens, vision tokens and images run out at about the same time.
+MIXTURES: Mapping[str, Mapping[str, float]] = {
+    "balanced": {"text": 0.40, "photo": 0.20, "chart": 0.15, "document": 0.20, "video": 0.05},
+    "documents": {"text": 0.40, "photo": 0.10, "chart": 0.10, "document": 0.40},
+    "video": {"text": 0.45, "photo": 0.20, "chart": 0.05, "document": 0.05, "video": 0.25},
+}
+
+
+def mixture(name: str, samples: int, seed: int = 0) -> Samples:
+    """A mixture of texts, photographs, charts, documents of several pages and videos, shuffled.
+
+    >>> found = mixture("video", 1_000)
+    >>> len(found), bool((found["vision_tokens"] < found["tokens"]).all()), int(found["videos"].sum())
+    (1000, True, 250)
+    """
+    if name not in MIXTURES:
+        raise ConfigError("mixture", got=name, expected=", ".join(MIXTURES), fix=nearest(name, MIXTURES))
+    random = stream(seed, "mixture", name)
+    shares = MIXTURES[name]
+    ends = np.rint(np.cumsum(list(shares.values())) * samples).astype(np.int64)
+    counts = np.diff(ends, prepend=0)
+    parts = [_of_kind(_KINDS[kind], int(count), random) for kind, count in zip(shares, counts, strict=True)]
+    return Samples({name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}).take(
+        random.permutation(samples)
+    )
+
+
+def _of_kind(kind: _Kind, count: int, random: np.random.Generator) -> Samples:
+    text = np.maximum(np.rint(np.exp(random.normal(np.log(kind.text), kind.spread, count))), 8).astype(np.int64)
+    images = random.integers(*kind.images, size=count, endpoint=True)
+    steps = random.integers(*kind.steps, size=count, endpoint=True)
+    low, high = np.log(kind.image_tokens)
+    each = np.rint(np.exp(random.uniform(low, high, count))).astype(np.int64)
+    vision = (images + steps) * each
+    return samples_from(
+        text + vision,
+        vision_tokens=vision,
+        largest_patches=np.where(vision > 0, PATCHES_PER_TOKEN * each, 0),
+        images=images,
+        videos=np.minimum(steps, 1),
+        frames=2 * steps,
+    )

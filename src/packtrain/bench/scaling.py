@@ -1,0 +1,118 @@
+"""Time and memory for each sample as sets grow: every size is packed in a process of its own, window by window."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from packtrain.bench.lengths import lvis_shape, lvis_tokens
+from packtrain.plans.arrays import pack_arrays
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.resources import Samples
+from packtrain.plans.windows import LARGEST_WINDOW, pack_windows
+
+# Alone: lengths in, packs out. Plan: all that a plan needs of a window, which is all columns of costs, packs that are
+# alike, and what every pack holds.
+What = Literal["alone", "plan"]
+
+
+class GeneratedRows:
+    """Rows that are made when they are read, and how long that took."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+        """Costs and tail tokens of these rows."""
+        begun = time.process_time()
+        samples = lvis_shape(stop - start, seed=start)
+        tails = samples["tokens"] - samples["vision_tokens"]
+        self.seconds += time.process_time() - begun
+        return samples, tails
+
+
+def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) -> dict[str, Any]:
+    """Nanoseconds and bytes for each sample; bytes beyond those of a process that makes the same samples only."""
+    packed = _fresh(_pack, size, capacity, what, window)
+    without = _fresh(_generate, size, capacity, what, window)
+    extra = max(packed["peak"] - without["peak"], 0)
+    return {
+        "samples": size,
+        "window": min(window, size),
+        "what": what,
+        "capacity": capacity,
+        "packs": packed["packs"],
+        "bound": packed["bound"],
+        "of_bound": packed["bound"] / packed["packs"],
+        "seconds": packed["seconds"],
+        "nanoseconds_per_sample": packed["seconds"] / size * 1e9,
+        "peak_gib": packed["peak"] / 2**30,
+        "extra_bytes_per_sample_of_a_window": extra / min(window, size),
+    }
+
+
+def _fresh(work: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+    """The result of a process that did nothing else."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _pack(size: int, capacity: int, what: What, window: int) -> dict[str, Any]:
+    """Packs are counted and let go, as a plan that is written to disk lets go of them."""
+    measure = _pack_alone if what == "alone" else _pack_plan
+    measure(2_000, capacity, window)  # loads what is compiled
+    return {**measure(size, capacity, window), "peak": _peak()}
+
+
+def _pack_alone(size: int, capacity: int, window: int) -> dict[str, Any]:
+    packs, tokens, seconds = 0, 0, 0.0
+    for start in range(0, size, window):
+        lengths = lvis_tokens(min(window, size - start), seed=start)[0]
+        begun = time.process_time()
+        packing = pack_arrays({"tokens": lengths}, {"tokens": capacity})
+        seconds += time.process_time() - begun
+        packs += packing.num_packs
+        tokens += int(lengths.sum() - lengths[packing.dropped].sum())
+    return {"packs": packs, "bound": -(-tokens // capacity), "seconds": seconds}
+
+
+def _pack_plan(size: int, capacity: int, window: int) -> dict[str, Any]:
+    rows = GeneratedRows(size)
+    config = PackingConfig(packing_length=capacity, packing_window=window)
+    packs, tokens, begun = 0, 0, time.process_time()
+    for found in pack_windows(rows, config, 0, None):
+        packs += len(found.offsets) - 1
+        tokens += int(found.loads["tokens"].sum())
+        del found  # before the next one is made
+    return {
+        "packs": packs,
+        "bound": -(-tokens // capacity),
+        "seconds": time.process_time() - begun - rows.seconds,
+    }
+
+
+def _generate(size: int, capacity: int, what: What, window: int) -> dict[str, Any]:
+    """The same process without packing anything of that size."""
+    (_pack_alone if what == "alone" else _pack_plan)(2_000, capacity, window)
+    rows = GeneratedRows(size)
+    for start in range(0, size, window):
+        stop = min(start + window, size)
+        _ = lvis_tokens(stop - start, seed=start) if what == "alone" else rows.read(start, stop)
+    return {"peak": _peak()}
+
+
+def _peak() -> int:
+    """The largest resident memory of this process so far, in bytes; unlike getrusage, nothing of its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))

@@ -1,0 +1,149 @@
+"""`packtrain pack` and `packtrain inspect`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from packtrain.cli.common import Json, interruptible, output, print_json
+from packtrain.core.errors import ConfigError
+
+
+def pack(
+    costs: Annotated[Path, typer.Argument(help="A folder written by packtrain measure.")],
+    packing_length: Annotated[int, typer.Option("--packing-length", "-n", help="Tokens of one pack.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the plan. Plans are never overwritten.")],
+    packing_strategy: Annotated[
+        str,
+        typer.Option(help="best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none."),
+    ] = "best_fit",
+    effort: Annotated[
+        str, typer.Option(help="With several limits: fast, or best for fewer packs in more time.")
+    ] = "fast",
+    max_images_per_pack: Annotated[int | None, typer.Option(help="Most images in a pack.")] = None,
+    max_patches_per_pack: Annotated[
+        int | None, typer.Option(help="Most vision patches in a pack: what the vision tower's memory follows.")
+    ] = None,
+    max_vision_tokens_per_pack: Annotated[int | None, typer.Option(help="Most image and video tokens.")] = None,
+    max_videos_per_pack: Annotated[int | None, typer.Option(help="Most videos in a pack.")] = None,
+    max_frames_per_pack: Annotated[int | None, typer.Option(help="Most video frames in a pack.")] = None,
+    max_samples_per_pack: Annotated[int | None, typer.Option(help="Most samples in a pack.")] = None,
+    max_attention_per_pack: Annotated[
+        int | None, typer.Option(help="Most attention work: the sum of squared lengths.")
+    ] = None,
+    overlong: Annotated[
+        str,
+        typer.Option(help="Samples that fit no pack: drop (into the ledger), truncate, split, or error."),
+    ] = "drop",
+    packing_window: Annotated[
+        int | None, typer.Option(help="Pack within windows of this many consecutive samples.")
+    ] = None,
+    packing_min_fill_ratio: Annotated[
+        float, typer.Option(help="Packs of a window that are emptier are packed again with the next window.")
+    ] = 0.0,
+    packing_buffer: Annotated[
+        int, typer.Option(help="Look-ahead, in samples, for streams that cannot be measured first.")
+    ] = 1024,
+    packing_drop_last: Annotated[
+        bool, typer.Option("--packing-drop-last", help="Leave out packs that do not make a whole step.")
+    ] = False,
+    packs_per_step: Annotated[int, typer.Option(help="Packs of one optimizer step, for --packing-drop-last.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Make packs for this many epochs.")] = 1,
+    repack: Annotated[
+        bool, typer.Option("--repack-each-epoch/--same-packs", help="New packs for each epoch, or the same.")
+    ] = True,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Take samples at random, or in the dataset's order.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Put samples into packs: near the bound under any number of limits, deterministic, every sample accounted for.
+
+    The plan says which samples share a pack in which epoch. The same command does nothing when nothing has changed.
+
+    Example: packtrain pack costs --packing-length 16384 --max-images-per-pack 16 --out plan
+    """
+    from packtrain.app.pack import pack_outcome
+    from packtrain.app.show_pack import PackBar, plan_json, show_packed
+    from packtrain.plans.balance import balance_table
+    from packtrain.plans.config import PackingConfig
+
+    config = PackingConfig(
+        packing_length=packing_length,
+        packing_strategy=packing_strategy,
+        effort=effort,  # type: ignore[arg-type]
+        max_images_per_pack=max_images_per_pack,
+        max_patches_per_pack=max_patches_per_pack,
+        max_vision_tokens_per_pack=max_vision_tokens_per_pack,
+        max_videos_per_pack=max_videos_per_pack,
+        max_frames_per_pack=max_frames_per_pack,
+        max_samples_per_pack=max_samples_per_pack,
+        max_attention_per_pack=max_attention_per_pack,
+        overlong=overlong,  # type: ignore[arg-type]
+        packing_window=packing_window,
+        packing_min_fill_ratio=packing_min_fill_ratio,
+        packing_buffer=packing_buffer,
+        packing_drop_last=packing_drop_last,
+        packs_per_step=packs_per_step,
+        epochs=epochs,
+        repack_each_epoch=repack,
+        shuffle=shuffle,
+        seed=seed,
+    )
+    with interruptible(), PackBar(Console(stderr=True), quiet=as_json) as bar:
+        packed = pack_outcome(costs, config, out, bar.update)
+    balance = balance_table(packed.plan)
+    if as_json:
+        print_json({"reused": packed.reused, "work_from": packed.work_from, **plan_json(packed.plan, balance)})
+    else:
+        show_packed(packed, balance, output)
+
+
+def inspect(
+    plan: Annotated[Path, typer.Argument(help="A folder written by packtrain pack.")],
+    pack: Annotated[int | None, typer.Option("--pack", help="Show this pack with its samples.")] = None,
+    sample: Annotated[str | None, typer.Option("--sample", help="Show where the sample with this id went.")] = None,
+    blocked: Annotated[bool, typer.Option("--blocked", help="Show which limit stopped how many placements.")] = False,
+    epoch: Annotated[int, typer.Option("--epoch", help="Which epoch --pack counts in.")] = 0,
+    costs: Annotated[Path | None, typer.Option(help="The cost table, if it has moved since the plan was made.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Look into a plan: its summary, one pack, one sample, the limits.
+
+    Example: packtrain inspect plan --pack 0
+    """
+    from packtrain.app import inspect as looking
+    from packtrain.app.show_pack import plan_json, show_blocked, show_pack, show_places, show_plan
+    from packtrain.plans.balance import balance_table
+    from packtrain.plans.plan import PackPlan
+
+    if sum((pack is not None, sample is not None, blocked)) > 1:
+        raise ConfigError("packtrain inspect", got="several of --pack, --sample, --blocked", expected="one of them")
+    if pack is not None:
+        found, table = looking.open_plan(plan, costs)
+        samples = looking.pack_samples(found, table, pack, epoch)
+        if as_json:
+            print_json({"pack": pack, "epoch": epoch, "samples": [asdict(one) for one in samples]})
+        else:
+            show_pack(pack, samples, found.config.packing_length, output)
+    elif sample is not None:
+        found, table = looking.open_plan(plan, costs)
+        places, rows = looking.find_sample(found, table, sample)
+        if as_json:
+            print_json({"sample": sample, "rows": rows, "places": [asdict(place) for place in places]})
+        else:
+            show_places(sample, places, rows, found, output)
+    else:
+        found = PackPlan.load(plan)
+        balance = () if blocked else balance_table(found)
+        if as_json:
+            print_json(found.summary["blocked"] if blocked else plan_json(found, balance))
+        elif blocked:
+            show_blocked(found, output)
+        else:
+            show_plan(found, balance, output)

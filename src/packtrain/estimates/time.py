@@ -1,0 +1,214 @@
+"""How long a training step takes: FLOPs, memory traffic, communication and launches, each over what a GPU can do.
+
+The defaults were set by measurements on one H200 (docs/time-model.md); coefficients fitted to measurements of the
+machine at hand replace them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from packtrain.core.errors import ConfigError
+from packtrain.estimates.flops import (
+    WorkModel,
+    adapted_matrices,
+    attention_work,
+    forward_flops,
+    passes_of,
+    training_flops,
+)
+from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.values import Load, ModelShape, TrainingSetup
+
+_ACTIVATION_BYTES = 2  # activations are bf16 whatever the weights are kept in
+_LOGIT_BYTES = 24  # traffic of one logit: written, widened, normalised, its gradient written and read twice
+_BACKWARD = 2.0  # element-wise kernels backward touch about twice what they touch forward
+# How often the optimizer reads or writes a number of the weights' size per trained parameter, and bytes beside that.
+_OPTIMIZER_TRAFFIC = {"adamw": (7, 0), "adamw_8bit": (3, 4), "adafactor": (4, 0), "sgd": (3, 0)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coefficients:
+    """How near real kernels come to the data sheet. `fitted`: from measurements of this machine."""
+
+    matmul_efficiency: float = 0.75
+    attention_efficiency: float = 0.35  # kernels that see only what attends
+    masked_attention_efficiency: float = 0.18  # kernels over whole rows with a dense mask
+    elementwise_passes: float = 182.0  # hidden states that a layer reads or writes forward, at the full bandwidth
+    layer_seconds: float = 0.00146  # launches of one layer, forward and backward
+    overlap: float = 0.5  # share of the compute time behind which communication hides
+    network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
+    gpus_per_node: int = 8
+    fitted: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("matmul_efficiency", "attention_efficiency", "masked_attention_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(name, got=getattr(self, name), expected="above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step, by what they are spent on."""
+
+    compute: float
+    memory_traffic: float  # element-wise kernels, gradients, the optimizer
+    communication: float  # what does not hide behind computing
+    overhead: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.compute + self.memory_traffic + self.communication + self.overhead
+
+
+def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
+    """What to assume before anything was measured; `compiled`: decoder layers compiled for constant shapes."""
+    del gpu  # the same shares of every data sheet, until measurements say otherwise
+    return Coefficients(elementwise_passes=142.0, layer_seconds=0.0002) if compiled else Coefficients()
+
+
+def step_time(
+    shape: ModelShape,
+    setup: TrainingSetup,
+    load: Load,
+    gpu: Gpu,
+    coefficients: Coefficients | None = None,
+    micro_steps: int = 1,
+) -> StepTime:
+    """One optimizer step of `micro_steps` passes over such a load on every GPU."""
+    if micro_steps < 1:
+        raise ConfigError("micro_steps", got=micro_steps, expected="at least 1")
+    chosen = coefficients or default_coefficients(gpu)
+    compute = micro_steps * _compute(shape, setup, load, gpu, chosen)
+    traffic = micro_steps * (_elementwise(shape, setup, load, chosen) + _gradient_bytes(shape, setup))
+    exchanged = _communication(shape, setup, gpu, chosen, micro_steps)
+    return StepTime(
+        compute=compute,
+        memory_traffic=(traffic + _optimizer_bytes(shape, setup)) / gpu.bandwidth,
+        communication=max(0.0, exchanged - chosen.overlap * compute),
+        overhead=micro_steps * _overhead(shape, setup, load, chosen),
+    )
+
+
+def tokens_per_second(
+    shape: ModelShape,
+    setup: TrainingSetup,
+    load: Load,
+    gpu: Gpu,
+    coefficients: Coefficients | None = None,
+    micro_steps: int = 1,
+) -> float:
+    """Tokens of all GPUs together; padding counts where the load has it."""
+    step = step_time(shape, setup, load, gpu, coefficients, micro_steps)
+    return setup.gpus * micro_steps * load.tokens / step.seconds
+
+
+def work_seconds(
+    shape: ModelShape,
+    setup: TrainingSetup,
+    gpu: Gpu,
+    coefficients: Coefficients | None = None,
+    *,
+    longest: int | None = None,
+) -> WorkModel:
+    """The seconds of one pass as coefficients, without optimizer and communication."""
+    chosen = coefficients or default_coefficients(gpu)
+    setup = replace(setup, attention="varlen")
+    empty = Load(tokens=0, squared_tokens=0, longest=0)
+    attention = attention_work(shape, setup, longest=longest)
+    speed = gpu.bf16_flops * chosen.attention_efficiency
+
+    def seconds(load: Load) -> float:
+        traffic = _elementwise(shape, setup, load, chosen) / gpu.bandwidth
+        return _compute(shape, setup, load, gpu, chosen) + traffic
+
+    fixed = seconds(empty)
+    return WorkModel(
+        per_token=seconds(replace(empty, tokens=1)) - fixed + attention.per_token / speed,
+        per_squared_token=attention.per_squared_token / speed,
+        per_supervised_token=seconds(replace(empty, supervised_tokens=1)) - fixed,
+        per_patch=seconds(replace(empty, patches=1)) - fixed + attention.per_patch / speed,
+        per_squared_patch=attention.per_squared_patch / speed,
+        # A pack without images would skip the tower's launches; nearly every pack has one.
+        constant=fixed + _overhead(shape, setup, replace(empty, patches=1), chosen),
+        unit="seconds",
+    )
+
+
+def trained_parameters(shape: ModelShape, setup: TrainingSetup) -> int:
+    """Parameters that get gradients and optimizer states."""
+    counts = shape.parameters
+    if setup.method == "full":
+        trained = counts.language
+    else:
+        matrices = adapted_matrices(shape.language)
+        trained = shape.language.layers * sum(setup.lora_rank * (inputs + outputs) for inputs, outputs in matrices)
+        if setup.method == "dora":
+            trained += shape.language.layers * sum(outputs for _, outputs in matrices)
+    return trained + (counts.vision if setup.train_vision else 0) + (counts.connector if setup.train_connector else 0)
+
+
+def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chosen: Coefficients) -> float:
+    flops, once, passes = training_flops(shape, setup, load), forward_flops(shape, load), passes_of(setup)
+    vision_pairs = flops.vision_attention + passes.recomputed_vision * once.vision_attention
+    pairs = flops.attention + passes.recomputed_language * once.attention
+    matrices = flops.executed - pairs - vision_pairs - flops.masked_attention
+    dense = flops.masked_attention > 0
+    efficiency = chosen.masked_attention_efficiency if dense else chosen.attention_efficiency
+    attention = (pairs + flops.masked_attention) / efficiency + vision_pairs / chosen.attention_efficiency
+    return (matrices / chosen.matmul_efficiency + attention) / gpu.bf16_flops
+
+
+def _elementwise(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Coefficients) -> float:
+    """Bytes that norms, activations, rotations, sums and the loss move in one pass, forward and backward."""
+    language, vision = shape.language, shape.vision
+    again = 1.0 if setup.gradient_checkpointing else 0.0
+    rows = (1 + _BACKWARD + again) * load.tokens * language.layers * language.hidden
+    if vision is not None:
+        again = 1.0 if setup.vision_checkpointing else 0.0
+        rows += (1 + (_BACKWARD + again) * setup.train_vision) * load.patches * vision.layers * vision.hidden
+    logits = load.supervised_tokens if setup.chunked_loss else load.tokens
+    return chosen.elementwise_passes * rows * _ACTIVATION_BYTES + logits * language.vocabulary * _LOGIT_BYTES
+
+
+def _weight_bytes(setup: TrainingSetup) -> int:
+    return 4 if setup.weights_dtype == "fp32" else 2
+
+
+def _gradient_bytes(shape: ModelShape, setup: TrainingSetup) -> int:
+    """Bytes of adding one pass's gradients to those there are: two reads and a write."""
+    return 3 * _weight_bytes(setup) * trained_parameters(shape, setup)
+
+
+def _optimizer_bytes(shape: ModelShape, setup: TrainingSetup) -> float:
+    accesses, others = _OPTIMIZER_TRAFFIC[setup.optimizer]
+    shards = 1 if setup.sharding == "ddp" else setup.gpus
+    return (accesses * _weight_bytes(setup) + others) * trained_parameters(shape, setup) / shards
+
+
+def _communication(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, chosen: Coefficients, micro_steps: int) -> float:
+    """Seconds on the links in one optimizer step, hidden or not."""
+    if setup.gpus == 1:
+        return 0.0
+    gradients = _weight_bytes(setup) * trained_parameters(shape, setup)
+    if setup.sharding in ("zero3", "fsdp"):
+        # Weights are gathered for forward and again for backward, gradients scattered, in every pass.
+        moved = micro_steps * (2 * _ACTIVATION_BYTES * shape.parameters.total + gradients)
+    elif setup.sharding == "zero2":
+        moved = micro_steps * gradients + _weight_bytes(setup) * trained_parameters(shape, setup)
+    else:
+        moved = 2 * gradients  # summed once a step: scattered, then gathered
+    across = setup.gpus > chosen.gpus_per_node
+    speed = min(gpu.link_bandwidth, chosen.network_bandwidth) if across else gpu.link_bandwidth
+    return moved * (setup.gpus - 1) / setup.gpus / speed
+
+
+def _overhead(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Coefficients) -> float:
+    """Launches of one pass: a third of a layer's is its forward, which checkpointing repeats."""
+    third = chosen.layer_seconds / 3
+    seconds = shape.language.layers * third * (4 if setup.gradient_checkpointing else 3)
+    if shape.vision is not None and load.patches:
+        per_layer = (4 if setup.vision_checkpointing else 3) if setup.train_vision else 1
+        seconds += shape.vision.layers * third * per_layer
+    return seconds

@@ -1,0 +1,143 @@
+"""The values that estimates exchange: a model's shape, how it is trained, and what one forward pass sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from packtrain.core.errors import ConfigError, nearest
+
+Method = Literal["full", "lora", "dora", "qlora"]
+Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
+Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
+Attention = Literal["varlen", "sdpa", "eager"]
+CHOICES: dict[str, tuple[str, ...]] = {
+    "method": ("full", "lora", "dora", "qlora"),
+    "sharding": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
+    "optimizer": ("adamw", "adamw_8bit", "adafactor", "sgd"),
+    "attention": ("varlen", "sdpa", "eager"),
+    "weights_dtype": ("bf16", "fp32"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageShape:
+    """The decoder: what its FLOPs and activations follow from."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    gated: bool = True  # gate and up projections, as in SwiGLU; else a plain two-matrix block
+    vocabulary: int
+    tied: bool  # the head is the embedding
+    context_length: int
+    window: int | None = None  # sliding attention, where layers have it
+    window_layers: int = 0
+    experts: int = 1  # of a mixture of experts; `experts_used` of them see a token
+    experts_used: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionShape:
+    """The vision tower and the connector behind it; lengths are in patches, the tower's rows."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    gated: bool
+    patch_elements: int  # numbers in one patch: channels x temporal size x height x width
+    full_attention_layers: int  # the others attend inside windows
+    window_patches: int = 0  # of the others
+    patches_per_token: int = 1  # merged into one token of the language model
+    connector_flops_per_token: int = 0  # multiply-adds x 2 of projector, merger and deepstack mergers, per media token
+    connector_elements_per_token: int = 0  # numbers its matrix products read and write, per media token
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterCounts:
+    """Parameters by the parts that are trained, frozen or sharded apart."""
+
+    embedding: int
+    layers: int  # all decoder layers and the final norm
+    head: int  # 0 where it is the embedding
+    vision: int = 0
+    connector: int = 0
+
+    @property
+    def language(self) -> int:
+        """Everything of the language model."""
+        return self.embedding + self.layers + self.head
+
+    @property
+    def total(self) -> int:
+        """The whole model."""
+        return self.language + self.vision + self.connector
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """A model as the estimates see it."""
+
+    model_type: str
+    language: LanguageShape
+    vision: VisionShape | None
+    parameters: ParameterCounts
+    counted_from: Literal["config", "weights"]  # weights: the headers of safetensors files
+    notes: tuple[str, ...] = ()  # what was assumed where the config does not say it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What one forward pass of one GPU sees: a pack, a padded batch, or the worst of a plan.
+
+    Squares are sums over what attends to itself: samples in the language model; images, tiles and video steps in the
+    tower.
+    """
+
+    tokens: int  # positions of the language model, padding included
+    squared_tokens: int  # sum over samples of length squared
+    longest: int  # the longest sample
+    samples: int = 1
+    rows: int = 1  # 1 for a pack; the batch size when padded
+    supervised_tokens: int = 0
+    vision_tokens: int = 0
+    patches: int = 0
+    squared_patches: int = 0
+    largest_patches: int = 0  # the largest stretch that attends to itself
+    images: int = 0
+    frames: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSetup:
+    """How the model is trained, as far as memory and time depend on it."""
+
+    method: Method = "full"
+    lora_rank: int = 16
+    train_vision: bool = True
+    train_connector: bool = True
+    weights_dtype: Literal["bf16", "fp32"] = "bf16"
+    optimizer: Optimizer = "adamw"
+    sharding: Sharding = "ddp"
+    gpus: int = 1
+    gradient_checkpointing: bool = True
+    vision_checkpointing: bool = True
+    vision_batch_patches: int | None = None  # the tower runs in sub-batches of at most this many patches
+    chunked_loss: bool = True  # logits only at supervised positions, in chunks
+    loss_chunk: int = 1024  # positions at once
+    attention: Attention = "varlen"
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(name, got=value, expected=", ".join(allowed), fix=nearest(str(value), allowed))
+        for name in ("lora_rank", "gpus", "loss_chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, got=getattr(self, name), expected="at least 1")
+        if self.vision_batch_patches is not None and self.vision_batch_patches < 1:
+            raise ConfigError("vision_batch_patches", got=self.vision_batch_patches, expected="at least 1, or none")

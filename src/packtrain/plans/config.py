@@ -1,0 +1,92 @@
+"""How samples are packed: the user's choices, checked when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.plans.arrays import Effort, check_strategy
+
+Overlong = Literal["drop", "truncate", "split", "error"]
+# The limits of a pack: the setting's name, and the resource that it bounds.
+LIMITS: Mapping[str, str] = {
+    "packing_length": "tokens",
+    "max_images_per_pack": "images",
+    "max_patches_per_pack": "patches",
+    "max_vision_tokens_per_pack": "vision_tokens",
+    "max_videos_per_pack": "videos",
+    "max_frames_per_pack": "frames",
+    "max_samples_per_pack": "samples",
+    "max_attention_per_pack": "attention",
+}
+SETTING_OF: Mapping[str, str] = {resource: setting for setting, resource in LIMITS.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingConfig:
+    """Everything that decides which samples share a pack."""
+
+    packing_length: int  # tokens of one pack
+    packing_strategy: str = "best_fit"
+    effort: Effort = "fast"  # with several limits: how long to look for better packs
+    max_images_per_pack: int | None = None
+    max_patches_per_pack: int | None = None
+    max_vision_tokens_per_pack: int | None = None
+    max_videos_per_pack: int | None = None
+    max_frames_per_pack: int | None = None
+    max_samples_per_pack: int | None = None
+    max_attention_per_pack: int | None = None  # sum of squared lengths
+    overlong: Overlong = "drop"
+    packing_window: int | None = None  # pack within windows of this many consecutive samples; None: all together
+    packing_min_fill_ratio: float = 0.0  # packs of a window that are emptier are packed again with the next window
+    packing_buffer: int = 1024  # look-ahead, in samples, of the packer for streams that cannot be measured first
+    packing_drop_last: bool = False  # leave out the packs that do not make a whole step
+    packs_per_step: int = 1  # what a whole step is, for packing_drop_last
+    epochs: int = 1
+    repack_each_epoch: bool = True
+    shuffle: bool = True  # off: samples are taken in the dataset's order
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (*LIMITS, "packing_window", "packing_buffer", "packs_per_step", "epochs"):
+            _check_count(name, getattr(self, name), optional=_DEFAULTS.get(name, 0) is None)
+        check_strategy(self.packing_strategy)
+        for name, allowed in (("effort", get_args(Effort)), ("overlong", get_args(Overlong))):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(name, got=value, expected=", ".join(allowed), fix=nearest(str(value), allowed))
+        for name in ("packing_drop_last", "repack_each_epoch", "shuffle"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, got=repr(getattr(self, name)), expected="true or false")
+        ratio = self.packing_min_fill_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise ConfigError("packing_min_fill_ratio", got=ratio, expected="a share from 0 to 1")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ConfigError("seed", got=self.seed, expected="a whole number from 0 on")
+
+    def capacities(self) -> dict[str, int]:
+        """The limits that are set, by resource; tokens first."""
+        found = {resource: getattr(self, setting) for setting, resource in LIMITS.items()}
+        return {resource: limit for resource, limit in found.items() if limit is not None}
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for files and fingerprints."""
+        return asdict(self)
+
+    @classmethod
+    def from_description(cls, found: Mapping[str, Any]) -> PackingConfig:
+        """The config that `describe` described."""
+        return cls(**found)
+
+
+_DEFAULTS = {field.name: field.default for field in fields(PackingConfig)}
+
+
+def _check_count(name: str, value: object, *, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**62:
+        fix = "leave it out for no limit" if optional else ""
+        raise ConfigError(name, got=repr(value), expected="a positive whole number", fix=fix)

@@ -1,0 +1,202 @@
+"""The pack plan: which samples share a pack, in each epoch. A folder that is written once and memory-mapped after.
+
+plan.json            config, fingerprints of the inputs, counts, fill, what each limit stopped, work coefficients
+entries-0000.arrow   one row for each entry, pack by pack: row of the cost table (and the piece of it, where cut)
+packs-0000.arrow     one row for each pack: where it ends, its window, what it holds of every resource
+ledger.jsonl         samples that are in no pack, with the reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packtrain.core.artifacts import read_json
+from packtrain.core.errors import ArtifactError
+from packtrain.core.fingerprint import differences, digest
+from packtrain.costs.table import CostTable
+from packtrain.estimates.flops import WorkModel
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.resources import EXTRAS, RESOURCES
+
+KIND, VERSION = "pack-plan", 1
+PACKER_VERSION = 1  # raised when the same config and seed give other packs than before
+PLAN, LEDGER = "plan.json", "ledger.jsonl"
+ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
+CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64())])
+PACK_SCHEMA = pa.schema(
+    [("end", pa.int64()), ("window", pa.int32())] + [(name, pa.int64()) for name in (*RESOURCES, *EXTRAS)]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pack:
+    """One pack: rows of the cost table, and the stretch of tokens of each where they are cut (-1: to the end)."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    tokens: np.ndarray
+
+
+class EpochPacks:
+    """The packs of one epoch."""
+
+    def __init__(self, entries: pa.Table, packs: pa.Table) -> None:
+        self._entries = entries
+        self._packs = packs
+
+    @property
+    def num_packs(self) -> int:
+        """How many packs the epoch has."""
+        return int(self._packs.num_rows)
+
+    @property
+    def num_entries(self) -> int:
+        """How many samples, or pieces of samples, are in its packs."""
+        return int(self._entries.num_rows)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The entry after the last of each pack."""
+        return self.load("end")
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """Pack i holds entries `offsets[i]` to `offsets[i + 1]`."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends])
+
+    def load(self, name: str) -> np.ndarray:
+        """What every pack holds of one resource."""
+        return np.asarray(self._packs[name].to_numpy())
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Rows of the cost table, pack by pack."""
+        return np.asarray(self._entries["row"].to_numpy())
+
+    @property
+    def cut(self) -> bool:
+        """Are some rows truncated or split?"""
+        return "start" in self._entries.column_names
+
+    def pack(self, number: int) -> Pack:
+        """One pack; only its own entries are read."""
+        if not 0 <= number < self.num_packs:
+            raise IndexError(f"pack {number} of {self.num_packs}")
+        start = int(self.ends[number - 1]) if number else 0
+        part = self._entries.slice(start, int(self.ends[number]) - start)
+        rows = np.asarray(part["row"].to_numpy())
+        if not self.cut:
+            return Pack(rows=rows, starts=np.zeros_like(rows), tokens=np.full_like(rows, -1))
+        return Pack(rows=rows, starts=part["start"].to_numpy(), tokens=part["tokens"].to_numpy())
+
+
+class PackPlan:
+    """Packs for every epoch of a run, and everything that was decided about them."""
+
+    def __init__(self, summary: Mapping[str, Any], files: list[EpochPacks], folder: Path | None = None) -> None:
+        self.summary = summary
+        self.folder = folder
+        self._files = files
+
+    @classmethod
+    def load(cls, path: str | Path) -> PackPlan:
+        """Open a plan folder. Its packs are memory-mapped, so every process of a machine shares them."""
+        folder = Path(path)
+        if folder.name == PLAN:
+            folder = folder.parent
+        summary = read_json(folder / PLAN, KIND, VERSION)
+        files = [
+            EpochPacks(_mapped(folder / f"entries-{n:04d}.arrow"), _mapped(folder / f"packs-{n:04d}.arrow"))
+            for n in range(summary["files"])
+        ]
+        for number, (found, counts) in enumerate(zip(files, summary["epochs"], strict=False)):
+            if (found.num_packs, found.num_entries) != (counts["packs"], counts["entries"]):
+                raise ArtifactError(
+                    f"{folder}: file {number}",
+                    got=f"{found.num_packs} packs, {found.num_entries} entries",
+                    expected=f"{counts['packs']} packs, {counts['entries']} entries",
+                    fix="pack again into a new folder",
+                )
+        return cls(summary, files, folder)
+
+    @property
+    def config(self) -> PackingConfig:
+        """How it was packed."""
+        return PackingConfig.from_description(self.summary["config"])
+
+    @property
+    def work(self) -> WorkModel:
+        """The coefficients that predict a pack's work."""
+        return WorkModel(**self.summary["work"])
+
+    @property
+    def num_epochs(self) -> int:
+        """For how many epochs it has packs."""
+        return len(self.summary["epochs"])
+
+    def epoch(self, number: int) -> EpochPacks:
+        """The packs of one epoch."""
+        if not 0 <= number < self.num_epochs:
+            raise IndexError(f"epoch {number} of {self.num_epochs}")
+        return self._files[number if len(self._files) > 1 else 0]
+
+    @property
+    def num_packs(self) -> int:
+        """Packs of all epochs."""
+        return sum(counts["packs"] for counts in self.summary["epochs"])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides the packs."""
+        return digest({name: self.summary[name] for name in ("config", "inputs", "packer_version")})
+
+    def predicted_work(self, epoch: int) -> np.ndarray:
+        """The predicted work of every pack of one epoch."""
+        packs = self.epoch(epoch)
+        found = self.work.of(
+            tokens=packs.load("tokens"),
+            squared_tokens=packs.load("attention"),
+            patches=packs.load("patches"),
+            squared_patches=packs.load("squared_patches"),
+            supervised_tokens=packs.load("supervised_tokens"),
+        )
+        return np.asarray(found, np.float64)
+
+    def check_inputs(self, table: CostTable) -> None:
+        """Refuse a cost table other than the one this plan was made from, naming what differs."""
+        found = differences(self.summary["inputs"], inputs_of(table))
+        if found:
+            raise ArtifactError(
+                f"plan {self.folder or ''}".strip(),
+                got="made from other inputs: " + "; ".join(found[:5]),
+                expected=f"the cost table {table.folder}",
+                fix="pack this table again",
+            )
+
+
+def inputs_of(table: CostTable) -> dict[str, Any]:
+    """What identifies a cost table, and the names under which a difference is reported."""
+    inputs = table.summary["inputs"]
+    shown = {name: value if len(str(value)) < 2000 else digest(value) for name, value in inputs.items()}
+    return {
+        "measured": shown,
+        "rows": len(table),
+        "mixture": table.summary.get("mixture"),
+        "limits": table.limits.given(),
+    }
+
+
+def _mapped(path: Path) -> pa.Table:
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ArtifactError(
+            str(path), got=str(error), expected="a file of a whole pack plan", fix="pack again into a new folder"
+        ) from None

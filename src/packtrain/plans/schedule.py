@@ -1,0 +1,162 @@
+"""The order in which packs are trained: steps of G packs, the same for any number of ranks and workers.
+
+A step is G packs drawn at random. Inside it packs stand by predicted work, so that the W that are trained at the same
+time, one on each rank, are neighbours and take about equally long:
+
+    step of G = 6, by work    a b c d e f        W = 3:  micro-step 0  a b c     micro-step 1  d e f
+                                                 W = 4:  micro-step 0  a b c d   micro-step 1  e f - -   (- is empty)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.fingerprint import digest
+from packtrain.core.seeds import stream
+from packtrain.plans.plan import PackPlan
+
+Balance = Literal["sorted", "strict", "random"]
+EMPTY = -1  # in place of a pack: nothing to train, no loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderState:
+    """Where a run stands; `next_pack` counts packs of the epoch that are done, in the schedule's order."""
+
+    schedule: str  # hash of the schedule
+    epoch: int
+    next_pack: int
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LoaderState:
+        """From text; anything else than a state is refused."""
+        try:
+            found = json.loads(text)
+            state = cls(**found)
+            good = isinstance(state.schedule, str) and all(
+                isinstance(value, int) and not isinstance(value, bool) and value >= 0
+                for value in (state.epoch, state.next_pack)
+            )
+        except (ValueError, TypeError):
+            good = False
+        if not good:
+            raise ArtifactError("loader state", got=text[:200], expected="schedule, epoch and next_pack as JSON")
+        return state
+
+
+class Schedule:
+    """Which packs make up each optimizer step. A pure function of plan, G, seed and balance."""
+
+    def __init__(self, plan: PackPlan, *, packs_per_step: int, seed: int = 0, balance: Balance = "sorted") -> None:
+        if isinstance(packs_per_step, bool) or not isinstance(packs_per_step, int) or packs_per_step < 1:
+            raise ConfigError("packs_per_step", got=packs_per_step, expected="a positive whole number")
+        if balance not in get_args(Balance):
+            names = get_args(Balance)
+            raise ConfigError("balance", got=balance, expected=", ".join(names), fix=nearest(str(balance), names))
+        self.plan = plan
+        self.packs_per_step = packs_per_step
+        self.seed = seed
+        self.balance = balance
+        self._cached: tuple[int, np.ndarray] | None = None
+
+    @property
+    def hash(self) -> str:
+        """Identifies the order; a state of another schedule is refused."""
+        described = [self.plan.fingerprint, self.packs_per_step, self.seed, self.balance, asdict(self.plan.work)]
+        return digest(described)
+
+    def num_steps(self, epoch: int | None = None) -> int:
+        """Optimizer steps of one epoch, or of all; the last step of an epoch may have fewer packs than G."""
+        if epoch is not None:
+            return -(-self.plan.epoch(epoch).num_packs // self.packs_per_step)
+        return sum(self.num_steps(number) for number in range(self.plan.num_epochs))
+
+    def order(self, epoch: int) -> np.ndarray:
+        """All packs of one epoch in the order of training."""
+        if self._cached is None or self._cached[0] != epoch:
+            self._cached = (epoch, self._ordered(epoch))
+        return self._cached[1]
+
+    def step(self, epoch: int, number: int) -> np.ndarray:
+        """The packs of one optimizer step."""
+        if not 0 <= number < self.num_steps(epoch):
+            raise IndexError(f"step {number} of {self.num_steps(epoch)}")
+        return self.order(epoch)[number * self.packs_per_step : (number + 1) * self.packs_per_step]
+
+    def micro_steps(self, epoch: int, number: int, world: int) -> np.ndarray:
+        """The packs of one step by micro-step and rank, filled up with EMPTY: shape (accumulation, world)."""
+        packs = self.step(epoch, number)
+        rows = -(-self.packs_per_step // world)
+        return np.concatenate([packs, np.full(rows * world - len(packs), EMPTY)]).reshape(rows, world)
+
+    def start(self) -> LoaderState:
+        """The state before the first pack."""
+        return LoaderState(schedule=self.hash, epoch=0, next_pack=0)
+
+    def check(self, state: LoaderState) -> None:
+        """Refuse a state that another schedule saved, or that points behind the end."""
+        if state.schedule != self.hash:
+            raise ArtifactError(
+                "loader state",
+                got=f"schedule {state.schedule}",
+                expected=f"schedule {self.hash}",
+                fix="resume with the plan, packs per step, seed and balance that the run was started with",
+            )
+        if state.epoch >= self.plan.num_epochs or state.next_pack > self.plan.epoch(state.epoch).num_packs:
+            raise ArtifactError(
+                "loader state",
+                got=f"epoch {state.epoch}, pack {state.next_pack}",
+                expected=f"one of {self.plan.num_epochs} epochs and its packs",
+            )
+
+    def _ordered(self, epoch: int) -> np.ndarray:
+        packs = self.plan.epoch(epoch)
+        shuffled = self._shuffled(epoch, packs.load("window"))
+        if self.balance == "random":
+            return shuffled
+        work, random = self.plan.predicted_work(epoch), stream(self.seed, "steps", epoch)
+        return arrange(shuffled, work, self.packs_per_step, self.balance, random, packs.load("window"))
+
+    def _shuffled(self, epoch: int, windows: np.ndarray) -> np.ndarray:
+        """Packs in random order inside each window; windows stand in the order in which they are read."""
+        if not self.plan.config.shuffle:
+            return np.arange(len(windows))
+        key = stream(self.seed, "packs", epoch).random(len(windows))
+        return np.lexsort((key, windows))
+
+
+def arrange(
+    shuffled: np.ndarray,
+    work: np.ndarray,
+    packs_per_step: int,
+    balance: Balance,
+    random: np.random.Generator,
+    windows: np.ndarray | None = None,
+) -> np.ndarray:
+    """Packs in step order: sorted by work inside each step, and with `strict` similar ones put into the same step."""
+    if balance == "strict":
+        windows = np.zeros(len(work), np.int32) if windows is None else windows
+        shuffled = _similar_together(shuffled, work, packs_per_step, random, windows)
+    step_of = np.arange(len(shuffled)) // packs_per_step
+    return shuffled[np.lexsort((work[shuffled], step_of))]
+
+
+def _similar_together(
+    shuffled: np.ndarray, work: np.ndarray, packs_per_step: int, random: np.random.Generator, windows: np.ndarray
+) -> np.ndarray:
+    """Steps of similar packs in random order, window by window, so that a reader needs no window before its turn."""
+    shuffled = shuffled[np.lexsort((work[shuffled], windows[shuffled]))]
+    steps = len(shuffled) // packs_per_step  # the incomplete step stays at the end
+    whole = shuffled[: steps * packs_per_step].reshape(steps, packs_per_step)
+    first, last = windows[whole[:, 0]], windows[whole[:, -1]]
+    order = np.lexsort((random.random(steps), first != last, first))  # a step of two windows stays between them
+    return np.concatenate([whole[order].ravel(), shuffled[steps * packs_per_step :]])

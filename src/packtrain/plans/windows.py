@@ -1,0 +1,180 @@
+"""Packing window by window, so that memory stays bounded and sources can be read in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from packtrain.core.seeds import stream
+from packtrain.costs.table import CostTable
+from packtrain.plans.arrays import pack_matrix, pack_sums, window_of
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.overlong import fit_pieces
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, samples_of
+
+# Beyond this many rows a window is set even where none was asked for: about 2 GiB of columns.
+LARGEST_WINDOW = 1 << 24
+MAXIMA = ("longest", "largest_patches")  # of a pack; everything else adds up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Entries:
+    """Pieces of rows, with their costs."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    samples: Samples
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, positions: np.ndarray) -> Entries:
+        """Some of the entries, in another order."""
+        return Entries(rows=self.rows[positions], starts=self.starts[positions], samples=self.samples.take(positions))
+
+    def __add__(self, other: Entries) -> Entries:
+        columns = {name: np.concatenate([column, other.samples[name]]) for name, column in self.samples.columns.items()}
+        return Entries(
+            rows=np.concatenate([self.rows, other.rows]),
+            starts=np.concatenate([self.starts, other.starts]),
+            samples=Samples(columns),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WindowPacks:
+    """The packs of one window: pack i holds entries `offsets[i]` to `offsets[i + 1]`."""
+
+    entries: Entries
+    offsets: np.ndarray
+    loads: dict[str, np.ndarray]
+    dropped: dict[int, str]  # row -> why no pack can hold it
+    dropped_entries: int  # the same rows with their repeats
+    drawn: int  # entries of this window, dropped ones included, those carried over not
+    rows: int  # of the cost table, in this window
+    cut_rows: int  # rows that were truncated or split
+    tokens_lost: int  # cut off and used nowhere
+
+
+class RowSource(Protocol):
+    """Rows of a cost table, read by range."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+        """Costs and tail tokens of rows `start` to `stop`."""
+        ...
+
+
+class TableRows:
+    """The rows of a cost table; a table that fits one window is read once and kept."""
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self._whole = self._load(0, len(table)) if len(table) <= LARGEST_WINDOW else None
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+        if self._whole is None:
+            return self._load(start, stop)
+        samples, tails = self._whole
+        if (start, stop) == (0, len(tails)):
+            return samples, tails
+        return Samples({name: column[start:stop] for name, column in samples.columns.items()}), tails[start:stop]
+
+    def _load(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+        return samples_of(self._table, start, stop)
+
+
+def pack_windows(
+    source: RowSource, config: PackingConfig, epoch: int, counts: np.ndarray | None
+) -> Iterator[WindowPacks]:
+    """The packs of one epoch, window by window, in the order in which windows are to be read."""
+    epoch = epoch if config.repack_each_epoch else 0
+    size = window_of(config.packing_strategy) or config.packing_window or LARGEST_WINDOW
+    strategy = "best_fit" if window_of(config.packing_strategy) else config.packing_strategy
+    starts = np.arange(0, len(source), size)
+    if config.shuffle:
+        starts = stream(config.seed, "windows", epoch).permutation(starts)
+    carried: Entries | None = None
+    for number, start in enumerate(starts.tolist()):
+        stop = min(start + size, len(source))
+        samples, tails = source.read(start, stop)
+        pieces = fit_pieces(samples, tails, config)
+        repeats = counts[start:stop] if counts is not None else None
+        fresh = _repeated(
+            Entries(rows=pieces.rows + start, starts=pieces.starts, samples=pieces.samples), start, repeats
+        )
+        times = repeats[list(pieces.dropped)].sum() if repeats is not None else len(pieces.dropped)
+        entries = fresh if carried is None else carried + fresh
+        seed = int(stream(config.seed, "pack", epoch, start).integers(2**62)) if config.shuffle else None
+        order, offsets = _packed(entries, config, strategy, seed)
+        order, offsets, back = _carry(entries, order, offsets, config, size, last=number == len(starts) - 1)
+        carried = entries.take(back) if len(back) else None
+        entries = entries.take(order)
+        yield WindowPacks(
+            entries=entries,
+            offsets=offsets,
+            loads=loads_of(entries.samples, offsets),
+            dropped={row + start: reason for row, reason in pieces.dropped.items()},
+            dropped_entries=int(times),
+            drawn=len(fresh) + int(times),
+            rows=stop - start,
+            cut_rows=pieces.cut_rows,
+            tokens_lost=pieces.tokens_lost,
+        )
+
+
+def loads_of(samples: Samples, offsets: np.ndarray) -> dict[str, np.ndarray]:
+    """What every pack holds."""
+    if len(offsets) < 2:
+        return {name: np.zeros(0, np.int64) for name in (*RESOURCES, *EXTRAS)}
+    return {
+        name: np.maximum.reduceat(samples[name], offsets[:-1]) if name in MAXIMA else pack_sums(samples[name], offsets)
+        for name in (*RESOURCES, *EXTRAS)
+    }
+
+
+def fill_ratio(loads: dict[str, np.ndarray], capacities: dict[str, int]) -> np.ndarray:
+    """How full packs are: the share of the limit that is used most."""
+    return np.max([loads[name] / limit for name, limit in capacities.items()], axis=0)
+
+
+def _packed(entries: Entries, config: PackingConfig, strategy: str, seed: int | None) -> tuple[np.ndarray, np.ndarray]:
+    capacities = config.capacities()
+    sizes = entries.samples.matrix(tuple(capacities))
+    limits = np.array(list(capacities.values()), np.int64)
+    return pack_matrix(sizes, limits, strategy, seed, config.effort, alike=True)
+
+
+def _repeated(entries: Entries, start: int, repeats: np.ndarray | None) -> Entries:
+    """The entries as often as their rows are used."""
+    if repeats is None:
+        return entries
+    return entries.take(np.repeat(np.arange(len(entries)), repeats[entries.rows - start]))
+
+
+def _carry(
+    entries: Entries, order: np.ndarray, offsets: np.ndarray, config: PackingConfig, window: int, *, last: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Take the packs that are too empty out again, emptiest first: half a window of samples, or one pack."""
+    nothing = np.zeros(0, np.int64)
+    if last or config.packing_min_fill_ratio <= 0 or len(offsets) < 2:
+        return order, offsets, nothing
+    sizes = entries.samples.take(order)
+    fill = fill_ratio(loads_of(sizes, offsets), config.capacities())
+    lengths = np.diff(offsets)
+    emptiest = np.argsort(fill, kind="stable")
+    emptiest = emptiest[fill[emptiest] < config.packing_min_fill_ratio]
+    few = np.cumsum(lengths[emptiest]) <= window // 2
+    few[:1] = True  # else nothing would ever be carried where a window does not fill two packs
+    emptiest = emptiest[few]
+    keep = np.ones(len(lengths), bool)
+    keep[emptiest] = False
+    kept_entries = np.repeat(keep, lengths)
+    return order[kept_entries], np.concatenate([[0], np.cumsum(lengths[keep])]), order[~kept_entries]

@@ -1,0 +1,1 @@
+"""One computed study, rendered as JSON, Markdown, figures and one HTML page."""

@@ -1,0 +1,228 @@
+"""The charts of the page as inline SVG, drawn without scripts; hovering shows the numbers behind a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from markupsafe import Markup
+
+from packtrain.advice.values import BalanceRow, Histogram
+from packtrain.reports.numbers import count, ratio, tick
+from packtrain.reports.svg import BOTTOM, TOP, element, framed, nice_scale, percent_of, spaced, x_label, y_at, y_axis
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One mark of a line."""
+
+    x: float
+    y: float
+    tip: str
+    hollow: bool = False  # does not fit, or was not taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """Marks joined in order."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """One part of a stacked bar."""
+
+    size: float
+    css: str
+    tip: str
+
+
+def histogram_chart(
+    histogram: Histogram, *, name: str, marks: Mapping[str, float], height: int = 190, css: str = ""
+) -> Markup:
+    """Counts per bin, drawn equally wide whatever their edges, so that a long tail does not flatten the rest."""
+    counts, edges = histogram.counts, histogram.edges
+    scale, ticks = nice_scale(0, max(counts, default=1), steps=3, least=1)
+    labels, plot = y_axis(scale, ticks, height, tick)
+    width = 1 / max(len(counts), 1)
+    for at, number in enumerate(counts):
+        y = y_at(scale, number, height)
+        tip = f"{bin_name(edges, at)} {name}: {count(number)} samples"
+        plot.append(_bar(at * width, width, y, height - BOTTOM - y, "c0", tip))
+    for at, (word, value) in enumerate(marks.items()):
+        x = bin_position(edges, value)
+        plot.append(element("line", x1=percent_of(x), x2=percent_of(x), y1=TOP, y2=height - BOTTOM, class_="mark"))
+        anchor, shift = ("end", -4) if x > 0.7 else ("start", 4)
+        plot.append(
+            element("text", word, x=percent_of(x), dx=shift, y=TOP + 10 + 14 * at, class_="note", text_anchor=anchor)
+        )
+    plot += _edge_labels(edges, height)
+    most = max(range(len(counts)), key=counts.__getitem__, default=0)
+    label = f"Histogram of {name} per sample; most samples have {bin_name(edges, most)}"
+    return framed(plot, axis=labels, label=label, height=height, css=css)
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    label: str,
+    write: Callable[[float], str],
+    chosen: float,
+    from_zero: bool = True,
+    top: float | None = None,
+    limit: tuple[float, str] | None = None,
+    height: int = 200,
+) -> Markup:
+    """Lines over the packing length, with the recommended length marked."""
+    points = [point for line in lines for point in line.points]
+    values = [point.y for point in points] + ([limit[0]] if limit else [])
+    scale, ticks = nice_scale(0 if from_zero else min(values), max(values) if top is None else top)
+    labels, plot = y_axis(scale, ticks, height, write)
+    xs = sorted({point.x for point in points})
+    place = _places(xs)
+    plot.append(
+        element("line", x1=place[chosen], x2=place[chosen], y1=TOP, y2=height - BOTTOM, class_="chosen")
+        if chosen in place
+        else Markup("")
+    )
+    if limit:
+        y = y_at(scale, limit[0], height)
+        plot.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="limit"))
+        plot.append(element("text", limit[1], x="2%", y=y - 5 if y > TOP + 12 else y + 13, class_="note"))
+    for at, line in enumerate(lines):
+        css = f"s{at % 8}"
+        for one, two in pairwise(line.points):
+            ends = {"x1": place[one.x], "x2": place[two.x]}
+            plot.append(
+                element("line", **ends, y1=y_at(scale, one.y, height), y2=y_at(scale, two.y, height), class_=css)
+            )
+        for point in line.points:
+            plot.append(
+                element(
+                    "circle",
+                    element("title", point.tip),
+                    cx=place[point.x],
+                    cy=y_at(scale, point.y, height),
+                    r=5.5 if point.x == chosen else 3.5,
+                    class_=f"dot {css}" + (" hollow" if point.hollow else ""),
+                )
+            )
+    shares = [float(place[x].rstrip("%")) / 100 for x in xs]
+    first = xs.index(chosen) if chosen in xs else 0
+    inside = [min(max(share, 0.12), 0.88) for share in shares]  # labels at the ends are turned inwards
+    for at in spaced(inside, first, 0.17):
+        plot.append(x_label(count(xs[at]), shares[at], height, "tick strong" if xs[at] == chosen else "tick"))
+    return framed(plot, axis=labels, label=label, height=height)
+
+
+def stacked_bar(
+    stretches: Sequence[Stretch], *, label: str, whole: float, limit: float | None = None, height: int = 44
+) -> Markup:
+    """Parts side by side on a track of size `whole`, and a line at the limit where the parts may pass it."""
+    plot = [element("rect", x="0", y="0", width="100%", height=height, rx="6", class_="track")]
+    x = 0.0
+    for stretch in stretches:
+        share = stretch.size / whole if whole else 0.0
+        plot.append(_bar(x, share, 0, height, stretch.css, stretch.tip))
+        x += share
+    if limit is not None and whole and limit < whole:
+        at = percent_of(limit / whole)
+        plot.append(element("line", x1=at, x2=at, y1="-4", y2=height + 4, class_="limit"))
+    return framed(plot, label=label, height=height, css="stack")
+
+
+def share_bar(share: float, css: str = "c0") -> Markup:
+    """A small bar for a table cell; the number stands beside it."""
+    width = percent_of(min(max(share, 0.0), 1.0))
+    return element(
+        "svg", element("rect", width=width, height="8", rx="2", class_=css), class_="bar", aria_hidden="true"
+    )
+
+
+def balance_chart(rows: Sequence[BalanceRow]) -> Markup:
+    """Slowest rank over mean as bars that start at 1, the ideal."""
+    orders = (("random", "c7"), ("sorted", "c0"), ("strict", "c2"))
+    most = max((getattr(row, order) for row in rows for order, _ in orders), default=1.0)
+    scale, _ = nice_scale(0, max(most - 1, 1e-3))
+    step, bar = 66, 16
+    axis, plot = [], []
+    for at, row in enumerate(rows):
+        top = 4 + at * step
+        axis.append(element("text", f"{row.ranks:,}", x=44, y=top + 22, class_="tick strong", text_anchor="end"))
+        axis.append(element("text", "GPUs", x=44, y=top + 36, class_="tick", text_anchor="end"))
+        for number, (order, css) in enumerate(orders):
+            value, y = getattr(row, order), top + number * (bar + 2)
+            # The number beside the bar needs a fifth of the width.
+            width = max(0.8 * scale.at(value - 1), 0.004)
+            tip = f"{row.ranks:,} GPUs, {order}: slowest rank / mean {ratio(value)}"
+            plot.append(_bar(0, width, y, bar, css, tip))
+            text = f"{ratio(value)}  {order}"
+            plot.append(element("text", text, x=percent_of(width), dx=6, y=y + 12, class_="tick"))
+    label = "Slowest rank over mean by order of packs: " + "; ".join(
+        f"{row.ranks:,} GPUs: " + ", ".join(f"{order} {ratio(getattr(row, order))}" for order, _ in orders)
+        for row in rows
+    )
+    return framed(plot, axis=axis, label=label, height=8 + step * len(rows))
+
+
+def bin_name(edges: Sequence[float], at: int) -> str:
+    """What falls into a bin, in words.
+
+    >>> bin_name([-0.5, 0.5, 1.5], 1), bin_name([0.0, 200.0, 9001.0], 1)
+    ('1', '200 to 9,000')
+    """
+    low, high = edges[at], edges[at + 1]
+    if high - low <= 1:
+        return count(-(-low // 1))
+    return f"{count(low)} to {count(high - 1)}"
+
+
+def bin_position(edges: Sequence[float], value: float) -> float:
+    """Where a value lies when all bins are equally wide, between 0 and 1.
+
+    >>> bin_position([0, 10, 1000], 505)
+    0.75
+    """
+    for at, (low, high) in enumerate(pairwise(edges)):
+        if value < high or at == len(edges) - 2:
+            return min(1.0, (at + max(0.0, min(1.0, (value - low) / (high - low)))) / (len(edges) - 1))
+    return 0.0
+
+
+def edge_ticks(edges: Sequence[float]) -> list[tuple[float, str]]:
+    """(position, label) of the edges worth a label: few, and the last one, which holds the maximum."""
+    last = len(edges) - 1
+    if last < 1:
+        return []
+    if edges[1] - edges[0] <= 1 and edges[0] % 1:  # whole numbers: the label stands under the middle of its bar
+        chosen = spaced([(at + 0.5) / last for at in range(last)], 0, 0.12)
+        return [((at + 0.5) / last, count(edges[at] + 0.5)) for at in chosen]
+    labels = [(at / last, tick(edges[at])) for at in range(0, last, max(1, round(last / 5)))]
+    labels = [(x, text) for x, text in labels if x <= 0.72]
+    return [*labels, (1.0, tick(edges[last] - 1))]
+
+
+def _edge_labels(edges: Sequence[float], height: int) -> list[Markup]:
+    return [x_label(text, x, height) for x, text in edge_ticks(edges)]
+
+
+def _places(xs: Sequence[float]) -> dict[float, str]:
+    """Percentages of values along the plot, with a margin for the marks at its ends."""
+    low, high = (xs[0], xs[-1]) if xs else (0.0, 1.0)
+    span = high - low
+    return {x: percent_of(0.04 + 0.92 * ((x - low) / span if span else 0.5)) for x in xs}
+
+
+def _bar(x: float, width: float, y: float, height: float, css: str, tip: str) -> Markup:
+    return element(
+        "rect",
+        element("title", tip),
+        x=percent_of(x),
+        y=float(y),
+        width=percent_of(width),
+        height=float(max(height, 0.0)),
+        class_=css,
+    )

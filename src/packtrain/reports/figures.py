@@ -1,0 +1,205 @@
+"""The two PNG figures: the lengths of samples, and how well and how fast each packing is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from packtrain.advice.values import Group, Histogram, Simulation, Study
+from packtrain.reports.charts import bin_position, edge_ticks
+from packtrain.reports.compared import limits_text, modality, words
+from packtrain.reports.content import sources_by_size
+from packtrain.reports.numbers import count, large, percent, shown, tick
+
+# Okabe and Ito's colours, which stay apart for every kind of colour vision; a little darker, for lines on white.
+_COLOURS = ("#1f6fb5", "#e08a00", "#00896b", "#b4538f", "#4aa8dc", "#c8501a", "#857612", "#8b949f")
+_INK, _MUTED, _LINE = "#1b1f24", "#59616c", "#e2e0db"
+_GIB = 1 << 30
+
+
+def draw_distribution(study: Study, path: Path) -> None:
+    """Histograms of tokens, and of text and media tokens, and the shares of modalities and sources."""
+    figure = _figure("Length of samples", _subtitle(study))
+    grid = figure.add_gridspec(
+        2, 2, height_ratios=(1.15, 1), left=0.07, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.32
+    )
+    stats = study.dataset
+    _histogram(
+        figure.add_subplot(grid[0, :]), stats.histograms.get("tokens"), "tokens", stats.statistics.get("tokens", {})
+    )
+    second = next((name for name in ("vision_tokens", "objects", "text_tokens") if name in stats.histograms), "")
+    left = figure.add_subplot(grid[1, 0])
+    _histogram(left, stats.histograms.get(second), second, stats.statistics.get(second, {}))
+    groups = stats.by_source if len(stats.by_source) > 1 else stats.by_modality
+    _shares(figure.add_subplot(grid[1, 1]), groups, "source" if len(stats.by_source) > 1 else "modality")
+    _save(figure, path)
+
+
+def draw_efficiency(study: Study, path: Path) -> None:
+    """Fill, speed, packs and memory over the packing length."""
+    chosen = study.simulations[study.recommendation.simulation]
+    figure = _figure("Packing by length", _subtitle(study))
+    grid = figure.add_gridspec(2, 2, left=0.09, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.22)
+    panels: tuple[tuple[str, Callable[[Simulation], float], Callable[[float], str]], ...] = (
+        ("fill: share of packs that is real tokens", lambda one: one.fill, lambda value: f"{100 * value:g} %"),
+        ("speed: real tokens per second", lambda one: one.tokens_per_second, tick),
+        ("packs in an epoch", lambda one: one.packs, tick),
+        ("memory of one GPU in GiB", lambda one: one.memory_bytes / _GIB, lambda value: f"{value:g}"),
+    )
+    for at, (title, value, write) in enumerate(panels):
+        axes = figure.add_subplot(grid[at // 2, at % 2])
+        _style(axes, title, write)
+        _sweep(axes, study.simulations, value, chosen.packing_length)
+        most = max([value(one) for one in study.simulations] + [study.memory.gpu_bytes / _GIB] * (at == 3))
+        least = min(value(one) for one in study.simulations)
+        # Shares are near their top; everything else is compared with nothing at all.
+        axes.set_ylim(max(0.0, least - 0.35 * (1 - least) - 0.01) if at == 0 else 0, 1.006 if at == 0 else 1.12 * most)
+        if at == 3:
+            axes.axhline(study.memory.gpu_bytes / _GIB, color=_COLOURS[5], linestyle=(0, (5, 4)), linewidth=1.4)
+            axes.annotate(
+                _plain(study.memory.gpu),
+                (0.01, study.memory.gpu_bytes / _GIB),
+                color=_COLOURS[5],
+                size=8,
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 4),
+                textcoords="offset points",
+            )
+    if len(_limit_sets(study.simulations)) > 1:
+        figure.axes[0].legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _figure(title: str, subtitle: str) -> Figure:
+    figure = Figure(figsize=(10, 7), dpi=144, facecolor="white")
+    figure.text(0.07, 0.945, title, size=16, weight="bold", color=_INK)
+    figure.text(0.07, 0.912, subtitle, size=9.5, color=_MUTED)
+    return figure
+
+
+def _subtitle(study: Study) -> str:
+    chosen = study.simulations[study.recommendation.simulation]
+    data = f"{count(study.dataset.samples)} samples, {large(study.dataset.tokens)} tokens"
+    return _plain(
+        f"{data} · {shown(study.model, 50)} · {count(study.gpus)} × {shown(study.gpu, 30)} · "
+        f"at {count(chosen.packing_length)}: {count(chosen.packs)} packs, {percent(chosen.fill)} filled"
+    )
+
+
+def _histogram(axes: Axes, histogram: Histogram | None, name: str, statistics: Any) -> None:
+    """Bins are drawn equally wide, as on the page, so that a long tail does not flatten the rest."""
+    _style(axes, f"{words(name).lower()} per sample" if name else "", tick)
+    if histogram is None:
+        axes.text(0.5, 0.5, "none", ha="center", color=_MUTED, transform=axes.transAxes)
+        return
+    bins = len(histogram.counts)
+    axes.bar([at + 0.5 for at in range(bins)], histogram.counts, width=0.92, color=_COLOURS[0])
+    axes.set_xlim(0, bins)
+    ticks = edge_ticks(histogram.edges)
+    axes.set_xticks([x * bins for x, _ in ticks], [text for _, text in ticks])
+    for at, (word, key) in enumerate((("median", "median"), ("mean", "mean"), ("95 %", "p95"), ("99 %", "p99"))):
+        if key in statistics:
+            x = bin_position(histogram.edges, statistics[key])
+            axes.axvline(x * bins, color=_INK, linestyle=(0, (3, 3)), linewidth=0.9, alpha=0.6)
+            side = ("right", -4) if x > 0.7 else ("left", 4)
+            axes.annotate(
+                f"{word} {large(statistics[key])}",
+                (x * bins, 0.97 - 0.09 * at),
+                size=8.5,
+                color=_INK,
+                xycoords=("data", "axes fraction"),
+                ha=side[0],
+                va="top",
+                xytext=(side[1], 0),
+                textcoords="offset points",
+            )
+
+
+def _shares(axes: Axes, groups: Sequence[Group], what: str) -> None:
+    """Shares of tokens, the largest on top."""
+    _style(axes, f"share of tokens by {what}", lambda value: "")
+    ordered = sources_by_size(groups)[:8]
+    axes.barh(
+        range(len(ordered)), [group.share_of_tokens for group in ordered], height=0.62, color=_COLOURS[: len(ordered)]
+    )
+    names = [_plain(f"{shown(modality(group.name) if what == 'modality' else group.name, 19)}") for group in ordered]
+    axes.set_yticks(range(len(ordered)), names, size=8.5)
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    axes.set_xlim(0, max([group.share_of_tokens for group in ordered] or [1.0]) * 1.2)
+    for at, group in enumerate(ordered):
+        axes.annotate(
+            percent(group.share_of_tokens),
+            (group.share_of_tokens, at),
+            xytext=(5, 0),
+            size=8.5,
+            va="center",
+            textcoords="offset points",
+            color=_INK,
+        )
+
+
+def _limit_sets(simulations: Sequence[Simulation]) -> list[tuple[tuple[str, int], ...]]:
+    return list(dict.fromkeys(tuple(sorted(one.limits.items())) for one in simulations))
+
+
+def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simulation], float], chosen: int) -> None:
+    for at, limits in enumerate(_limit_sets(simulations)):
+        line = [one for one in simulations if tuple(sorted(one.limits.items())) == limits]
+        line.sort(key=lambda one: one.packing_length)
+        colour = _COLOURS[at % len(_COLOURS)]
+        axes.plot(
+            [one.packing_length for one in line],
+            [value(one) for one in line],
+            color=colour,
+            marker="o",
+            markersize=5,
+            linewidth=1.8,
+            zorder=3,
+            label=_plain(limits_text(dict(limits)) or "no further limits"),
+        )
+        missed = [one for one in line if not one.fits]
+        axes.plot(
+            [one.packing_length for one in missed],
+            [value(one) for one in missed],
+            linestyle="",
+            marker="o",
+            markersize=5,
+            color=colour,
+            markerfacecolor="white",
+            zorder=4,
+        )
+    axes.axvline(chosen, color=_COLOURS[0], linewidth=9, alpha=0.12)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+
+
+def _style(axes: Axes, title: str, write: Callable[[float], str]) -> None:
+    axes.set_title(title, loc="left", size=10.5, color=_INK, weight="bold", pad=9)
+    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_LINE)
+
+
+def _plain(text: str) -> str:
+    """Dollar signs would start a formula."""
+    return text.replace("$", r"\$")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; that is no news for who reads the log.
+        warnings.filterwarnings("ignore", message=".*missing from font.*")
+        # Without a version in it, the same study gives the same bytes.
+        FigureCanvasAgg(figure).print_png(str(path), metadata={"Software": None})

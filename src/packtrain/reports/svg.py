@@ -1,0 +1,118 @@
+"""The pieces of inline SVG: escaped elements, scales, ticks. Widths are percentages, so that text keeps its size.
+
+A chart is an axis of fixed width beside a plot that fills what is left. Horizontal positions in the plot are
+percentages and vertical ones pixels: the same markup is sharp and readable on a phone and on a wide screen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+AXIS = 52  # pixels for the labels left of a plot
+TOP, BOTTOM = 14, 24  # pixels above and below what is drawn
+
+
+def element(name: str, *children: str, **attributes: object) -> Markup:
+    """An element with everything escaped; `class_` and `aria_label` become `class` and `aria-label`.
+
+    >>> element("text", "a<b", x=1.50, class_="tick")
+    Markup('<text x="1.5" class="tick">a&lt;b</text>')
+    """
+    words = "".join(f' {_attribute(key)}="{escape(_number(value))}"' for key, value in attributes.items())
+    inside = Markup("").join(children)
+    return Markup(f"<{name}{words}>") + inside + Markup(f"</{name}>")
+
+
+def percent_of(value: float) -> str:
+    """A horizontal position between 0 and 1.
+
+    >>> percent_of(1 / 3)
+    '33.33%'
+    """
+    return f"{100 * value:.2f}".rstrip("0").rstrip(".") + "%"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """A range of values; positions in it are shares of the way from its start."""
+
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Where a value is: 0 at the start, 1 at the end."""
+        if self.end == self.start:
+            return 0.5
+        return (value - self.start) / (self.end - self.start)
+
+
+def nice_scale(low: float, high: float, *, steps: int = 4, least: float = 0.0) -> tuple[Scale, tuple[float, ...]]:
+    """A scale of round numbers around a range, and its ticks, which are at least `least` apart.
+
+    >>> nice_scale(0, 92)[1]
+    (0.0, 25.0, 50.0, 75.0, 100.0)
+    """
+    span = (high - low) or abs(high) or 1.0
+    size = 10.0 ** math.floor(math.log10(span / steps))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor * steps >= span * 0.999)
+    step = max(step, least)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+    ticks = tuple(round(number * step, 12) for number in range(first, last + 1))
+    return Scale(start=ticks[0], end=ticks[-1]), ticks
+
+
+def spaced(positions: Sequence[float], first: int, gap: float) -> list[int]:
+    """Which labels to write so that none touches another: one that must be there, then others from the ends inwards.
+
+    >>> spaced([0.0, 0.05, 0.5, 1.0], first=2, gap=0.2)
+    [0, 2, 3]
+    """
+    chosen = [first] if positions else []
+    order = sorted(range(len(positions)), key=lambda at: min(at, len(positions) - 1 - at))
+    for at in order:
+        if all(abs(positions[at] - positions[other]) >= gap for other in chosen):
+            chosen.append(at)
+    return sorted(chosen)
+
+
+def framed(plot: Sequence[Markup], *, label: str, height: int, axis: Sequence[Markup] = (), css: str = "") -> Markup:
+    """A plot with its axis, which screen readers skip: the plot's label and the tables say the same."""
+    left = element("svg", *axis, class_="axis", width=AXIS, height=height, aria_hidden="true") if axis else Markup("")
+    right = element("svg", *plot, class_="plot", height=height, width="100%", role="img", aria_label=label)
+    return element("div", left, right, class_=f"chart {css}".strip())
+
+
+def y_axis(
+    scale: Scale, ticks: Sequence[float], height: int, write: Callable[[float], str]
+) -> tuple[list[Markup], list[Markup]]:
+    """(labels for the axis, grid lines for the plot)."""
+    labels, lines = [], []
+    for tick in ticks:
+        y = y_at(scale, tick, height)
+        labels.append(element("text", write(tick), x=AXIS - 8, y=y + 4, class_="tick", text_anchor="end"))
+        lines.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
+    return labels, lines
+
+
+def y_at(scale: Scale, value: float, height: int) -> float:
+    """The pixel of a value; larger values are higher."""
+    return TOP + (1 - scale.at(value)) * (height - TOP - BOTTOM)
+
+
+def x_label(text: str, at: float, height: int, css: str = "tick") -> Markup:
+    """A label under the plot, turned inwards at the ends so that it stays inside."""
+    anchor = "start" if at < 0.06 else "end" if at > 0.94 else "middle"
+    return element("text", text, x=percent_of(at), y=height - 6, class_=css, text_anchor=anchor)
+
+
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
+
+
+def _number(value: object) -> object:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

@@ -1,0 +1,57 @@
+"""recommended.yaml: the recommended config as text, every derived value under the reason for it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from packtrain.advice.values import Reason, Recommendation
+from packtrain.reports.content import plain
+from packtrain.reports.numbers import shown
+
+_WIDTH = 100
+
+
+def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> str:
+    """Commented YAML that loads back to exactly the recommended config."""
+    config = plain(recommendation.config)
+    reasons = {reason.parameter: reason for reason in recommendation.reasons}
+    lines = [line for text in (*title, recommendation.verdict) for line in _comment(text, "")]
+    for key, value in config.items():
+        lines += ["", *_entry(key, value, (str(key),), reasons)]
+    text = "\n".join(lines) + "\n"
+    assert yaml.safe_load(text) == (config or None), "the commented config must load back to what it was made from"
+    return text
+
+
+def _entry(key: Any, value: Any, path: tuple[str, ...], reasons: Mapping[str, Reason]) -> list[str]:
+    indent = "  " * (len(path) - 1)
+    reason = reasons.get(".".join(path)) or reasons.get(path[-1])
+    lines = _comment(_why(reason), indent) if reason else []
+    if isinstance(value, dict) and value:
+        lines.append(f"{indent}{_scalar(key)}:")
+        for name, inner in value.items():
+            lines += _entry(name, inner, (*path, str(name)), reasons)
+        return lines
+    return [*lines, f"{indent}{_scalar(key)}: {_scalar(value)}"]
+
+
+def _why(reason: Reason) -> str:
+    return f"{reason.reason} (was {reason.baseline})" if reason.baseline else reason.reason
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    """Comment lines; characters that YAML would take for a line end or refuse are replaced."""
+    clean = shown(" ".join(text.split()), limit=2000)
+    return [f"{indent}# {line}" for line in textwrap.wrap(clean, _WIDTH - len(indent) - 2)]
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line; strings that need more than one are written with escapes."""
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    # An endless width: folded lines would need the indentation of their place.
+    text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=10**9, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...").strip()

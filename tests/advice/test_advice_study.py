@@ -1,0 +1,309 @@
+"""A whole study: its numbers agree with each other, and the recommendation follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_table
+
+from packtrain.advice.baseline import Baseline
+from packtrain.advice.study import Progress, StudyOutcome, make_study, study_outcome
+from packtrain.advice.values import Study
+from packtrain.app.config import load_config
+from packtrain.app.demo_data import write_dataset
+from packtrain.app.measure import measure
+from packtrain.core.errors import ConfigError
+from packtrain.estimates.gpus import find_gpu
+from packtrain.estimates.shapes import read_shape
+from packtrain.estimates.values import TrainingSetup
+from packtrain.models.tiny import resolve
+
+TODAY = Baseline(
+    learning_rate=1e-4, vit_lr=1e-5, aligner_lr=2e-5, warmup_ratio=0.03, eval_steps=20, save_steps=40, logging_steps=5
+)
+
+
+def outcome(folder: Path, columns: Columns, **given: Any) -> StudyOutcome:
+    gpus, gpu = given.pop("gpus", 4), find_gpu(given.pop("gpu", "h200"))
+    usual: dict[str, Any] = {"shape": TWO_B, "model": "two-b", "setup": TrainingSetup(gpus=gpus), "baseline": TODAY}
+    return study_outcome(write_table(folder, columns), **{**usual, "gpu": gpu, **given})
+
+
+def check(found: StudyOutcome) -> None:
+    """What every study must satisfy."""
+    study, plan = found.study, found.plan
+    recommendation, chosen = study.recommendation, study.simulations[study.recommendation.simulation]
+    counts = plan.summary["epochs"][0]
+    assert (counts["packs"], counts["bound"], counts["dropped"]) == (chosen.packs, chosen.bound, chosen.samples_dropped)
+    assert counts["fill"] == pytest.approx(chosen.fill)
+    assert study.memory.estimate.total == chosen.memory_bytes
+    assert study.ledger.get("pack: fits no pack", 0) == chosen.samples_dropped
+    own = study.padded[0]
+    assert own.real_tokens == counts["totals"]["tokens"]
+    assert own.seconds / chosen.seconds == pytest.approx(chosen.speedup)
+    assert {run.order for run in study.padded} == {"random", "by_length"}
+    pack = plan.epoch(0).pack(study.memory.worst_pack)
+    assert len(study.memory.worst_samples) == len(np.unique(pack.rows))
+    for shown in study.picture:
+        assert shown.tokens == sum(sample.tokens for sample in shown.samples) <= chosen.packing_length
+    check_config(study, recommendation.config, recommendation.simulation, packed=recommendation.packing)
+    for other in recommendation.alternatives:
+        assert other.simulation != recommendation.simulation
+        check_config(study, other.config, other.simulation, packed=True)
+    assert recommendation.verdict
+    assert recommendation.advice
+    named = [reason.parameter for reason in recommendation.reasons]
+    assert len(named) == len(set(named)), "a parameter has two reasons"
+
+
+def check_config(study: Study, config: Mapping[str, Any], at: int, *, packed: bool) -> None:
+    """A config says what its simulation did."""
+    one, data, training = study.simulations[at], config["data"], config["training"]
+    assert set(config) == {"model", "data", "training"}
+    assert data["packing"] == data["eval_packing"] == packed
+    assert data["packing_length"] == one.packing_length
+    assert training["num_train_epochs"] == study.epochs
+    if packed:
+        assert training["per_device_train_batch_size"] == 1
+        packs = training.get("packs_per_step", training["gradient_accumulation_steps"] * study.gpus)
+        assert packs == one.packs_per_step
+        assert -(-packs // study.gpus) == training["gradient_accumulation_steps"]
+        assert {name: data[name] for name in one.limits} == one.limits
+    else:
+        samples = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * study.gpus
+        assert samples == study.baseline["samples_per_step"]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> StudyOutcome:
+    return outcome(tmp_path_factory.mktemp("large") / "t", detection(12_000), lengths=[8_000, 16_000, 20_000])
+
+
+def test_a_detection_set_is_packed_at_the_bound_and_packing_is_recommended(large: StudyOutcome) -> None:
+    check(large)
+    study = large.study
+    at_20k = next(one for one in study.simulations if one.packing_length == 20_000)
+    assert at_20k.packs <= at_20k.bound + 1
+    assert at_20k.samples_dropped < 0.005 * 12_000
+    assert study.recommendation.packing
+    assert study.recommendation.mean_share < 0.5
+    assert "below 50%" in study.recommendation.rule_of_thumb
+    assert study.padded[0].waste > 0.25
+    chosen = study.simulations[study.recommendation.simulation]
+    assert chosen.fits
+    assert chosen.speedup > 2
+    assert chosen.samples_per_step == pytest.approx(128, rel=0.1)
+
+
+def test_intervals_and_rates_of_the_config_follow_the_baseline(large: StudyOutcome) -> None:
+    training = large.study.recommendation.config["training"]
+    chosen = large.study.simulations[large.study.recommendation.simulation]
+    for name, before in (("eval_steps", 20), ("save_steps", 40)):
+        assert training[name] * chosen.samples_per_step == pytest.approx(before * 128, rel=0.06)
+    assert training["save_steps"] == 2 * training["eval_steps"]
+    assert training["warmup_ratio"] == 0.03
+    assert training["aligner_lr"] == pytest.approx(2e-5, rel=0.06)
+    named = {reason.parameter for reason in large.study.recommendation.reasons}
+    expected = {"packing", "packing_length", "gradient_accumulation_steps", "eval_steps", "vit_lr", "overlong"}
+    assert expected <= named
+
+
+def test_savings_hold_for_the_worst_pack_and_other_limits_were_packed(large: StudyOutcome) -> None:
+    memory = large.study.memory
+    for saving in memory.savings:
+        assert saving.bytes == memory.estimate.total - saving.total_after
+    options = [saving.option for saving in memory.savings]
+    assert any(option.startswith("max_images_per_pack") for option in options)
+    assert any(option.startswith("max_patches_per_pack") for option in options)
+    assert any(option.startswith("packing_length") for option in options)
+    assert memory.host.memory_bytes > 0
+    assert any("needs the most memory" in sentence for sentence in memory.sentences)
+
+
+def test_balance_is_shown_for_ranks_that_have_packs(large: StudyOutcome) -> None:
+    rows = large.study.balance
+    assert [row.ranks for row in rows] == [8, 64, 512]
+    for row in rows:
+        assert 1 <= row.strict <= row.sorted <= row.random
+
+
+def test_overlong_samples_are_named_with_a_length_that_keeps_them(large: StudyOutcome) -> None:
+    dropped = large.study.simulations[large.study.recommendation.simulation].samples_dropped
+    assert dropped > 0
+    text = next(line for line in large.study.recommendation.advice if "fit no pack" in line)
+    longest = int(large.study.dataset.statistics["tokens"]["max"])
+    assert f"{dropped:,} sample" in text
+    assert f"{longest:,}" in text
+
+
+def test_samples_near_the_limit_are_not_packed(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(3700, 4096, 600)
+    found = outcome(tmp_path / "t", texts(lengths), shape=TEXT, gpus=1, gpu="a10", lengths=[4096])
+    check(found)
+    recommendation = found.study.recommendation
+    assert not recommendation.packing
+    assert recommendation.mean_share > 0.7
+    assert "Do not pack" in recommendation.verdict
+    assert "above 70%" in recommendation.rule_of_thumb
+    assert recommendation.config["training"]["per_device_train_batch_size"] == 2
+
+
+def test_between_the_rules_the_measured_padding_decides(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(100, 2400, 3000)
+    found = outcome(tmp_path / "t", texts(lengths), shape=TEXT, gpus=1, gpu="a10", lengths=[2048])
+    check(found)
+    assert 0.5 < found.study.recommendation.mean_share < 0.7
+    assert "says nothing" in found.study.recommendation.rule_of_thumb
+    assert found.study.padded[0].waste > 0.2
+    assert found.study.recommendation.packing
+
+
+def test_one_sample(tmp_path: Path) -> None:
+    found = outcome(tmp_path / "t", texts(np.array([77])), shape=TEXT, gpus=2, gpu="a10")
+    check(found)
+    assert not found.study.recommendation.packing
+    assert found.study.simulations[0].packs == 1
+    assert found.study.balance == ()
+
+
+def test_a_text_model_has_no_vision_anywhere(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(30, 900, 2000)
+    found = outcome(tmp_path / "t", texts(lengths), shape=TEXT, gpus=8, gpu="a10")
+    check(found)
+    assert found.study.recommendation.packing
+    assert found.study.memory.estimate.part("vision activations").bytes == 0
+    assert [group.name for group in found.study.dataset.by_modality] == ["text"]
+
+
+def test_videos_that_do_not_fit_get_a_limit_on_patches(tmp_path: Path) -> None:
+    setup = TrainingSetup(gpus=2, sharding="fsdp")
+    found = outcome(tmp_path / "t", films(1200), setup=setup, gpu="a100-40", lengths=[24_000])
+    check(found)
+    study = found.study
+    chosen = study.simulations[study.recommendation.simulation]
+    assert chosen.fits
+    limit = study.recommendation.config["data"]["max_patches_per_pack"]
+    assert chosen.worst.patches <= limit
+    assert chosen.fullest["patches"] > 0.5
+    assert "max_patches_per_pack" in study.recommendation.verdict
+    assert any("vision tower takes" in line for line in study.recommendation.advice)
+    assert any(reason.parameter == "max_patches_per_pack" for reason in study.recommendation.reasons)
+
+
+def test_options_that_make_it_fit_are_in_the_config(tmp_path: Path) -> None:
+    setup = TrainingSetup(gradient_checkpointing=False)
+    found = outcome(tmp_path / "t", detection(800), setup=setup, gpu="l4", lengths=[16_000])
+    check(found)
+    study = found.study
+    assert study.simulations[study.recommendation.simulation].fits
+    assert study.setup["gradient_checkpointing"] is True
+    assert study.recommendation.config["training"]["gradient_checkpointing"] is True
+    assert any("Nothing fitted" in line for line in study.recommendation.advice)
+
+
+def test_a_limit_that_can_never_bind_is_named(tmp_path: Path) -> None:
+    packing = {"max_images_per_pack": 306}
+    found = outcome(tmp_path / "t", detection(500), packing=packing, lengths=[16_000])
+    check(found)
+    advice = found.study.recommendation.advice
+    assert any("max_images_per_pack 306 can never bind" in line for line in advice)
+
+
+def test_fewer_samples_per_step_than_a_pack_has_are_said_and_rates_move(tmp_path: Path) -> None:
+    baseline = Baseline(effective_batch_size=4, per_device_batch_size=1, learning_rate=1e-4)
+    found = outcome(tmp_path / "t", detection(500), baseline=baseline, gpus=1, lengths=[32_768])
+    check(found)
+    study = found.study
+    chosen = study.simulations[0]
+    assert chosen.packs_per_step == 1
+    assert chosen.samples_per_step > 8
+    assert any("instead of 4" in line for line in study.recommendation.advice)
+    rate = study.recommendation.config["training"]["learning_rate"]
+    assert rate == pytest.approx(1e-4 * (chosen.samples_per_step / 4) ** 0.5, rel=0.01)
+
+
+def test_a_part_of_a_large_table_is_simulated_and_all_of_it_packed(tmp_path: Path) -> None:
+    found = outcome(tmp_path / "t", detection(5000), lengths=[12_000, 16_000], most_rows=1000)
+    study, plan = found.study, found.plan
+    chosen = study.simulations[study.recommendation.simulation]
+    counts = plan.summary["epochs"][0]
+    assert (counts["packs"], counts["dropped"]) == (chosen.packs, chosen.samples_dropped)
+    assert chosen.samples_packed + chosen.samples_dropped == 5000
+    packed = study.dataset.tokens - chosen.tokens_dropped
+    assert chosen.fill * chosen.packs * chosen.packing_length == pytest.approx(packed)
+    assert study.memory.estimate.total == chosen.memory_bytes
+    assert any("1,000 of 5,000 rows" in note for note in study.notes)
+
+
+def test_a_split_plan_is_shown_in_pieces(tmp_path: Path) -> None:
+    columns = texts(np.array([3000] * 60 + [20_000] * 5))
+    found = outcome(tmp_path / "t", columns, packing={"overlong": "split"}, lengths=[8192])
+    check(found)
+    assert found.study.simulations[0].samples_dropped == 0
+    assert max(sample.tokens for pack in found.study.picture for sample in pack.samples) == 8192
+
+
+def test_overlong_error_keeps_to_lengths_that_hold_everything(tmp_path: Path) -> None:
+    columns = texts(np.array([3000] * 60 + [9000]))
+    found = outcome(tmp_path / "t", columns, packing={"overlong": "error"}, lengths=[8192, 10_000])
+    assert [one.packing_length for one in found.study.simulations] == [10_000]
+    with pytest.raises(ConfigError, match="9,000 tokens"):
+        outcome(tmp_path / "u", columns, packing={"overlong": "error"}, lengths=[8192])
+
+
+def test_a_study_is_the_same_twice_and_reports_progress(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t", detection(300))
+    seen: list[Progress] = []
+    given = {"shape": TWO_B, "model": "m", "gpu": find_gpu("h100"), "setup": TrainingSetup(), "lengths": [8192]}
+    first = make_study(table, **given, progress=seen.append)  # type: ignore[arg-type]
+    second = make_study(table, **given)  # type: ignore[arg-type]
+    assert first == second
+    assert any("8,192" in progress.doing for progress in seen)
+
+
+def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", pictures=24)
+    model = "tiny:qwen3_vl"
+    table = measure(data, model=model, out=tmp_path / "costs", workers=1, check=0, max_failure_rate=0.9)
+    shape = read_shape(resolve(model, tmp_path / "models"))
+    gpu, baseline = find_gpu("l4"), Baseline(effective_batch_size=8)
+    found = study_outcome(table, shape=shape, model=model, gpu=gpu, setup=TrainingSetup(gpus=2), baseline=baseline)
+    check(found)
+    study = found.study
+    options = [saving for saving in study.memory.savings if saving.option.startswith("max_pixels")]
+    assert len(options) == 1
+    assert options[0].bytes > 0
+    assert study.recommendation.config["data"]["dataset_path"] == str(data)
+    assert sum(study.ledger.values()) == study.dataset.entries_read - study.dataset.samples
+    assert study.dataset.statistics["objects"]["mean"] > 1
+
+
+@pytest.mark.parametrize("gpu", ["h200", "v100-16"])
+def test_every_config_is_one_that_a_run_accepts(tmp_path: Path, gpu: str) -> None:
+    setup = TrainingSetup(gpus=4, train_vision=False)
+    given = {"setup": setup, "gpu": gpu, "packing": {"packing_window": 300}, "lengths": [8192, 12_000, 16_384]}
+    recommendation = outcome(tmp_path / "t", detection(800), **given).study.recommendation
+    configs = [recommendation.config, *(other.config for other in recommendation.alternatives)]
+    assert len(configs) > 1
+    for number, config in enumerate(configs):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        loaded = load_config(path)
+        assert not loaded.notes
+        assert loaded.data["packing_window"] == 300
+        assert loaded.model["train_vision"] is False
+
+
+def test_idle_gpus_are_said_with_what_a_larger_step_would_gain(tmp_path: Path) -> None:
+    found = outcome(tmp_path / "t", detection(3000), gpus=64, lengths=[20_000])
+    check(found)
+    chosen = found.study.simulations[0]
+    assert chosen.packs_per_step < 64
+    text = next(line for line in found.study.recommendation.advice if "empty pack" in line)
+    assert "64 packs per step" in text
+    assert f"{64 - chosen.packs_per_step} of 64 GPUs" in text

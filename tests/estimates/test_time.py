@@ -1,0 +1,201 @@
+"""The time model agrees with what was measured, and moves the way that hardware does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from published import CONFIGS, QWEN3_VL_2B
+
+from packtrain.core.errors import ConfigError
+from packtrain.estimates.flops import forward_flops, training_flops
+from packtrain.estimates.gpus import CATALOGUE, find_gpu
+from packtrain.estimates.shapes import shape_from_config
+from packtrain.estimates.time import (
+    Coefficients,
+    StepTime,
+    default_coefficients,
+    step_time,
+    tokens_per_second,
+    trained_parameters,
+    work_seconds,
+)
+from packtrain.estimates.values import Load, TrainingSetup
+
+SHAPE = shape_from_config(QWEN3_VL_2B)
+H200 = find_gpu("h200")
+CHECKPOINTED = TrainingSetup(optimizer="sgd")
+PLAIN = replace(CHECKPOINTED, gradient_checkpointing=False, vision_checkpointing=False)
+
+
+def mix(tokens: int, square: float = 3_000, patches: float = 1.05, patch_square: float = 1_510) -> Load:
+    """A pack of annotated photographs: its numbers per token."""
+    return Load(
+        tokens=tokens,
+        squared_tokens=int(tokens * square),
+        longest=min(tokens, 8_000),
+        samples=max(2, tokens // 1_300),
+        supervised_tokens=int(0.7 * tokens),
+        patches=int(patches * tokens),
+        squared_patches=int(patch_square * tokens),
+    )
+
+
+@pytest.mark.parametrize(
+    ("setup", "load", "compiled", "measured"),
+    [
+        (CHECKPOINTED, mix(20_000), False, 17_453),
+        (PLAIN, mix(8_167, 2_232, 1.12, 1_622), False, 20_198),
+        (replace(PLAIN, attention="sdpa"), mix(8_167, 2_232, 1.12, 1_622), False, 12_767),
+        (PLAIN, mix(8_167, 2_232, 1.12, 1_622), True, 26_873),
+        (PLAIN, mix(16_384, 2_800, 1.06, 1_530), True, 27_358),
+    ],
+)
+def test_throughput_measured_on_an_h200(setup: TrainingSetup, load: Load, compiled: bool, measured: float) -> None:
+    coefficients = default_coefficients(H200, compiled=compiled)
+    assert tokens_per_second(SHAPE, setup, load, H200, coefficients) == pytest.approx(measured, rel=0.03)
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    step = step_time(SHAPE, TrainingSetup(gpus=8), mix(8_192), H200, replace(Coefficients(), overlap=0.0))
+    assert step.seconds == step.compute + step.memory_traffic + step.communication + step.overhead
+    assert min(step.compute, step.memory_traffic, step.communication, step.overhead) > 0
+
+
+@pytest.mark.parametrize("name", ["Qwen3-VL-2B", "Qwen2.5-VL-7B", "Gemma-3-4B", "Llama-3.2-1B"])
+def test_more_tokens_take_longer_and_fill_the_gpu_better(name: str) -> None:
+    shape = shape_from_config(CONFIGS[name])
+    loads = [mix(tokens) for tokens in (1_000, 2_000, 4_000, 8_000, 16_000)]
+    if shape.vision is None:
+        loads = [replace(load, patches=0, squared_patches=0) for load in loads]
+    seconds = [step_time(shape, PLAIN, load, H200).seconds for load in loads]
+    assert seconds == sorted(seconds)
+    assert len(set(seconds)) == len(seconds)
+    speeds = [tokens_per_second(shape, PLAIN, load, H200) for load in loads]
+    assert speeds == sorted(speeds)
+
+
+def test_more_gpus_compute_no_faster_per_pass_but_add_up() -> None:
+    one, eight = (replace(PLAIN, gpus=gpus) for gpus in (1, 8))
+    load = mix(8_192)
+    alone, together = step_time(SHAPE, one, load, H200), step_time(SHAPE, eight, load, H200)
+    assert together.compute == alone.compute
+    assert alone.communication == 0
+    assert together.seconds >= alone.seconds
+    faster = tokens_per_second(SHAPE, eight, load, H200) / tokens_per_second(SHAPE, one, load, H200)
+    assert 4 < faster <= 8
+
+
+def test_communication_follows_what_is_sharded() -> None:
+    bare = replace(Coefficients(), overlap=0.0)
+
+    def exchanged(**changes: object) -> float:
+        setup = replace(PLAIN, **{"gpus": 8, **changes})  # type: ignore[arg-type]
+        return step_time(SHAPE, setup, mix(8_192), H200, bare, micro_steps=4).communication
+
+    assert exchanged() == pytest.approx(2 * 2 * SHAPE.parameters.total * 7 / 8 / H200.link_bandwidth)
+    assert exchanged(sharding="zero1") == exchanged()
+    assert exchanged(sharding="fsdp") == exchanged(sharding="zero3")
+    assert exchanged(sharding="zero3") > exchanged(sharding="zero2") > exchanged(sharding="zero1")
+    assert exchanged(method="lora", train_vision=False, train_connector=False) < 0.05 * exchanged()
+    assert exchanged(gpus=16) > 4 * exchanged(), "between nodes the network is the link"
+
+
+def test_communication_hides_behind_computing() -> None:
+    setup = replace(PLAIN, gpus=8)
+    open_, hidden = (
+        step_time(SHAPE, setup, mix(8_192), H200, replace(Coefficients(), overlap=overlap)) for overlap in (0.0, 0.5)
+    )
+    assert hidden.communication < open_.communication
+    assert hidden.compute == open_.compute
+
+
+def test_checkpointing_adds_about_a_third_of_the_computing() -> None:
+    load = mix(8_192)
+    plain, again = (step_time(SHAPE, setup, load, H200) for setup in (PLAIN, CHECKPOINTED))
+    assert 1.25 < again.compute / plain.compute < 1.34
+    assert 1.2 < again.seconds / plain.seconds < 1.34
+    flops, once = training_flops(SHAPE, CHECKPOINTED, load), forward_flops(SHAPE, load)
+    assert flops.recomputed == pytest.approx(once.total - once.head - once.connector, rel=0.01)
+
+
+def test_a_frozen_tower_and_adapters_are_cheaper() -> None:
+    load = mix(8_192)
+    full = step_time(SHAPE, PLAIN, load, H200)
+    frozen = step_time(SHAPE, replace(PLAIN, train_vision=False, train_connector=False), load, H200)
+    adapters = step_time(SHAPE, replace(PLAIN, method="lora", train_vision=False, train_connector=False), load, H200)
+    for part in ("compute", "memory_traffic"):
+        assert getattr(adapters, part) < getattr(frozen, part) < getattr(full, part)
+
+
+def test_micro_steps_share_one_optimizer_step() -> None:
+    setup = replace(PLAIN, optimizer="adamw", weights_dtype="fp32")
+    one, four = (step_time(SHAPE, setup, mix(8_192), H200, micro_steps=count) for count in (1, 4))
+    assert four.compute == pytest.approx(4 * one.compute)
+    assert four.overhead == pytest.approx(4 * one.overhead)
+    optimizer = 7 * 4 * SHAPE.parameters.total / H200.bandwidth
+    assert 4 * one.memory_traffic - four.memory_traffic == pytest.approx(3 * optimizer)
+
+
+def test_sharding_divides_the_optimizer() -> None:
+    def traffic(**changes: object) -> float:
+        setup = replace(PLAIN, **{"optimizer": "adamw", "gpus": 8, **changes})  # type: ignore[arg-type]
+        return step_time(SHAPE, setup, mix(8_192), H200).memory_traffic
+
+    saved = traffic() - traffic(sharding="zero1")
+    assert saved == pytest.approx(7 / 8 * 7 * 2 * SHAPE.parameters.total / H200.bandwidth)
+    assert traffic(optimizer="adamw_8bit") < traffic()
+
+
+def test_all_logits_move_more_than_supervised_ones() -> None:
+    load = mix(8_192)
+    chunked, whole = (step_time(SHAPE, replace(PLAIN, chunked_loss=chunked), load, H200) for chunked in (True, False))
+    rows = load.tokens - load.supervised_tokens
+    assert whole.memory_traffic - chunked.memory_traffic == pytest.approx(rows * 151936 * 24 / H200.bandwidth)
+    assert whole.compute > chunked.compute
+
+
+def test_trained_parameters() -> None:
+    counts = SHAPE.parameters
+    assert trained_parameters(SHAPE, PLAIN) == counts.total
+    assert trained_parameters(SHAPE, replace(PLAIN, train_vision=False)) == counts.total - counts.vision
+    adapters = replace(PLAIN, method="lora", lora_rank=8, train_vision=False, train_connector=False)
+    per_layer = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)
+    assert trained_parameters(SHAPE, adapters) == 28 * 8 * per_layer
+
+
+@pytest.mark.parametrize("setup", [PLAIN, CHECKPOINTED, replace(PLAIN, train_vision=False, chunked_loss=False)])
+def test_seconds_per_pack_are_those_of_the_step_without_optimizer(setup: TrainingSetup) -> None:
+    load = mix(8_192)
+    model = work_seconds(SHAPE, setup, H200, longest=load.longest)
+    predicted = model.of(
+        tokens=load.tokens,
+        squared_tokens=load.squared_tokens,
+        patches=load.patches,
+        squared_patches=load.squared_patches,
+        supervised_tokens=load.supervised_tokens,
+    )
+    step = step_time(SHAPE, setup, load, H200)
+    gradients = 2 * 3 * 2 * trained_parameters(SHAPE, setup) / H200.bandwidth  # adding them up, and the optimizer
+    assert model.unit == "seconds"
+    assert predicted == pytest.approx(step.seconds - gradients, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_gpu_gives_a_finite_time(name: str) -> None:
+    step = step_time(SHAPE, replace(TrainingSetup(), gpus=4), mix(8_192), find_gpu(name))
+    assert isinstance(step, StepTime)
+    assert 0.05 < step.seconds < 60
+
+
+def test_faster_gpus_are_faster() -> None:
+    order = ("t4", "a10", "a100-80", "h100", "h200", "b200")
+    speeds = [tokens_per_second(SHAPE, PLAIN, mix(8_192), find_gpu(name)) for name in order]
+    assert speeds == sorted(speeds)
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ConfigError, match="micro_steps"):
+        step_time(SHAPE, PLAIN, mix(8_192), H200, micro_steps=0)
+    with pytest.raises(ConfigError, match="matmul_efficiency"):
+        Coefficients(matmul_efficiency=1.5)

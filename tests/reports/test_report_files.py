@@ -1,0 +1,106 @@
+"""The folder of a study: whole or untouched, replaced when it is a study's, refused when it is somebody else's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import studies
+from PIL import Image
+from study_parts import Made
+
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.reports.files import FILES, write_study
+from packtrain.reports.samples import SampleChunk, Samples
+
+Written = tuple[Made, Path]
+
+
+class Failing:
+    """Samples that cannot be read to their end."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+
+    def chunks(self) -> Iterator[SampleChunk]:
+        yield from self._made.samples.chunks()
+        raise OSError("the disk is gone")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_file_is_there_and_nothing_else(written: Written) -> None:
+    assert set(contents(written[1])) == set(FILES)
+
+
+def test_figures_are_pictures_with_something_on_them(written: Written) -> None:
+    for name in ("token_distribution", "packing_efficiency"):
+        with Image.open(written[1] / "figures" / f"{name}.png") as image:
+            assert image.width >= 1200
+            assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50
+
+
+def test_same_study_gives_the_same_bytes(hostile: Written, tmp_path: Path) -> None:
+    made, out = hostile
+    again = write_study(made.study, made.samples, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(out)
+    assert again["report.html"] == tmp_path / "again" / "report.html"
+
+
+def test_an_earlier_study_is_replaced(tmp_path: Path) -> None:
+    made = studies.single()
+    write_study(made.study, made.samples, tmp_path)
+    write_study(replace(made.study, model="another"), made.samples, tmp_path)
+    assert set(contents(tmp_path)) == set(FILES)
+    assert json.loads((tmp_path / "recommendations.json").read_text())["about"]["model"] == "another"
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "figures/holiday.png", "report.html", "dataset_stats.json"])
+def test_a_folder_with_other_files_is_not_touched(name: str, tmp_path: Path) -> None:
+    made = studies.single()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"mine": true}')
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=name):
+        write_study(made.study, made.samples, tmp_path)
+    assert contents(tmp_path) == before
+    write_study(made.study, made.samples, tmp_path, overwrite=True)
+    after = contents(tmp_path)
+    assert set(after) == {*FILES, name}
+    assert name in FILES or after[name] == before[name], "what has another name is never deleted"
+
+
+def test_a_failure_leaves_the_earlier_study_as_it_was(tmp_path: Path) -> None:
+    made = studies.single()
+    write_study(made.study, made.samples, tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_study(replace(made.study, model="another"), Failing(made), tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+    made = studies.single()
+    write_study(made.study, made.samples, tmp_path)
+    (tmp_path / ".study.12345.tmp").mkdir()
+    (tmp_path / ".study.12345.tmp" / "sample_stats.jsonl").write_text("half a li")
+    write_study(made.study, made.samples, tmp_path)
+    assert set(contents(tmp_path)) == set(FILES)
+
+
+def test_samples_of_another_study_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="3,000 samples"):
+        write_study(studies.lvis(3000).study, studies.single().samples, tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    made = studies.single()
+    with pytest.raises(ConfigError, match="is a file"):
+        write_study(made.study, Samples(()), tmp_path / "out")

@@ -1,0 +1,77 @@
+"""recommended.yaml: comments explain, and what is loaded is exactly the config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import studies
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packtrain.advice.values import Reason
+from packtrain.reports.content import plain
+from packtrain.reports.yaml_text import config_text
+
+BASE = studies.single().study.recommendation
+TEXT = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        (
+            *studies.HOSTILE[:7],
+            *studies.HOSTILE[8:],
+            "yes",
+            "1e5",
+            "null",
+            "~",
+            "0x10",
+            "",
+            " a ",
+            "a: b",
+            "- x",
+            "# no",
+        )
+    ),
+)
+LEAF = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), TEXT)
+TREE = st.recursive(
+    LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(TEXT, TREE, max_size=5), st.lists(TEXT, min_size=1, max_size=3))
+def test_loads_back_to_the_config(config: dict[str, Any], remarks: list[str]) -> None:
+    reasons = tuple(
+        Reason(parameter=name, baseline=remarks[0], packing="", reason=remarks[-1]) for name in (*config, *remarks)
+    )
+    text = config_text(replace(BASE, config=config, reasons=reasons, verdict=remarks[0]), title=remarks)
+    assert yaml.safe_load(text) == (config or None)
+
+
+def test_every_derived_value_stands_under_its_reason() -> None:
+    recommendation = studies.lvis(3000).study.recommendation
+    lines = config_text(recommendation).splitlines()
+    assert len(recommendation.reasons) >= 3
+    for reason in recommendation.reasons:
+        key = reason.parameter.split(".")[-1]
+        at = next(at for at, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
+        comment: list[str] = []
+        while lines[at - 1].strip().startswith("#"):
+            at -= 1
+            comment.insert(0, lines[at].strip().removeprefix("# "))
+        assert " ".join(comment) == f"{reason.reason} (was {reason.baseline})"
+
+
+def test_values_of_other_types_become_plain_ones() -> None:
+    config = MappingProxyType({"a": np.int64(3), "b": (1, 2), "c": np.float32(0.5), "d": MappingProxyType({})})
+    text = config_text(replace(BASE, config=config))
+    assert yaml.safe_load(text) == plain(config) == {"a": 3, "b": [1, 2], "c": 0.5, "d": {}}
+
+
+def test_long_values_stay_on_their_line() -> None:
+    name = "word " * 500
+    assert yaml.safe_load(config_text(replace(BASE, config={"s": {"t": {"u": name}}}))) == {"s": {"t": {"u": name}}}
