@@ -1,15 +1,23 @@
-"""Seeded sizes of samples shaped like LVIS, the work of a small model on them, and checks that every packing must pass."""
+"""Seeded sizes of samples shaped like LVIS, the work of a small model on them, and what every packing must pass."""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from tables import write_table
 
 from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel
+from packtrain.plans.arrays import pack_matrix
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, EpochPacks, PackPlan
+
+KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none", "alike")
 
 # The shape of a model with two billion parameters.
 WORK = WorkModel(
@@ -39,6 +47,39 @@ def lvis_like(count: int, seed: int = 0, *, longest: int = 20_000) -> dict[str, 
 def lvis_table(folder: Path, count: int, seed: int = 0, **more: Any) -> CostTable:
     """A cost table of such samples."""
     return write_table(folder, {**lvis_like(count, seed), **more.pop("columns", {})}, **more)
+
+
+def made_plan(epochs: list[dict[str, Any]], **config: Any) -> PackPlan:
+    """A plan whose packs hold what `epochs` says; each pack has one entry."""
+    files = []
+    for columns in epochs:
+        count = len(columns["tokens"])
+        filled = {name: columns.get(name, np.zeros(count)) for name in PACK_SCHEMA.names}
+        filled |= {"end": np.arange(1, count + 1), "samples": columns.get("samples", np.ones(count))}
+        packs = pa.table([pa.array(filled[f.name]).cast(f.type) for f in PACK_SCHEMA], schema=PACK_SCHEMA)
+        files.append(EpochPacks(pa.table([pa.array(np.arange(count))], schema=ENTRY_SCHEMA), packs))
+    summary = {
+        "config": PackingConfig(**{"packing_length": 10**9, "epochs": len(files), **config}).describe(),
+        "inputs": {},
+        "packer_version": 1,
+        "work": asdict(WORK),
+        "epochs": [{"packs": file.num_packs, "entries": file.num_entries} for file in files],
+    }
+    return PackPlan(summary, files)
+
+
+def packed(kind: str, sizes: np.ndarray, capacities: np.ndarray, seed: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Packs by strategy; "alike" is best fit as plans use it."""
+    strategy = "best_fit" if kind == "alike" else kind
+    return pack_matrix(sizes, capacities, strategy, seed, "fast", alike=kind == "alike")
+
+
+def digest_of(kind: str, resources: int, seed: int | None) -> str:
+    """A short name of the packs that a strategy makes of 300 samples under one or two limits."""
+    columns = lvis_like(300, seed=7, longest=12_000)
+    sizes = np.stack([columns["tokens"], columns["patches"]][:resources], axis=1)
+    order, offsets = packed(kind, sizes, np.array([20_000, 16_000][:resources]), seed)
+    return hashlib.sha256(repr((order.tolist(), offsets.tolist())).encode()).hexdigest()[:16]
 
 
 def check_packs(order: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, capacities: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packtrain.advice.sweep import KEPT
 from packtrain.advice.values import Simulation
-from packtrain.advice.words import counted, gib, limits_text, percent
+from packtrain.advice.words import counted, gib, limits_text, percent, signed_percent, whole_percent
 
 MOST_DROPPED = 0.005  # share of the samples that a recommended packing may leave out
 TOLERATED = 0.25  # how far the samples of a step may move where that keeps GPUs busy that would be idle
@@ -72,7 +72,7 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int],
     dropped = percent(dropped_share(mine))
     text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted, the most"
     if len(tied) > 1:
-        text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted, within {TIE:.0%} of the most"
+        text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted, within {whole_percent(TIE)} of the most"
     text += (
         f" of the {len(fitting)} that fit, drop little and nearly keep the samples of a step "
         f"({gib(mine.memory_bytes)}, {dropped} dropped)"
@@ -114,10 +114,11 @@ def efficient(simulations: Sequence[Simulation], chosen: int) -> tuple[int, str]
     if not faster and not longer:
         return None
     if faster:
-        found = max(faster, key=lambda at: simulations[at].tokens_per_second)
+        found, why = max(faster, key=lambda at: simulations[at].tokens_per_second), "faster"
     else:
         found = max(longer, key=lambda at: (simulations[at].tokens_per_second, -simulations[at].packing_length))
-    return found, _compared(simulations[found], mine)
+        why = "nothing that fits is faster; this one is longer and leaves less out"
+    return found, f"{why}: {_compared(simulations[found], mine)}"
 
 
 def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | None = None) -> tuple[int, str] | None:
@@ -139,14 +140,14 @@ def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | 
         found = max(clearly, key=lambda at: simulations[at].tokens_per_second)
     else:
         found = min(kept, key=lambda at: simulations[at].memory_bytes)
-    return found, _compared(simulations[found], mine)
+    return found, f"less memory: {_compared(simulations[found], mine)}"
 
 
 def _compared(one: Simulation, mine: Simulation) -> str:
     """What another setting changes, in numbers."""
-    speed = one.tokens_per_second / mine.tokens_per_second - 1
+    speed = signed_percent(one.tokens_per_second / mine.tokens_per_second - 1)
     return (
-        f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed:+.1%}), "
+        f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed}), "
         f"fill {percent(one.fill)} (against {percent(mine.fill)}), "
         f"{gib(one.memory_bytes)} on the fullest GPU ({gib(mine.memory_bytes)}), "
         f"{counted(one.samples_dropped, 'sample')} dropped ({mine.samples_dropped:,}), "

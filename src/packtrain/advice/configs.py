@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from packtrain.advice.intervals import RATES, Intervals, derive_intervals
 from packtrain.advice.question import Question
 from packtrain.advice.room import Change
 from packtrain.advice.values import PaddedRun, Reason, Simulation
-from packtrain.advice.words import counted, gib, percent
+from packtrain.advice.words import counted, gib, percent, signed_percent
 from packtrain.costs.table import CostTable
 from packtrain.estimates.values import TrainingSetup
 
@@ -227,7 +226,7 @@ def _step_reasons(draft: Draft) -> list[Reason]:
             f"{before:,} samples",
             f"{counted(one.packs_per_step, 'pack')}",
             f"{one.samples_per_pack:.1f} samples per pack make {one.samples_per_step:,.0f} samples per step, "
-            f"where {before:,} were ({one.samples_per_step / before - 1:+.1%})",
+            f"where {before:,} were ({signed_percent(one.samples_per_step / before - 1)})",
         ),
         _reason(
             "num_train_epochs",
@@ -300,8 +299,3 @@ def _setup_reasons(draft: Draft) -> list[Reason]:
 
 def _reason(parameter: str, baseline: str, packing: str, reason: str) -> Reason:
     return Reason(parameter=parameter, baseline=baseline, packing=packing, reason=reason)
-
-
-def values_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All values of a config by name, sections dissolved."""
-    return {name: value for section in config.values() for name, value in section.items()}

@@ -13,7 +13,7 @@ from packtrain.advice.question import Question
 from packtrain.advice.recommend import Findings, described
 from packtrain.advice.sweep import KEPT, simulate
 from packtrain.advice.values import Simulation
-from packtrain.advice.words import counted, duration, gib, percent
+from packtrain.advice.words import counted, duration, gib, percent, signed_percent
 from packtrain.estimates.time import step_time
 from packtrain.plans.arrays import binding_resources
 from packtrain.plans.config import LIMITS, PackingConfig
@@ -29,6 +29,7 @@ def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
     return (
         *_room(found),
         *_overlong(question, config, one, found),
+        *_beyond_context(question, one),
         *_step(question, one),
         *_idle(question, one, passes),
         *_learning_rate(question, one),
@@ -76,14 +77,25 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     return [text]
 
 
+def _beyond_context(question: Question, one: Simulation) -> list[str]:
+    """A pack may be longer than the context, since positions start anew in every sample; a sample may not."""
+    context, longest = question.shape.language.context_length, one.worst.longest
+    if longest <= context:
+        return []
+    return [
+        f"The longest sample in a pack has {longest:,} tokens, more than the {context:,} that the model was made for: "
+        "cut such samples, or leave them out with max_sample_length."
+    ]
+
+
 def _step(question: Question, one: Simulation) -> list[str]:
     before = question.samples_per_step
-    change = one.samples_per_step / before - 1
+    moved = one.samples_per_step / before - 1
     found = []
-    if abs(change) >= KEPT:
+    if abs(moved) >= KEPT:
         found.append(
-            f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({change:+.0%}): a pack holds "
-            f"{one.samples_per_pack:.1f}, and a step has whole packs."
+            f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({signed_percent(moved)}): a pack "
+            f"holds {one.samples_per_pack:.1f}, and a step has whole packs."
         )
     if one.steps < _FEW_STEPS:
         found.append(f"An epoch has only {counted(one.steps, 'step')}: train more epochs, or fewer samples per step.")
@@ -192,7 +204,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
     gain = kept.tokens_per_second / found.chosen.tokens_per_second - 1
     return [
         f"Without gradient checkpointing {described(longest)} would need {gib(kept.memory_bytes)} and reach "
-        f"{kept.tokens_per_second:,.0f} real tokens/s ({gain:+.0%}): worth a trial, with less room for "
+        f"{kept.tokens_per_second:,.0f} real tokens/s ({signed_percent(gain)}): worth a trial, with less room for "
         "surprises."
     ]
 

@@ -12,7 +12,7 @@ from packtrain.advice.question import Question
 from packtrain.advice.room import Room
 from packtrain.advice.smaller_media import MediaOption
 from packtrain.advice.values import Alternative, PaddedRun, Recommendation, Simulation
-from packtrain.advice.words import duration, gib, limits_text, percent
+from packtrain.advice.words import duration, gib, limits_text, percent, whole_percent
 from packtrain.costs.table import CostTable
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
@@ -105,11 +105,13 @@ def rule_of_thumb(found: Findings) -> str:
     share = found.mean_tokens / found.chosen.packing_length
     text = f"The mean sample has {found.mean_tokens:,.0f} tokens, {percent(share)} of {found.chosen.packing_length:,}: "
     if share > HELPS_LITTLE:
-        text += f"above {HELPS_LITTLE:.0%}, so by the rule of thumb packing does not help."
+        text += f"above {whole_percent(HELPS_LITTLE)}, so by the rule of thumb packing does not help."
     elif share < HELPS:
-        text += f"below {HELPS:.0%}, so by the rule of thumb packing helps."
+        text += f"below {whole_percent(HELPS)}, so by the rule of thumb packing helps."
     else:
-        text += f"between {HELPS:.0%} and {HELPS_LITTLE:.0%}, where the rule of thumb says nothing."
+        text += (
+            f"between {whole_percent(HELPS)} and {whole_percent(HELPS_LITTLE)}, where the rule of thumb says nothing."
+        )
     return (
         f"{text} Measured: {percent(found.waste('random'))} of what random batches of "
         f"{found.padded[0].batch_size} compute is padding, {percent(found.waste('by_length'))} when grouped by length; "

@@ -15,6 +15,7 @@ from packtrain.advice.words import gib
 from packtrain.estimates.values import Load, TrainingSetup
 
 _LIMIT_STEP = 1_024  # patches: a limit that reads well
+_FREE = {"chunked_loss", "attention"}  # options that have no price
 _DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer patches in a pack
 
 
@@ -113,9 +114,9 @@ def _ladder(setup: TrainingSetup, worst: Load) -> list[tuple[dict[str, Any], str
 def _without_spare(
     question: Question, kept: Sequence[Simulation], taken: list[tuple[dict[str, Any], str]]
 ) -> tuple[TrainingSetup, list[tuple[dict[str, Any], str]]]:
-    """Leave out, the most costly first, what is not needed."""
+    """Leave out, the most costly first, what is not needed; what costs nothing stays."""
     needed = list(taken)
-    for one in reversed(taken):
+    for one in [one for one in reversed(taken) if not _FREE & one[0].keys()]:
         fewer = [other for other in needed if other is not one]
         if _any_fits(question, kept, _applied(question.setup, fewer)):
             needed = fewer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ParamSpec
@@ -9,11 +10,10 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from packtrain.advice.baseline import Baseline
-from packtrain.advice.choice import acceptable, choose
+from packtrain.advice.choice import Choice, acceptable, choose
 from packtrain.advice.hints import hints
 from packtrain.advice.memory_report import memory_report
 from packtrain.advice.padding import padded_runs, same_kernel_seconds
-from packtrain.advice.passes import Passes
 from packtrain.advice.question import Question, packing_from
 from packtrain.advice.recommend import Findings, recommend
 from packtrain.advice.room import Room, make_room
@@ -93,64 +93,92 @@ def study_outcome(
         time=time,
         memory=memory,
     )
-    tried = _lengths(lengths, packing, rows, shape)
     progress(Progress(0, 1, "reading"))
-    dataset = dataset_stats(table)
+    tried = _lengths(lengths, packing, rows, shape)
+    question, simulations, room = _swept(question, tried, limits, progress)
+    chosen = choose(simulations, question.samples_per_step)
+    config = _config(question, simulations[chosen.simulation])
+    progress(Progress(0, 1, f"packing {config.packing_length:,}"))
+    plan = build_plan(table, config, work_seconds(shape, question.setup, gpu, time))
+    findings = _findings(question, table, simulations, chosen, room, plan)
+    progress(Progress(0, 1, "memory"))
+    return StudyOutcome(_study(findings, plan), plan)
+
+
+def _swept(
+    question: Question,
+    lengths: Sequence[int],
+    limits: Sequence[Mapping[str, int]],
+    progress: Callable[[Progress], None],
+) -> tuple[Question, tuple[Simulation, ...], Room | None]:
+    """The sweep; where nothing fits, once more with options that make room."""
 
     def swept(one: Question, sets: Sequence[Mapping[str, int]]) -> tuple[Simulation, ...]:
-        return sweep(one, tried, sets, lambda done, total, doing: progress(Progress(done, total, doing)))
+        return sweep(one, lengths, sets, lambda done, total, doing: progress(Progress(done, total, doing)))
 
     simulations = swept(question, limits)
-    room: Room | None = None
-    wanted = question.samples_per_step
-    if not any(simulations[at].fits for at in acceptable(simulations, wanted)):
-        room = make_room(question, simulations)
-        question = replace(question, setup=room.setup)
-        simulations = swept(question, (*limits, *room.limits))
-    choice = choose(simulations, wanted)
-    chosen = simulations[choice.simulation]
-    config = _config(question, chosen)
-    progress(Progress(0, 1, f"packing {config.packing_length:,}"))
+    if any(simulations[at].fits for at in acceptable(simulations, question.samples_per_step)):
+        return question, simulations, None
+    room = make_room(question, simulations)
+    question = replace(question, setup=room.setup)
+    return question, swept(question, (*limits, *room.limits)), room
+
+
+def _findings(
+    question: Question,
+    table: CostTable,
+    simulations: tuple[Simulation, ...],
+    choice: Choice,
+    room: Room | None,
+    plan: PackPlan,
+) -> Findings:
+    """Everything that the recommendation is made from, beside the sweep."""
+    at = choice.simulation
+    config = _config(question, simulations[at])
     packed = pack_rows(question, config)
-    work = work_seconds(shape, question.setup, gpu, time, longest=chosen.worst.longest)
-    plan = build_plan(table, config, work)
-    passes = plan_passes(plan)
-    if rows.scale != 1:
-        chosen = _of_whole_plan(question, chosen, plan, passes)
-        simulations = (*simulations[: choice.simulation], chosen, *simulations[choice.simulation + 1 :])
-    findings = Findings(
+    if question.rows.scale != 1:
+        whole = _of_whole_plan(question, simulations[at], plan)
+        simulations = (*simulations[:at], whole, *simulations[at + 1 :])
+    return Findings(
         question=question,
         table=table,
         simulations=simulations,
         choice=choice,
         padded=padded_runs(question, packed.samples, packed.dropped),
-        gain=same_kernel_seconds(question, packed.samples) / chosen.seconds,
+        gain=same_kernel_seconds(question, packed.samples) / simulations[at].seconds,
         mean_tokens=float(packed.samples["tokens"].mean()),
         room=room,
-        media=smaller_media(question, table, config, chosen),
+        media=smaller_media(question, table, config, simulations[at]),
     )
-    progress(Progress(0, 1, "memory"))
-    study = Study(
+
+
+def _study(found: Findings, plan: PackPlan) -> Study:
+    """The findings as the value that is rendered."""
+    question, table, passes = found.question, found.table, plan_passes(plan)
+    dataset = dataset_stats(table)
+    ledger = (
+        Counter(dataset.measured_ledger) + Counter(table.dropped.values()) + Counter(plan.summary["ledger"]["reasons"])
+    )
+    return Study(
         costs=str(table.folder),
-        model=model,
-        model_type=shape.model_type,
-        parameters=shape.parameters.total,
-        gpu=gpu.name,
-        gpus=setup.gpus,
+        model=question.model,
+        model_type=question.shape.model_type,
+        parameters=question.shape.parameters.total,
+        gpu=question.gpu.name,
+        gpus=question.setup.gpus,
         epochs=question.epochs,
         setup=asdict(question.setup),
         baseline=_baseline(question),
         dataset=dataset,
-        padded=tuple(findings.padded),
-        simulations=simulations,
-        recommendation=recommend(findings, hints(findings, passes)),
-        memory=memory_report(findings, plan, passes),
+        padded=tuple(found.padded),
+        simulations=tuple(found.simulations),
+        recommendation=recommend(found, hints(found, passes)),
+        memory=memory_report(found, plan, passes),
         balance=balance_rows(plan),
         picture=picture(plan, table),
-        ledger={**dataset.measured_ledger, **plan.summary["ledger"]["reasons"]},
+        ledger=dict(ledger),
         notes=_notes(question, table),
     )
-    return StudyOutcome(study, plan)
 
 
 def _study_of(function: Callable[P, StudyOutcome]) -> Callable[P, Study]:
@@ -203,9 +231,9 @@ def _config(question: Question, chosen: Simulation) -> PackingConfig:
     )
 
 
-def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan, passes: Passes) -> Simulation:
+def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simulation:
     """The chosen simulation, which was made on a part of the rows, with the numbers of all of them."""
-    counts = plan.summary["epochs"][0]
+    counts, passes = plan.summary["epochs"][0], plan_passes(plan)
     worst = passes.worst()
     memory = question.memory_of(worst).total
     seconds = question.clock.epoch_of_packs(passes, one.packs_per_step, question.seed)

@@ -25,6 +25,24 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %" if abs(share) < 0.005 else f"{100 * share:.1f} %"
 
 
+def whole_percent(share: float) -> str:
+    """A share that is a round number.
+
+    >>> whole_percent(0.7)
+    '70 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def signed_percent(share: float) -> str:
+    """By how much something grows or shrinks.
+
+    >>> signed_percent(0.046), signed_percent(-0.25)
+    ('+4.6 %', '-25.0 %')
+    """
+    return f"{100 * share:+.1f} %"
+
+
 def duration(seconds: float) -> str:
     """A time that one waits for.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from packtrain.app.config_keys import ALIASES, PROCESSOR_KEYS, SECTION_ALIASES, SECTIONS
+from packtrain.app.config_keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTION_ALIASES, SECTIONS
+from packtrain.app.config_yaml import read_yaml
 from packtrain.core.errors import ConfigError, nearest
 
 _MOST_EXTENDS = 16
@@ -26,118 +26,190 @@ class RunConfig:
     notes: tuple[str, ...] = ()  # names of other systems that were understood, and what they mean here
 
 
-def load_config(path: str | Path) -> RunConfig:
-    """Read a config and the files it extends."""
-    merged: dict[str, dict[str, Any]] = {}
-    notes: list[str] = []
-    problems: list[str] = []
-    for file in reversed(_chain(Path(path))):
-        sections = _sections(file, _read(file), notes, problems)
-        for section, values in sections.items():
-            merged.setdefault(section, {}).update(values)
-    _check_values(merged, problems)
-    if problems:
-        indent = "\n            "
-        raise ConfigError(str(path), got=indent.join(problems), expected="a config of a run", fix="correct these lines")
-    return RunConfig(**merged, notes=tuple(dict.fromkeys(notes)))
+@dataclass(frozen=True, slots=True)
+class _Understood:
+    """A key that was written otherwise than by our own name in its own section."""
+
+    at: str
+    home: str
+    name: str
+    brings: Mapping[str, object]
 
 
-def _chain(path: Path) -> list[Path]:
-    """The file and those it extends, nearest first."""
-    found = [path]
-    while True:
-        below = _read(found[-1]).get("extends")
-        if below is None:
-            return found
-        if not isinstance(below, str):
-            raise ConfigError(f"{found[-1]}: extends", got=repr(below), expected="the path of another config")
-        found.append(found[-1].parent / below)
-        if found[-1].resolve() in {one.resolve() for one in found[:-1]} or len(found) > _MOST_EXTENDS:
-            raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, found)), expected="a chain that ends")
+@dataclass(slots=True)
+class _Reading:
+    """What has been read of one file and of those it extends."""
 
+    merged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sections: dict[str, str] = field(default_factory=dict)  # other names of sections
+    understood: list[_Understood] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(str(path), got=f"{type(error).__name__}: {error}", expected="a YAML file") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(str(path), got=f"a {type(content).__name__}", expected="sections model, data, training")
-    return content
-
-
-def _sections(
-    file: Path, content: Mapping[str, Any], notes: list[str], problems: list[str]
-) -> dict[str, dict[str, Any]]:
-    """The content by section and by our own names."""
-    found: dict[str, dict[str, Any]] = {}
-    written: dict[tuple[str, str], str] = {}
-    for name, value in content.items():
-        section = SECTION_ALIASES.get(str(name), str(name))
-        if name == "extends":
-            continue
-        if section in SECTIONS:
+    def file(self, name: str, content: Mapping[Any, Any]) -> None:
+        """One file, over what it extends."""
+        found = _File(name=name, reading=self)
+        for key, value in content.items():
+            section = SECTION_ALIASES.get(str(key), str(key))
+            if key == "extends":
+                continue
+            if section not in SECTIONS:
+                found.place(None, str(key), value, written=str(key))
+                continue
             if section == "model" and isinstance(value, str):
                 value = {"model_name_or_path": value}
             if not isinstance(value, Mapping):
                 if value is not None:
-                    problems.append(f"{file.name}: {name}: {type(value).__name__} instead of a section")
+                    self.problems.append(f"{name}: {key}: {type(value).__name__} instead of a section")
                 continue
-            if section != name:
-                notes.append(f"section {name} is {section}")
-            for key, given in value.items():
-                _place(file, section, str(key), given, found, written, notes, problems)
-        else:
-            _place(file, None, str(name), value, found, written, notes, problems)
+            if section != key:
+                self.sections[str(key)] = section
+            for inner, given in value.items():
+                found.place(section, str(inner), given, written=f"{key}.{inner}")
+        for home, values in found.finished().items():
+            self.merged.setdefault(home, {}).update(values)
+
+    def notes(self) -> tuple[str, ...]:
+        """How names were understood; what they bring along is said only where it has not been overruled."""
+        found = [f"section {name} is {section}" for name, section in self.sections.items()]
+        for one in self.understood:
+            values = self.merged.get(one.home, {})
+            kept = [f"{other}: {given}" for other, given in one.brings.items() if values.get(other) == given]
+            found.append(", ".join([f"{one.at} is {one.home}.{one.name}", *kept]))
+        return tuple(dict.fromkeys(found))
+
+
+@dataclass(slots=True)
+class _File:
+    """The keys of one file, each put where it belongs."""
+
+    name: str
+    reading: _Reading
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    written: dict[tuple[str, str], str] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)  # of media, that stand outside processor_config
+
+    def place(self, section: str | None, key: str, value: Any, written: str) -> None:
+        """Put one key where it belongs; flat keys and keys of a neighbouring section find their own."""
+        at = _short(written)
+        name, brings = ALIASES.get(key, (key, {}))
+        if key == "filter_overlong":
+            if not isinstance(value, bool):
+                self._problem(f"{at}: {_brief(value)} instead of true or false")
+                return
+            name, value = "overlong", "drop" if value else "error"
+            brings = {"overlong": value}
+        if name in PROCESSOR_KEYS:
+            self._media_limit(at, name, value)
+            return
+        homes = [home for home, keys in SECTIONS.items() if name in keys]
+        home = section if section in homes else (homes[0] if homes else None)
+        if home is None:
+            self._unknown(section, key, at)
+            return
+        if (home, name) in self.written:
+            self._problem(f"{at} and {self.written[home, name]} are the same setting")
+            return
+        self.written[home, name] = at
+        if (section, key) != (home, name):
+            self.reading.understood.append(_Understood(at, home, name, brings))
+        self.values.setdefault(home, {})[name] = value
+        for other, given in brings.items():
+            if (home, other) not in self.written:
+                self.values[home][other] = given
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """All values, with the limits of media in their section, over those of the files that are extended."""
+        data = self.values.setdefault("data", {})
+        given = data.get("processor_config") or {}
+        if self.limits and given:
+            self._problem(f"{', '.join(self.limits)} beside data.processor_config, where they belong")
+        elif isinstance(given, Mapping) and (self.limits or given):
+            below = self.reading.merged.get("data", {}).get("processor_config")
+            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **self.limits}
+        return self.values
+
+    def _media_limit(self, at: str, name: str, value: Any) -> None:
+        if name in self.limits:
+            self._problem(f"{at}: {name} is set twice")
+        self.limits[name] = value
+        self.reading.understood.append(_Understood(at, "data.processor_config", name, {}))
+
+    def _unknown(self, section: str | None, key: str, at: str) -> None:
+        known = SECTIONS[section] if section else tuple(name for keys in SECTIONS.values() for name in keys)
+        hint = nearest(key[:100], [*known, *ALIASES, *PROCESSOR_KEYS, *SECTIONS, *SECTION_ALIASES])
+        self._problem(f"{at}: unknown key. {hint}".rstrip())
+
+    def _problem(self, text: str) -> None:
+        self.reading.problems.append(f"{self.name}: {text}")
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """Read a config and the files it extends."""
+    reading = _Reading()
+    for file, content in reversed(_chain(Path(path))):
+        reading.file(file.name, content)
+    # A key without a value is not set; over a file that is extended it takes the setting back.
+    merged = {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in reading.merged.items()
+    }
+    problems = [*reading.problems, *_wrong_values(merged)]
+    if problems:
+        indent = "\n            "
+        raise ConfigError(str(path), got=indent.join(problems), expected="a config of a run", fix="correct these lines")
+    return RunConfig(**merged, notes=reading.notes())
+
+
+def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:
+    """The file and those it extends, nearest first."""
+    found = [(path, read_yaml(path))]
+    while (below := found[-1][1].get("extends")) is not None:
+        here = found[-1][0]
+        if not isinstance(below, str):
+            raise ConfigError(f"{here}: extends", got=_brief(below), expected="the path of another config")
+        paths = [*(one for one, _ in found), here.parent / below]
+        if paths[-1].resolve() in {one.resolve() for one in paths[:-1]} or len(paths) > _MOST_EXTENDS:
+            raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
+        found.append((paths[-1], read_yaml(paths[-1])))
     return found
 
 
-def _place(
-    file: Path,
-    section: str | None,
-    key: str,
-    value: Any,
-    found: dict[str, dict[str, Any]],
-    written: dict[tuple[str, str], str],
-    notes: list[str],
-    problems: list[str],
-) -> None:
-    """Put one key where it belongs; flat keys and keys of a neighbouring section find their own."""
-    at = f"{section}.{key}" if section else key
-    name, brings = ALIASES.get(key, (key, {}))
-    if key == "filter_overlong":
-        name, value = "overlong", "drop" if value else "error"
-    homes = [home for home, keys in SECTIONS.items() if name in keys]
-    home = section if section in homes else (homes[0] if homes else None)
-    if home is None:
-        known = SECTIONS[section] if section else tuple(key for keys in SECTIONS.values() for key in keys)
-        hint = nearest(key, [*known, *ALIASES, *SECTIONS])
-        problems.append(f"{file.name}: {at}: unknown key. {hint}".rstrip())
-        return
-    if (home, name) in written and written[home, name] != at:
-        problems.append(f"{file.name}: {at} and {written[home, name]} are the same setting")
-        return
-    written[home, name] = at
-    if at != f"{home}.{name}":
-        extra = "".join(f", {other}: {given}" for other, given in brings.items())
-        notes.append(f"{at} is {home}.{name}" + (f" ({name}: {value})" if key == "filter_overlong" else extra))
-    found.setdefault(home, {})[name] = value
-    for other, given in brings.items():
-        if (home, other) not in written:
-            found[home].setdefault(other, given)
-
-
-def _check_values(merged: Mapping[str, Mapping[str, Any]], problems: list[str]) -> None:
-    """Values whose shape is known without the stage that uses them; the stages check the rest."""
-    data = merged.get("data", {})
-    for name in ("packing", "eval_packing", "packing_drop_last", "shuffle", "add_eos", "repack_each_epoch"):
-        if name in data and not isinstance(data[name], bool):
-            problems.append(f"data.{name}: {data[name]!r} instead of true or false")
-    limits = data.get("processor_config")
-    if limits is not None and not isinstance(limits, Mapping):
-        problems.append(f"data.processor_config: {type(limits).__name__} instead of a section")
-    for name in limits if isinstance(limits, Mapping) else ():
+def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Values that cannot be what the key means; the stages check the rest."""
+    found = []
+    for section, values in merged.items():
+        for name, value in values.items():
+            kind = KINDS.get(name)
+            if kind is not None and not _is(kind, value):
+                found.append(f"{section}.{name}: {_brief(value)} instead of {kind}")
+    limits = merged.get("data", {}).get("processor_config", {})
+    if not isinstance(limits, Mapping):
+        return [*found, f"data.processor_config: {type(limits).__name__} instead of a section"]
+    for name, value in limits.items():
         if name not in PROCESSOR_KEYS:
-            problems.append(f"data.processor_config.{name}: unknown key. {nearest(str(name), PROCESSOR_KEYS)}".rstrip())
+            hint = nearest(str(name)[:100], PROCESSOR_KEYS)
+            found.append(f"data.processor_config.{_short(str(name))}: unknown key. {hint}".rstrip())
+        elif value is not None and not (_is("a number", value) and value > 0):
+            found.append(f"data.processor_config.{name}: {_brief(value)} instead of a number above zero")
+    return found
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == "true or false":
+        return isinstance(value, bool)
+    if kind == "a word":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if kind == "a positive whole number":
+        return isinstance(value, int) and value > 0
+    return math.isfinite(value) and value >= 0
+
+
+def _brief(value: Any) -> str:
+    """A value in a message; what references in the file can blow up to any size is only named."""
+    return _short(repr(value)) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else text[:99] + "…"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from packtrain.core.values import MediaLimits
-from packtrain.plans.config import PackingConfig
+from packtrain.plans.config import LIMITS, PackingConfig
 
 # What a PackingConfig takes from elsewhere: epochs and steps are training's, one seed serves all.
 _PACKING = tuple(f.name for f in fields(PackingConfig) if f.name not in ("epochs", "packs_per_step", "seed"))
@@ -18,7 +18,7 @@ DATA_KEYS = (
     *("dataset_path", "eval_path", "dataset_type", "dataset_format", "media_root", "processor_config", "schema"),
     *("packing", *_PACKING, "balance", "eval_packing", "max_sample_length", "max_images_per_sample"),
     *("max_samples", "max_eval_samples", "loss_on", "add_eos", "formatting", "object_ordering", "emit_norm"),
-    *("cache_dir",),
+    *("coord_tokens", "cache_dir"),
 )
 OWN_TRAINING_KEYS = (
     *("vit_lr", "aligner_lr", "effective_batch_size", "effective_batch_unit", "packs_per_step", "save_delay_steps"),
@@ -59,6 +59,43 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 SECTION_ALIASES: Mapping[str, str] = {"dataset": "data", "custom": "data"}
 PROCESSOR_KEYS = MediaLimits.__slots__
+# What a value must be. Keys that are not named here are checked by the stage that uses them.
+KINDS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("packing", "eval_packing", "packing_drop_last", "shuffle", "add_eos", "repack_each_epoch"),
+            *("train_vision", "train_connector", "train_language", "gradient_checkpointing", "group_by_length"),
+            *("vision_checkpointing", "chunked_loss"),
+        ),
+        "true or false",
+    ),
+    **dict.fromkeys(
+        (
+            *LIMITS,
+            *("packing_window", "packing_buffer", "max_sample_length", "max_images_per_sample", "max_samples"),
+            *("max_eval_samples", "lora_rank", "per_device_train_batch_size", "per_device_eval_batch_size"),
+            *("gradient_accumulation_steps", "effective_batch_size", "packs_per_step", "loss_chunk"),
+            "vision_batch_patches",
+        ),
+        "a positive whole number",
+    ),
+    **dict.fromkeys(
+        (
+            *("learning_rate", "vit_lr", "aligner_lr", "weight_decay", "warmup_ratio", "warmup_steps", "eval_steps"),
+            *("save_steps", "save_delay_steps", "logging_steps", "num_train_epochs", "packing_min_fill_ratio", "seed"),
+            *("lora_alpha", "lora_dropout"),
+        ),
+        "a number",
+    ),
+    **dict.fromkeys(
+        (
+            *("model_name_or_path", "method", "dtype", "packing_strategy", "effort", "overlong", "balance", "loss_on"),
+            *("object_ordering", "emit_norm", "optim", "sharding", "attention", "effective_batch_unit"),
+            *("loss_weighting", "cache_dir"),
+        ),
+        "a word",
+    ),
+}
 # Other systems' names: what they are called here, and what else they bring along.
 ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "model_name": ("model_name_or_path", {}),
@@ -76,4 +113,8 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "eval_dataset_path": ("eval_path", {}),
     "train_jsonl": ("dataset_path", {}),
     "batch_size": ("per_device_train_batch_size", {}),
+    "lr_language_backbone": ("learning_rate", {}),
+    "lr_vision_backbone": ("vit_lr", {}),
+    "lr_mp": ("aligner_lr", {}),
+    "optimizer": ("optim", {}),
 }

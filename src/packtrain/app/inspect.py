@@ -29,7 +29,7 @@ class PackedSample:
     vision_tokens: int
     images: int
     patches: int
-    supervised_tokens: int
+    supervised_tokens: int  # of a piece: in proportion, as the plan has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +39,9 @@ class Place:
     epoch: int
     pack: int
     row: int
-    start: int
-    tokens: int
+    start: int  # first token that is used
+    tokens: int  # used in this pack
+    whole: bool  # neither truncated nor split
 
 
 def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
@@ -53,7 +54,9 @@ def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPl
         if costs is not None:
             raise
         raise ArtifactError(
-            str(folder), got="no cost table where the plan was made from", fix="name its folder with --costs"
+            str(folder),
+            got=f"not the cost table that the plan was made from ({error.got})",
+            fix="name its folder with --costs",
         ) from error
     limits = found.summary["inputs"]["limits"]
     table = table.with_limits(**limits) if limits else table
@@ -73,7 +76,8 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
     for row, start, used in zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True):
         at = int(np.searchsorted(rows, row))
         values = {name: columns[name][at] for name in _SHOWN}
-        first = start == 0
+        first, whole = start == 0, int(values["tokens"])
+        used = whole if used < 0 else used
         found.append(
             PackedSample(
                 row=row,
@@ -81,11 +85,11 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
                 source=str(values["source"]),
                 origin=str(values["origin"]),
                 start=start,
-                tokens=int(values["tokens"]) if used < 0 else used,
+                tokens=used,
                 vision_tokens=int(values["image_tokens"] + values["video_tokens"]) * first,
                 images=int(values["images"]) * first,
                 patches=int(values["patches"]) * first,
-                supervised_tokens=int(values["supervised_tokens"]),
+                supervised_tokens=int(values["supervised_tokens"]) * used // whole,
             )
         )
     return found
@@ -97,6 +101,7 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[Place
     if not len(rows):
         close = nearest(name, [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]])
         raise ConfigError("--sample", got=name, expected="the id of a measured sample", fix=close)
+    lengths = dict(zip(rows.tolist(), table.rows(("tokens",), rows)["tokens"].tolist(), strict=True))
     found = []
     for epoch in range(plan.num_epochs):
         packs = plan.epoch(epoch)
@@ -104,12 +109,15 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[Place
             number = int(np.searchsorted(packs.ends, entry, side="right"))
             pack = packs.pack(number)
             at = entry - int(packs.offsets[number])
+            row, used = int(pack.rows[at]), int(pack.tokens[at])
+            whole = used < 0 or used == lengths[row]
             place = Place(
                 epoch=epoch,
                 pack=number,
-                row=int(pack.rows[at]),
+                row=row,
                 start=int(pack.starts[at]),
-                tokens=int(pack.tokens[at]),
+                tokens=lengths[row] if used < 0 else used,
+                whole=whole,
             )
             found.append(place)
     return found, rows.tolist()

@@ -58,17 +58,20 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
     try:
         shape = read_shape(model)
     except PacktrainError as error:
-        return GENERIC_WORK, f"a generic shape ({str(error).splitlines()[0]})"
+        return GENERIC_WORK, f"a generic shape: {error.where} cannot be read"
     return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
 
 
 def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
     plan = PackPlan.load(folder)
-    names = ("config", "inputs", "packer_version", "work")
-    wanted: dict[str, Any] = dict(
-        zip(names, (config.describe(), inputs_of(table), PACKER_VERSION, asdict(work)), strict=True)
-    )
-    changed = differences({name: plan.summary[name] for name in names}, wanted)
+    wanted: dict[str, Any] = {
+        "config": config.describe(),
+        "inputs": inputs_of(table),
+        "packer_version": PACKER_VERSION,
+    }
+    if work is not GENERIC_WORK:  # a model that has been deleted since does not change the packs
+        wanted["work"] = asdict(work)
+    changed = differences({name: plan.summary[name] for name in wanted}, wanted)
     if changed:
         raise ArtifactError(
             str(folder),

@@ -19,25 +19,31 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.costs.table import CostTable
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import read_shape
-from packtrain.estimates.values import TrainingSetup
+from packtrain.estimates.values import ModelShape, TrainingSetup
 from packtrain.models.tiny import resolve
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.overlong import fit_pieces
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.resources import samples_of
-from packtrain.reports.files import write_study
+from packtrain.reports.files import check_place, write_study
 from packtrain.reports.samples import NUMBERS, SampleChunk
 
 _CHUNK = 1 << 18  # samples whose lines are written together
+# What an optimizer keeps of every parameter, by the trainer's names; multimodal is AdamW with a rate for each module.
 _OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "adamw_8bit": "adamw_8bit",
-    "paged_adamw_8bit": "adamw_8bit",
+    **dict.fromkeys(
+        (
+            *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "paged_adamw_32bit"),
+            *("stable_adamw", "multimodal"),
+        ),
+        "adamw",
+    ),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "adamw_8bit"),
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
+# Kernels that skip padding and keep no scores, whatever their names.
+_ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "flex"), "varlen")
 # How a config of a run says what a study calls otherwise.
 _BASELINE = {
     "per_device_train_batch_size": "per_device_batch_size",
@@ -75,7 +81,7 @@ def plan(
     limits: Mapping[str, Sequence[int]] | None = None,
     setup: Mapping[str, Any] | None = None,
     baseline: Mapping[str, Any] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     overwrite: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Planned:
@@ -84,28 +90,69 @@ def plan(
     `limits` maps settings such as max_images_per_pack to the values to try beside no limit; `setup` and `baseline`
     override what the config says about the packed run and about the padded one that it replaces.
     """
-    table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     run = load_config(config) if config is not None else RunConfig()
-    name = model or run.model.get("model_name_or_path") or table.summary["inputs"].get("request", {}).get("model")
-    if not name:
-        raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
-    shape = read_shape(resolve(str(name), cache_dir() / "models"))
-    chosen_gpu = find_gpu(gpu)
+    measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
+    table, relimited = _under_limits(measured, run)
+    name, shape = _model(table, model or run.model.get("model_name_or_path"))
+    check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     outcome = study_outcome(
         table,
         shape=shape,
-        model=str(name),
-        gpu=chosen_gpu,
+        model=name,
+        gpu=find_gpu(gpu),
         setup=_setup(run, gpus, setup or {}),
         baseline=_baseline(run, baseline or {}),
         lengths=lengths,
         limits=_limit_sets(limits or {}),
-        seed=seed,
+        seed=run.training.get("seed", 0) if seed is None else seed,
         packing=_packing(run),
         progress=progress,
     )
     files = write_study(outcome.study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
-    return Planned(study=outcome.study, files=files, notes=run.notes)
+    notes = (*run.notes, *relimited, *_family_note(table, shape), *_epochs_note(run, outcome.study))
+    return Planned(study=outcome.study, files=files, notes=notes)
+
+
+def _model(table: CostTable, given: str | None) -> tuple[str, ModelShape]:
+    """The model's name and shape; the one that was measured for, where none is given."""
+    name = given or str(table.summary["inputs"].get("request", {}).get("model", ""))
+    if not name:
+        raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
+    try:
+        return name, read_shape(resolve(name, cache_dir() / "models"))
+    except ConfigError as error:
+        if given:
+            raise
+        raise ConfigError(
+            f"the model that was measured for, {name!r}",
+            got=error.got,
+            expected=error.expected,
+            fix="name a model with --model",
+        ) from None
+
+
+def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
+    """The costs under the config's own media limits, where the dataset was measured under others."""
+    measured = {**table.summary["inputs"].get("request", {}).get("limits", {}), **table.limits.given()}
+    wanted = {name: value for name, value in run.data.get("processor_config", {}).items() if value is not None}
+    changed = {name: value for name, value in wanted.items() if measured.get(name) != value}
+    if not changed:
+        return table, ()
+    said = ", ".join(f"{name} {value}" for name, value in changed.items())
+    return table.with_limits(**changed), (f"costs are computed anew for the config's {said}",)
+
+
+def _family_note(table: CostTable, shape: ModelShape) -> tuple[str, ...]:
+    """Counts of tokens are exact for one family only."""
+    measured = table.summary["inputs"].get("settings", {}).get("model_type", shape.model_type)
+    if measured == shape.model_type:
+        return ()
+    return (f"the costs were measured for {measured}, the model is {shape.model_type}: its token counts differ",)
+
+
+def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
+    given = run.training.get("num_train_epochs", study.epochs)
+    return () if given == study.epochs else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
 
 
 def _setup(run: RunConfig, gpus: int, given: Mapping[str, Any]) -> TrainingSetup:
@@ -117,7 +164,9 @@ def _setup(run: RunConfig, gpus: int, given: Mapping[str, Any]) -> TrainingSetup
     if model.get("dtype") in ("float32", "fp32"):
         found["weights_dtype"] = "fp32"
     if "optim" in training:
-        found["optimizer"] = _optimizer(str(training["optim"]))
+        found["optimizer"] = _optimizer(training["optim"])
+    if "attention" in found:
+        found["attention"] = _ATTENTION.get(found["attention"], found["attention"])
     if training.get("fsdp"):
         found.setdefault("sharding", "fsdp")
     return TrainingSetup(**{**found, **_known("setup", given, TrainingSetup)})
@@ -132,11 +181,14 @@ def _optimizer(name: str) -> str:
 def _baseline(run: RunConfig, given: Mapping[str, Any]) -> Baseline:
     """The padded run that is compared with."""
     found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
-    for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps"):
-        if isinstance(found.get(name), float):  # a share of all steps, as the trainer allows
-            share = found.pop(name)
-            if name == "warmup_steps" and share < 1:
-                found["warmup_ratio"] = share
+    for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
+        value = found.get(name)
+        if isinstance(value, float) and value < 1:  # a share of all steps, as the trainer allows
+            found.pop(name)
+            if name == "warmup_steps":
+                found["warmup_ratio"] = value
+        elif isinstance(value, float):
+            found[name] = round(value)
     if isinstance(found.get("epochs"), float):
         found["epochs"] = max(1, round(found["epochs"]))
     return Baseline(**{**found, **_known("baseline", given, Baseline)})

@@ -17,6 +17,9 @@ from packtrain.plans.balance import BalanceLine
 from packtrain.plans.build import Progress as Packing
 from packtrain.plans.config import SETTING_OF
 from packtrain.plans.plan import PackPlan
+from packtrain.reports.numbers import plural, shown
+
+_ID, _NAME = 120, 48  # characters of names from data that are shown
 
 
 class PackBar:
@@ -162,7 +165,7 @@ def _balance_table(balance: Sequence[BalanceLine]) -> Table:
 def show_pack(number: int, samples: Sequence[PackedSample], length: int, console: Console) -> None:
     """One pack with its samples."""
     tokens = sum(sample.tokens for sample in samples)
-    title = f"Pack {number}: {len(samples)} samples, {tokens:,} of {length:,} tokens ({tokens / length:.1%})"
+    title = f"Pack {number}: {plural(len(samples), 'sample')}, {tokens:,} of {length:,} tokens ({tokens / length:.1%})"
     table = Table(title=title, title_justify="left")
     for name in ("id", "source", "origin"):
         table.add_column(name, overflow="fold")
@@ -170,9 +173,9 @@ def show_pack(number: int, samples: Sequence[PackedSample], length: int, console
         table.add_column(name, justify="right")
     for sample in samples:
         table.add_row(
-            escape(sample.id),
-            escape(sample.source),
-            escape(sample.origin),
+            escape(shown(sample.id, _ID)),
+            escape(shown(sample.source, _NAME)),
+            escape(shown(sample.origin, _ID)),
             f"{sample.start:,}",
             f"{sample.tokens:,}",
             f"{sample.vision_tokens:,}",
@@ -184,14 +187,16 @@ def show_pack(number: int, samples: Sequence[PackedSample], length: int, console
 
 def show_places(name: str, places: Sequence[Place], rows: Sequence[int], plan: PackPlan, console: Console) -> None:
     """Where a sample went."""
+    name = escape(shown(name, _ID))
     if not places:
-        console.print(f"{escape(name)} is in no pack; the plan's ledger.jsonl says why.", soft_wrap=True)
+        console.print(f"{name} is in no pack; the plan's ledger.jsonl says why.", soft_wrap=True)
         return
-    table = Table(title=f"{escape(name)}: {len(rows)} rows of the cost table", title_justify="left")
+    console.print(f"{name}: {plural(len(rows), 'row')} of the cost table", soft_wrap=True)
+    table = Table()
     for column in ("epoch", "pack", "row", "tokens"):
         table.add_column(column, justify="right")
     for place in places:
-        part = "whole" if place.tokens < 0 else f"{place.start:,} to {place.start + place.tokens:,}"
+        part = f"{place.tokens:,}" if place.whole else f"{place.start:,} to {place.start + place.tokens:,}"
         table.add_row(str(place.epoch), f"{place.pack:,}", f"{place.row:,}", part)
     console.print(table)
 

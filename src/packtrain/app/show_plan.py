@@ -61,7 +61,8 @@ def show_planned(planned: Planned, console: Console) -> None:
         console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
     console.print(_sweep_table(study))
     console.print(_padding_table(study))
-    console.print(_reasons_table(study))
+    if any(reason.baseline != reason.packing for reason in study.recommendation.reasons):
+        console.print(_reasons_table(study))
     console.print(f"[bold]{escape(study.recommendation.verdict)}[/]", soft_wrap=True)
     for advice in study.recommendation.advice:
         console.print(f"- {escape(advice)}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import runpy
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ class OtherPacker:
     module: str  # as it is imported
     most: int  # samples that it is given, since some are slow
     prepare: Callable[[np.ndarray, int], Run]  # lengths, each at most the capacity
+    note: str = ""  # what a reader of its numbers should know
 
     @property
     def installed(self) -> bool:
@@ -117,7 +119,7 @@ def _binpacking_windows(lengths: np.ndarray, capacity: int) -> Run:
 
 def _axolotl(lengths: np.ndarray, capacity: int) -> Run:
     """With its defaults for groups and samples of a pack, in one process."""
-    from axolotl.utils.samplers.multipack import pack_parallel
+    pack_parallel = importlib.import_module("axolotl.utils.samplers.multipack").pack_parallel
 
     def pack() -> Any:
         return pack_parallel(lengths, capacity, group_size=100_000, bin_size=200, num_processes=1)
@@ -140,23 +142,42 @@ def _alone(package: str, file: str) -> dict[str, Any]:
     return runpy.run_path(str(Path(found.origin).parent / file), run_name=Path(file).stem)
 
 
+_MOVES = "its seconds include moving token ids, one byte each, which it does while packing"
 OTHERS = (
     OtherPacker(
-        name="trl bfd, batches of 1,000", package="trl", module="trl", most=100_000, prepare=_trl_windows
+        name="trl bfd, batches of 1,000",
+        package="trl",
+        module="trl",
+        most=100_000,
+        prepare=_trl_windows,
+        note=f"the default; {_MOVES}",
     ),
-    OtherPacker(name="trl bfd, one batch", package="trl", module="trl", most=100_000, prepare=_trl_whole),
+    OtherPacker(name="trl bfd, one batch", package="trl", module="trl", most=100_000, prepare=_trl_whole, note=_MOVES),
     OtherPacker(
         name="binpacking in windows of 1,000",
         package="binpacking",
         module="binpacking",
         most=100_000,
         prepare=_binpacking_windows,
+        note="as ms-swift calls it, the last pack of a window going into the next",
     ),
     OtherPacker(name="binpacking", package="binpacking", module="binpacking", most=20_000, prepare=_binpacking),
     OtherPacker(
-        name="LLaMA-Factory knapsack", package="llamafactory", module="llamafactory", most=100_000, prepare=_llamafactory
+        name="LLaMA-Factory knapsack",
+        package="llamafactory",
+        module="llamafactory",
+        most=100_000,
+        prepare=_llamafactory,
+        note="the file of its packer alone, as installed",
     ),
-    OtherPacker(name="axolotl multipack", package="axolotl", module="axolotl", most=100_000, prepare=_axolotl),
+    OtherPacker(
+        name="axolotl multipack",
+        package="axolotl",
+        module="axolotl",
+        most=100_000,
+        prepare=_axolotl,
+        note="groups of 100,000, at most 200 samples a pack, one process",
+    ),
 )
 # Known packers that cannot be run from their package, and why.
 NOT_RUN: Mapping[str, str] = {

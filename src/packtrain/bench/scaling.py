@@ -14,16 +14,17 @@ import numpy as np
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
 from packtrain.plans.arrays import pack_arrays
 from packtrain.plans.config import PackingConfig
-from packtrain.plans.resources import Samples
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples
 from packtrain.plans.windows import LARGEST_WINDOW, pack_windows
 
 # Alone: lengths in, packs out. Plan: all that a plan needs of a window, which is all columns of costs, packs that are
 # alike, and what every pack holds.
 What = Literal["alone", "plan"]
+_BLOCK = 1 << 17  # rows made at once
 
 
 class GeneratedRows:
-    """Rows that are made when they are read, and how long that took."""
+    """Rows that are made when they are read, block by block to need no memory beside them, and how long that took."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -35,10 +36,24 @@ class GeneratedRows:
     def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
         """Costs and tail tokens of these rows."""
         begun = time.process_time()
-        samples = lvis_shape(stop - start, seed=start)
-        tails = samples["tokens"] - samples["vision_tokens"]
+        columns = {name: np.empty(stop - start, np.int64) for name in (*RESOURCES, *EXTRAS)}
+        tails = np.empty(stop - start, np.int64)
+        for at in range(start, stop, _BLOCK):
+            block = lvis_shape(min(_BLOCK, stop - at), seed=at)
+            rows = slice(at - start, at - start + len(block))
+            for name, column in columns.items():
+                column[rows] = block[name]
+            tails[rows] = block["tokens"] - block["vision_tokens"]
         self.seconds += time.process_time() - begun
-        return samples, tails
+        return Samples(columns), tails
+
+
+def _lengths(start: int, stop: int) -> np.ndarray:
+    """The tokens of these rows."""
+    found = np.empty(stop - start, np.int64)
+    for at in range(start, stop, _BLOCK):
+        found[at - start : at - start + _BLOCK] = lvis_tokens(min(_BLOCK, stop - at), seed=at)[0]
+    return found
 
 
 def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) -> dict[str, Any]:
@@ -78,7 +93,7 @@ def _pack(size: int, capacity: int, what: What, window: int) -> dict[str, Any]:
 def _pack_alone(size: int, capacity: int, window: int) -> dict[str, Any]:
     packs, tokens, seconds = 0, 0, 0.0
     for start in range(0, size, window):
-        lengths = lvis_tokens(min(window, size - start), seed=start)[0]
+        lengths = _lengths(start, min(start + window, size))
         begun = time.process_time()
         packing = pack_arrays({"tokens": lengths}, {"tokens": capacity})
         seconds += time.process_time() - begun
@@ -108,7 +123,7 @@ def _generate(size: int, capacity: int, what: What, window: int) -> dict[str, An
     rows = GeneratedRows(size)
     for start in range(0, size, window):
         stop = min(start + window, size)
-        _ = lvis_tokens(stop - start, seed=start) if what == "alone" else rows.read(start, stop)
+        _ = _lengths(start, stop) if what == "alone" else rows.read(start, stop)
     return {"peak": _peak()}
 
 

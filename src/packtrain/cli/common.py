@@ -60,7 +60,7 @@ def text_of(option: str, path: Path) -> str:
 def numbers(option: str, text: str) -> list[int]:
     """A list of whole numbers, separated by commas."""
     parts = [part.strip().replace("_", "") for part in text.split(",") if part.strip()]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
         raise ConfigError(option, got=text, expected="positive whole numbers, such as 8192,16384")
     return [int(part) for part in parts]
 

@@ -46,6 +46,7 @@ app.command("pack")(pack)
 app.command("inspect")(inspect)
 app.command("demo")(demo)
 bench.command("measure")(benchmarks.measure)
+bench.command("pack")(benchmarks.pack)
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ def inspect(
     pack: Annotated[int | None, typer.Option("--pack", help="Show this pack with its samples.")] = None,
     sample: Annotated[str | None, typer.Option("--sample", help="Show where the sample with this id went.")] = None,
     blocked: Annotated[bool, typer.Option("--blocked", help="Show which limit stopped how many placements.")] = False,
-    epoch: Annotated[int, typer.Option("--epoch", help="Which epoch --pack counts in.")] = 0,
+    epoch: Annotated[int | None, typer.Option("--epoch", help="Which epoch --pack counts in. Default: 0.")] = None,
     costs: Annotated[Path | None, typer.Option(help="The cost table, if it has moved since the plan was made.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -124,11 +124,13 @@ def inspect(
 
     if sum((pack is not None, sample is not None, blocked)) > 1:
         raise ConfigError("packtrain inspect", got="several of --pack, --sample, --blocked", expected="one of them")
+    if epoch is not None and pack is None:
+        raise ConfigError("--epoch", got=epoch, expected="--pack beside it: which pack of that epoch")
     if pack is not None:
         found, table = looking.open_plan(plan, costs)
-        samples = looking.pack_samples(found, table, pack, epoch)
+        samples = looking.pack_samples(found, table, pack, epoch or 0)
         if as_json:
-            print_json({"pack": pack, "epoch": epoch, "samples": [asdict(one) for one in samples]})
+            print_json({"pack": pack, "epoch": epoch or 0, "samples": [asdict(one) for one in samples]})
         else:
             show_pack(pack, samples, found.config.packing_length, output)
     elif sample is not None:
@@ -139,7 +141,7 @@ def inspect(
         else:
             show_places(sample, places, rows, found, output)
     else:
-        found = PackPlan.load(plan)
+        found = PackPlan.load(plan) if costs is None else looking.open_plan(plan, costs)[0]
         balance = () if blocked else balance_table(found)
         if as_json:
             print_json(found.summary["blocked"] if blocked else plan_json(found, balance))

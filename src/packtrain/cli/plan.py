@@ -41,7 +41,9 @@ def plan(
         int | None, typer.Option(help="Samples per optimizer step, which are kept. Default: about 128.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs. Default: 1.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything that is drawn at random. Default: the config's, or 0.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write into a folder that holds other files; those stay.")
     ] = False,

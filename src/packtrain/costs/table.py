@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -49,7 +50,14 @@ class CostTable:
             folder = folder.parent
         summary = read_json(folder / SUMMARY, KIND, VERSION)
         for name, schema in ((COSTS, COST_SCHEMA), (MEDIA, MEDIA_SCHEMA)):
-            _check_columns(folder / name, schema)
+            rows = _check_columns(folder / name, schema)
+            if name == COSTS and rows != summary["counts"]["rows"]:
+                raise ArtifactError(
+                    str(folder / name),
+                    got=f"{rows:,} rows",
+                    expected=f"the {summary['counts']['rows']:,} rows of {SUMMARY}",
+                    fix="measure again",
+                )
         return cls(folder, summary)
 
     def __len__(self) -> int:
@@ -88,7 +96,8 @@ class CostTable:
 
     def source_codes(self) -> SourceCodes:
         """The source column as names and integers."""
-        column = pq.read_table(self.folder / COSTS, columns=["source"])["source"].combine_chunks()
+        with _whole(self.folder / COSTS):
+            column = pq.read_table(self.folder / COSTS, columns=["source"])["source"].combine_chunks()
         if self._rows is not None:
             column = column.take(pa.array(self._rows))
         encoded = pc.dictionary_encode(column)
@@ -129,12 +138,13 @@ class CostTable:
 
 
 def _numpy(path: Path, name: str) -> np.ndarray:
-    return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())
+    with _whole(path):
+        return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())
 
 
 def _take(path: Path, names: Sequence[str], positions: np.ndarray) -> pa.Table:
     """Rows of a parquet file by increasing position, row group by row group."""
-    with pq.ParquetFile(path) as file:
+    with _whole(path), pq.ParquetFile(path) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         edges = np.searchsorted(positions, starts)
@@ -147,12 +157,36 @@ def _take(path: Path, names: Sequence[str], positions: np.ndarray) -> pa.Table:
     return pa.concat_tables(parts) if parts else empty
 
 
-def _check_columns(path: Path, schema: pa.Schema) -> None:
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """What reading a damaged file raises, with its name."""
     try:
-        found = pq.read_schema(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        yield
+    except (OSError, pa.ArrowException) as error:
         raise ArtifactError(str(path), got=str(error), expected="a parquet file", fix="measure again") from None
+
+
+def _check_columns(path: Path, schema: pa.Schema) -> int:
+    """Refuse other columns and other types; the number of rows otherwise."""
+    with _whole(path), pq.ParquetFile(path) as file:
+        found, footer = file.schema_arrow, file.metadata
     if found.names != schema.names:
         raise ArtifactError(
             str(path), got=", ".join(found.names), expected=", ".join(schema.names), fix="measure again"
         )
+    for name in _missing(footer) if schema is COST_SCHEMA else ():
+        raise ArtifactError(str(path), got=f"rows without {name}", expected="a value in every row", fix="measure again")
+    for field in schema:
+        kind = found.field(field.name).type
+        if kind != field.type:
+            got, expected = f"{field.name} as {kind}", f"{field.name} as {field.type}"
+            raise ArtifactError(str(path), got=got, expected=expected, fix="measure again")
+    return int(footer.num_rows)
+
+
+def _missing(footer: Any) -> Iterator[str]:
+    """Columns in which some row has no value, by the statistics that parquet keeps."""
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.statistics is not None and column.statistics.null_count:
+                yield column.path_in_schema

@@ -130,7 +130,7 @@ def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, p
     fused, alone = kind in _FUSED_TOWERS, setup.attention == "varlen"
     # Values are a view of the fused result, which therefore stays whole. Where images attend one by one, their results
     # are kept twice: apart, and joined.
-    kept = 6 + (1 if fused and not alone else 0) + (2 if kind in _SCALED_TOWERS else 0)
+    kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if kind in _SCALED_TOWERS else 0)
     attention = b * kept * hidden + (0 if setup.attention == "eager" else FLOAT * vision.heads)
     block = 4 if vision.gated else 3 if kind in _SIGMOID_TOWERS else 2
     return LayerBytes(

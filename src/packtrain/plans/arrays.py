@@ -20,8 +20,9 @@ from packtrain.plans.sorted_best_fit import group, sorted_best_fit
 Effort = Literal["fast", "best"]
 STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_N", "knapsack", "none")
 MOST_SAMPLES = 2**31 - 1  # of one call: positions are kept in 32 bits; larger sets are packed in windows
-# Above this capacity (attention work, say) one list for each size of gap would cost more than the samples do.
-_MOST_GAPS = 1 << 24
+# Above this capacity (attention work, say) one list for each size of gap costs more than samples do, unless they are
+# as many. Small windows pay for the lists again and again.
+_MOST_GAPS = 1 << 20
 _LARGEST = 2**62  # sums of costs stay below, so that 64 bits hold them
 Grouped = tuple[np.ndarray, np.ndarray]  # order, offsets
 
@@ -134,11 +135,13 @@ def _best_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
     """At the bound with one resource that binds, near it with several."""
     binding = binding_resources(sizes, capacities)
     if len(binding) > 1:
-        several = np.ascontiguousarray(sizes[:, binding])
-        return pack_several(several, capacities[binding], seed=0 if seed is None else seed, effort=effort)
+        taken = _taken(len(sizes), seed)  # what is greedy in there meets equal samples in the seed's order
+        several = np.ascontiguousarray(sizes[taken][:, binding])
+        order, offsets = pack_several(several, capacities[binding], seed=0 if seed is None else seed, effort=effort)
+        return taken[order], offsets
     (only,) = binding
     column = np.ascontiguousarray(sizes[:, only])
-    if capacities[only] <= max(_MOST_GAPS, 16 * len(sizes)):
+    if _gaps_can_be_listed(capacities[only], len(sizes)):
         return sorted_best_fit(column, int(capacities[only]), seed)
     shuffled = _taken(len(sizes), seed)
     order = shuffled[np.argsort(-column[shuffled], kind="stable")]
@@ -149,7 +152,7 @@ def _alike(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: 
     """Best fit, then the same number of packs that are more alike, where one resource binds."""
     order, offsets = _best_fit(sizes, capacities, seed, effort)
     binding = binding_resources(sizes, capacities)
-    if len(binding) > 1 or capacities[binding[0]] > _MOST_GAPS:
+    if len(binding) > 1 or not _gaps_can_be_listed(capacities[binding[0]], len(sizes)):
         return order, offsets  # with several resources packs are alike already
     column = np.ascontiguousarray(sizes[:, binding[0]])
     found = even_packs(column, int(capacities[binding[0]]), len(offsets) - 1, seed, (0.45, 0.3))
@@ -169,7 +172,7 @@ def _next_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
 def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
     """Packs as alike as possible: nearly all samples go to the emptiest pack. Costs a few packs more than best fit."""
     binding = binding_resources(sizes, capacities)
-    if len(binding) == 1 and capacities[binding[0]] <= _MOST_GAPS:
+    if len(binding) == 1 and _gaps_can_be_listed(capacities[binding[0]], len(sizes)):
         column, bound = np.ascontiguousarray(sizes[:, binding[0]]), lower_bound(sizes, capacities)
         for more in (0.0, 0.0002, 0.0005, 0.001, 0.002):
             packs = bound + math.ceil(more * bound)
@@ -215,6 +218,10 @@ def _taken(count: int, seed: int | None) -> np.ndarray:
     if seed is None:
         return np.arange(count, dtype=np.int64)
     return stream(seed, "order").permutation(count)
+
+
+def _gaps_can_be_listed(capacity: int, count: int) -> bool:
+    return bool(capacity <= max(_MOST_GAPS, 16 * count))
 
 
 def lower_bound(sizes: np.ndarray, capacities: np.ndarray) -> int:

@@ -9,6 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
+MOST_IN_BLOCK = 200  # packs among which a sample looks for its place at first
 MOST_MEMBERS = 24  # of a pack, looked at in one exchange: more would cost without finding better exchanges
 
 
@@ -20,7 +21,7 @@ def random_below(state: np.ndarray, bound: int) -> int:
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     state[0] = x
-    return np.int64(((x >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))  # fair without a division
+    return np.int64(((x >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))  # type: ignore[return-value]  # no division
 
 
 @njit(cache=True, nogil=True)
@@ -48,14 +49,14 @@ def next_level(words: np.ndarray, summary: np.ndarray, level: int) -> int:
 
 @njit(cache=True, nogil=True)
 def best_fit(
-    sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray, main: int, shift: int, tries: int, pack_of: np.ndarray
+    sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray, shift: int, tries: int, pack_of: np.ndarray
 ) -> int:
-    """Put each sample of `order` where the least of resource `main` stays free; returns the number of packs.
+    """Put each sample of `order` where the least of the first resource stays free; returns the number of packs.
 
-    Packs hang in lists by their slack in `main` (in steps of 2**shift); of those with room in `main`, the `tries`
-    fullest are asked for room in the other resources.
+    Packs hang in lists by what they have left of it (in steps of 2**shift); of those with enough, the `tries` fullest
+    are asked for room in the other resources.
     """
-    n, r = len(order), sizes.shape[1]
+    main, n, r = 0, len(order), sizes.shape[1]
     levels = (capacities[main] >> shift) + 1
     words = np.zeros((levels >> 5) + 1, np.int64)
     summary = np.zeros((len(words) >> 5) + 1, np.int64)
@@ -114,21 +115,25 @@ def best_fit(
 def spread(sizes: np.ndarray, weights: np.ndarray, order: np.ndarray, loads: np.ndarray, pack_of: np.ndarray) -> None:
     """Put each sample of `order` into the pack whose fullest resource stays emptiest; limits are not asked for.
 
-    sizes (P, r), weights (r,) = 1 / capacity, loads (m, r) and pack_of (P,) are written.
+    sizes (P, r), weights (r,) = 1 / capacity; loads (m, r) and pack_of (P,) are written. Many packs are split into
+    blocks that take turns, so that a sample costs the same whatever m.
     """
     m, r = loads.shape
+    blocks = max(1, m // MOST_IN_BLOCK)
     filled = np.zeros((r, m))  # transposed: the inner loop runs over packs
     peak = np.empty(m)
-    for i in order:
-        peak[:] = 0.0
+    for k in range(len(order)):
+        i, block = order[k], k % blocks
+        first, last = block * m // blocks, (block + 1) * m // blocks
+        peak[first:last] = 0.0
         for q in range(r):
             step = sizes[i, q] * weights[q]
             row = filled[q]
-            for b in range(m):
+            for b in range(first, last):
                 t = row[b] + step
                 peak[b] = t if t > peak[b] else peak[b]
-        best = 0
-        for b in range(1, m):
+        best = first
+        for b in range(first + 1, last):
             if peak[b] < peak[best]:
                 best = b
         pack_of[i] = best
@@ -206,10 +211,10 @@ def move(i: int, source: int, target: int, head: np.ndarray, after: np.ndarray, 
 @njit(cache=True, nogil=True)
 def is_over(loads: np.ndarray, capacities: np.ndarray, pack: int) -> bool:
     """Whether a pack exceeds a limit."""
+    over = False
     for q in range(len(capacities)):
-        if loads[pack, q] > capacities[q]:
-            return True
-    return False
+        over |= loads[pack, q] > capacities[q]
+    return over
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -223,11 +228,18 @@ def price(excess: float, weight: float, bent: bool) -> float:
 
 @njit(cache=True, nogil=True)
 def best_exchange(
-    rows_a: np.ndarray, rows_b: np.ndarray, ka: int, kb: int, excess: np.ndarray, weights: np.ndarray, limit: float, bent: bool
+    rows_a: np.ndarray,
+    rows_b: np.ndarray,
+    ka: int,
+    kb: int,
+    excess: np.ndarray,
+    weights: np.ndarray,
+    limit: float,
+    bent: bool,
 ) -> tuple[int, int]:
     """The exchange of one member (or nothing) each that costs least, and less than `limit`; -1: there is none.
 
-    In the resource that a has too much of, only a narrow range of differences can help: the rest is passed over at once.
+    In the resource that a has too much of, only a narrow range of differences can help; the rest is passed over.
     """
     r = len(weights)
     main = 0
@@ -323,3 +335,37 @@ def exchange(
                 over[place[c]], place[last] = last, place[c]
                 place[c] = -1
     return num_over
+
+
+@njit(cache=True)
+def best_fit_by_sum(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, int]:
+    """Packs of samples in `order`, each to the pack that it leaves the least room in, all resources summed as shares.
+
+    As textbooks have it: quadratic, so for some thousand samples at a time.
+    """
+    resources = len(capacities)
+    left = np.empty((len(order), resources), np.int64)
+    room = np.empty(len(order))
+    packs_of = np.empty(len(order), np.int32)
+    packs = 0
+    for k in range(len(order)):
+        size = sizes[order[k]]
+        found, least = -1, np.inf
+        for pack in range(packs):
+            if room[pack] >= least:
+                continue
+            fits = True
+            for q in range(resources):
+                fits = fits and left[pack, q] >= size[q]
+            if fits:
+                found, least = pack, room[pack]
+        if found < 0:
+            found = packs
+            left[found] = capacities
+            room[found] = resources
+            packs += 1
+        for q in range(resources):
+            left[found, q] -= size[q]
+            room[found] -= size[q] / capacities[q]
+        packs_of[k] = found
+    return packs_of, packs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -89,8 +90,8 @@ class FolderSink:
     """Writes a plan beside its place and moves it there at the end. An existing folder is never touched."""
 
     def __init__(self, out: Path) -> None:
-        self._out = out
-        self._work = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+        self._out = out.resolve()  # a link leads to its folder, and "." gets a name
+        self._work = self._out.parent / f".{self._out.name}.{os.getpid()}.tmp"
         self._open: list[Any] = []
         self._ledger: IO[str]
 
@@ -102,9 +103,9 @@ class FolderSink:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for file in self._open:
-            file.close()
-        self._ledger.close()
+        for file in (*self._open, self._ledger):
+            with suppress(OSError, pa.ArrowException):  # closing writes, and fails again where the disk is full
+                file.close()
         shutil.rmtree(self._work, ignore_errors=True)
 
     def begin(self, number: int, entries: pa.Schema, packs: pa.Schema) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +11,19 @@ from markupsafe import Markup
 
 from packtrain.advice.values import BalanceRow, Histogram
 from packtrain.reports.numbers import count, ratio, tick
-from packtrain.reports.svg import BOTTOM, TOP, element, framed, nice_scale, percent_of, spaced, x_label, y_at, y_axis
+from packtrain.reports.svg import (
+    BOTTOM,
+    TOP,
+    Scale,
+    element,
+    framed,
+    nice_scale,
+    percent_of,
+    spaced,
+    x_label,
+    y_at,
+    y_axis,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +53,10 @@ class Stretch:
     tip: str
 
 
-def histogram_chart(
-    histogram: Histogram, *, name: str, marks: Mapping[str, float], height: int = 190, css: str = ""
-) -> Markup:
+def histogram_chart(histogram: Histogram, *, name: str, marks: Mapping[str, float], height: int = 190) -> Markup:
     """Counts per bin, drawn equally wide whatever their edges, so that a long tail does not flatten the rest."""
     counts, edges = histogram.counts, histogram.edges
-    scale, ticks = nice_scale(0, max(counts, default=1), steps=3, least=1)
+    scale, ticks = nice_scale(0, 1.15 * max(counts, default=1), steps=3, least=1)
     labels, plot = y_axis(scale, ticks, height, tick)
     width = 1 / max(len(counts), 1)
     for at, number in enumerate(counts):
@@ -62,7 +73,7 @@ def histogram_chart(
     plot += _edge_labels(edges, height)
     most = max(range(len(counts)), key=counts.__getitem__, default=0)
     label = f"Histogram of {name} per sample; most samples have {bin_name(edges, most)}"
-    return framed(plot, axis=labels, label=label, height=height, css=css)
+    return framed(plot, axis=labels, label=label, height=height)
 
 
 def line_chart(
@@ -76,46 +87,44 @@ def line_chart(
     limit: tuple[float, str] | None = None,
     height: int = 200,
 ) -> Markup:
-    """Lines over the packing length, with the recommended length marked."""
+    """Lines over the packing length, with the recommended length marked; what is above `top` is drawn at the edge."""
     points = [point for line in lines for point in line.points]
     values = [point.y for point in points] + ([limit[0]] if limit else [])
     scale, ticks = nice_scale(0 if from_zero else min(values), max(values) if top is None else top)
     labels, plot = y_axis(scale, ticks, height, write)
     xs = sorted({point.x for point in points})
     place = _places(xs)
-    plot.append(
-        element("line", x1=place[chosen], x2=place[chosen], y1=TOP, y2=height - BOTTOM, class_="chosen")
-        if chosen in place
-        else Markup("")
-    )
+    if chosen in place:
+        at = place[chosen]
+        plot.append(element("line", x1=at, x2=at, y1=TOP, y2=height - BOTTOM, class_="chosen"))
     if limit:
         y = y_at(scale, limit[0], height)
         plot.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="limit"))
         plot.append(element("text", limit[1], x="2%", y=y - 5 if y > TOP + 12 else y + 13, class_="note"))
-    for at, line in enumerate(lines):
-        css = f"s{at % 8}"
-        for one, two in pairwise(line.points):
-            ends = {"x1": place[one.x], "x2": place[two.x]}
-            plot.append(
-                element("line", **ends, y1=y_at(scale, one.y, height), y2=y_at(scale, two.y, height), class_=css)
-            )
-        for point in line.points:
-            plot.append(
-                element(
-                    "circle",
-                    element("title", point.tip),
-                    cx=place[point.x],
-                    cy=y_at(scale, point.y, height),
-                    r=5.5 if point.x == chosen else 3.5,
-                    class_=f"dot {css}" + (" hollow" if point.hollow else ""),
-                )
-            )
+    for number, line in enumerate(lines):
+        plot += _line_marks(line, number, lambda point: (place[point.x], y_at(scale, point.y, height)), chosen)
     shares = [float(place[x].rstrip("%")) / 100 for x in xs]
     first = xs.index(chosen) if chosen in xs else 0
     inside = [min(max(share, 0.12), 0.88) for share in shares]  # labels at the ends are turned inwards
-    for at in spaced(inside, first, 0.17):
-        plot.append(x_label(count(xs[at]), shares[at], height, "tick strong" if xs[at] == chosen else "tick"))
+    for number in spaced(inside, first, 0.2):
+        css = "tick strong" if xs[number] == chosen else "tick"
+        plot.append(x_label(count(xs[number]), shares[number], height, css))
     return framed(plot, axis=labels, label=label, height=height)
+
+
+def _line_marks(line: Line, number: int, at: Callable[[Point], tuple[str, float]], chosen: float) -> list[Markup]:
+    """Strokes, then dots. All lines but the first are dashed with smaller dots, so that equal ones show each other."""
+    css = f"s{number % 8}" + (" more" if number else "")
+    found = []
+    for one, two in pairwise(line.points):
+        (x1, y1), (x2, y2) = at(one), at(two)
+        found.append(element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=css))
+    for point in line.points:
+        x, y = at(point)
+        radius = (5.5 if point.x == chosen else 3.5) - (1.5 if number else 0)
+        kind = f"dot {css} hollow" if point.hollow else f"dot {css}"
+        found.append(element("circle", element("title", point.tip), cx=x, cy=y, r=radius, class_=kind))
+    return found
 
 
 def stacked_bar(
@@ -168,6 +177,11 @@ def balance_chart(rows: Sequence[BalanceRow]) -> Markup:
     return framed(plot, axis=axis, label=label, height=8 + step * len(rows))
 
 
+def wide(lengths: Sequence[float]) -> bool:
+    """Do lengths differ so much that equal steps on an axis should be equal factors?"""
+    return bool(lengths) and min(lengths) > 0 and max(lengths) > 8 * min(lengths)
+
+
 def bin_name(edges: Sequence[float], at: int) -> str:
     """What falls into a bin, in words.
 
@@ -211,9 +225,9 @@ def _edge_labels(edges: Sequence[float], height: int) -> list[Markup]:
 
 def _places(xs: Sequence[float]) -> dict[float, str]:
     """Percentages of values along the plot, with a margin for the marks at its ends."""
-    low, high = (xs[0], xs[-1]) if xs else (0.0, 1.0)
-    span = high - low
-    return {x: percent_of(0.04 + 0.92 * ((x - low) / span if span else 0.5)) for x in xs}
+    along = [math.log(x) if wide(xs) else x for x in xs]
+    scale = Scale(start=min(along, default=0.0), end=max(along, default=1.0))
+    return {x: percent_of(0.04 + 0.92 * scale.at(value)) for x, value in zip(xs, along, strict=True)}
 
 
 def _bar(x: float, width: float, y: float, height: float, css: str, tip: str) -> Markup:

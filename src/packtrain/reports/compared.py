@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from packtrain.advice.values import Simulation
 from packtrain.reports.numbers import count, shown
 
+COLUMNS = (
+    *("tokens", "text_tokens", "vision_tokens", "image_tokens", "video_tokens", "audio_tokens", "supervised_tokens"),
+    *("images", "videos", "frames", "patches", "objects"),
+)
 STATISTICS = ("mean", "median", "std", "min", "max", "p95", "p99", "total")
 _WORDS = {
     "p95": "95th percentile",
@@ -32,6 +37,15 @@ _MODALITIES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One number of every simulation: its title, format and field."""
+
+    title: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One line of padding versus packing: a format, and the field of a padded run and of a simulation."""
 
@@ -41,22 +55,21 @@ class Row:
     packed: str | None
 
 
-# (format, field) of a simulation, in the order of the table's columns.
 SIMULATED = (
-    ("count", "packs"),
-    ("percent", "of_bound"),
-    ("percent", "fill"),
-    ("decimal", "samples_per_pack"),
-    ("count", "samples_dropped"),
-    ("count", "packs_per_step"),
-    ("decimal", "samples_per_step"),
-    ("count", "micro_steps"),
-    ("count", "steps"),
-    ("gib", "memory_bytes"),
-    ("fits", "fits"),
-    ("duration", "seconds"),
-    ("count", "tokens_per_second"),
-    ("times", "speedup"),
+    Column(title="Packs", kind="count", name="packs"),
+    Column(title="Of the bound", kind="percent", name="of_bound"),
+    Column(title="Fill", kind="percent", name="fill"),
+    Column(title="Samples per pack", kind="decimal", name="samples_per_pack"),
+    Column(title="Samples dropped", kind="count", name="samples_dropped"),
+    Column(title="Packs per step", kind="count", name="packs_per_step"),
+    Column(title="Samples per step", kind="decimal", name="samples_per_step"),
+    Column(title="Passes per step", kind="count", name="micro_steps"),
+    Column(title="Steps", kind="count", name="steps"),
+    Column(title="Memory", kind="gib", name="memory_bytes"),
+    Column(title="Fits", kind="fits", name="fits"),
+    Column(title="Epoch", kind="duration", name="seconds"),
+    Column(title="Real tokens/s", kind="count", name="tokens_per_second"),
+    Column(title="Speed-up", kind="times", name="speedup"),
 )
 COMPARED = (
     Row(name="Forward passes (batches or packs)", kind="count", padded="batches", packed="packs"),
@@ -72,6 +85,15 @@ COMPARED = (
     Row(name="Peak memory of a GPU", kind="gib", padded="memory_bytes", packed="memory_bytes"),
     Row(name="Fits the GPU", kind="fits", padded="fits", packed="fits"),
 )
+
+
+def padded_name(order: str, batch_size: int) -> str:
+    """A padded run in words.
+
+    >>> padded_name("by_length", 4)
+    'Padded, by length, 4 per batch'
+    """
+    return f"Padded, {words(order).lower()}, {count(batch_size)} per batch"
 
 
 def words(name: str) -> str:
@@ -90,6 +112,11 @@ def modality(name: str) -> str:
     ('One image', 'Text only')
     """
     return _MODALITIES.get(name) or shown(name, 60)
+
+
+def limit_sets(simulations: Sequence[Simulation]) -> list[tuple[tuple[str, int], ...]]:
+    """The sets of further limits that were tried, each of them one line of a chart."""
+    return list(dict.fromkeys(tuple(sorted(one.limits.items())) for one in simulations))
 
 
 def limits_text(limits: Mapping[str, int]) -> str:

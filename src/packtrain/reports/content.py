@@ -14,6 +14,7 @@ from packtrain.reports.numbers import shown
 
 Content = dict[str, Any]  # JSON: what is written, embedded and looked up by path
 SHOWN_SOURCES, SHOWN_REASONS, SHOWN_IDS = 12, 24, 12  # on the page; files have all
+LONGEST = 600  # characters of a sentence; only a name that is none makes one longer
 
 
 def plain(value: Any) -> Any:
@@ -73,9 +74,8 @@ def page_content(content: Content) -> Content:
     """The content with what grows with the data cut to what a page shows, and names made safe to read."""
     dataset, memory = content["dataset"], content["memory"]
     ids = memory["worst_samples"]
-    return {
+    pruned = {
         **content,
-        "about": {**content["about"], "costs": shown(content["about"]["costs"], 120)},
         "dataset": {
             **dataset,
             "by_source": _largest(dataset["by_source"]),
@@ -90,6 +90,16 @@ def page_content(content: Content) -> Content:
         },
         "ledger": _most(content["ledger"]),
     }
+    return {name: _readable(part) for name, part in pruned.items()}
+
+
+def _readable(value: Any) -> Any:
+    """The same with long texts shortened; a config is copied from the page and stays as it is."""
+    if isinstance(value, dict):
+        return {key: inner if key == "config" else _readable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_readable(inner) for inner in value]
+    return shown(value, LONGEST) if isinstance(value, str) else value
 
 
 def sources_by_size(groups: Sequence[Group]) -> list[Group]:

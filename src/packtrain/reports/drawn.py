@@ -18,9 +18,9 @@ from packtrain.reports.charts import (
     line_chart,
     stacked_bar,
 )
-from packtrain.reports.compared import limits_text, words
+from packtrain.reports.compared import limit_sets, limits_text, padded_name, words
 from packtrain.reports.content import headline_memory
-from packtrain.reports.numbers import count, duration, gib, large, percent, plural, tick, times
+from packtrain.reports.numbers import count, duration, gib, large, percent, plural, shown, tick, times
 from packtrain.reports.picture import MOST_PACKS, Key, packs_picture, picture_keys
 
 _PARTS = (
@@ -73,7 +73,7 @@ def draw(study: Study, colours: Mapping[str, str]) -> Charts:
         histograms=_histograms(study),
         several=len({one.packing_length for one in study.simulations}) > 1,
         limited=any(one.limits for one in study.simulations),
-        lines=tuple(limits_text(dict(limits)) for limits in _limit_sets(study.simulations)),
+        lines=tuple(limits_text(dict(limits)) for limits in limit_sets(study.simulations)),
         sweep=_sweep(study, chosen),
         waste=_waste(study.padded, chosen),
         memory_small=_used(study),
@@ -107,12 +107,10 @@ def _histograms(study: Study) -> tuple[Titled, ...]:
     return tuple(found)
 
 
-def _limit_sets(simulations: Sequence[Simulation]) -> list[tuple[tuple[str, int], ...]]:
-    return list(dict.fromkeys(tuple(sorted(one.limits.items())) for one in simulations))
-
-
 def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
     gpu = study.memory.gpu_bytes / _GIB
+    most = max([gpu, *(one.memory_bytes / _GIB for one in study.simulations)])
+    top = min(most, 1.5 * gpu)  # one length that is far too long would flatten all others
     fills = [one.fill for one in study.simulations]
     drawn: tuple[tuple[str, str, Callable[[Simulation], float], Callable[[float], str], dict[str, object]], ...] = (
         ("Speed", "real tokens per second, over all GPUs", lambda one: one.tokens_per_second, tick, {}),
@@ -125,10 +123,10 @@ def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
         ),
         (
             "Memory",
-            "GiB of one GPU at its peak",
+            "GiB of one GPU at its peak" + ("; at the upper edge: more than shown" if most > top else ""),
             lambda one: one.memory_bytes / _GIB,
             lambda size: f"{size:g}",
-            {"limit": (gpu, f"{study.memory.gpu}: {gib(study.memory.gpu_bytes)}")},
+            {"limit": (gpu, f"{shown(study.memory.gpu, 20)}: {gib(study.memory.gpu_bytes)}"), "top": top},
         ),
     )
     return tuple(
@@ -149,7 +147,7 @@ def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
 
 def _lines(simulations: Sequence[Simulation], value: Callable[[Simulation], float]) -> list[Line]:
     lines = []
-    for limits in _limit_sets(simulations):
+    for limits in limit_sets(simulations):
         of_limits = [one for one in simulations if tuple(sorted(one.limits.items())) == limits]
         points = tuple(
             Point(x=one.packing_length, y=value(one), tip=_simulation_tip(one), hollow=not one.fits)
@@ -171,7 +169,7 @@ def _simulation_tip(one: Simulation) -> str:
 def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]:
     capacity = chosen.packs * chosen.packing_length
     bars = [
-        (f"Padded, {words(run.order).lower()}: {percent(run.waste)} wasted", run.real_tokens, run.computed_tokens)
+        (f"{padded_name(run.order, run.batch_size)}: {percent(run.waste)} wasted", run.real_tokens, run.computed_tokens)
         for run in padded
     ]
     real = round(chosen.fill * capacity)

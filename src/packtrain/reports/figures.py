@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from packtrain.advice.values import Group, Histogram, Simulation, Study
-from packtrain.reports.charts import bin_position, edge_ticks
-from packtrain.reports.compared import limits_text, modality, words
+from packtrain.reports.charts import bin_position, edge_ticks, wide
+from packtrain.reports.compared import limit_sets, limits_text, modality, words
 from packtrain.reports.content import sources_by_size
 from packtrain.reports.numbers import count, large, percent, shown, tick
 
@@ -57,22 +57,24 @@ def draw_efficiency(study: Study, path: Path) -> None:
         axes = figure.add_subplot(grid[at // 2, at % 2])
         _style(axes, title, write)
         _sweep(axes, study.simulations, value, chosen.packing_length)
-        most = max([value(one) for one in study.simulations] + [study.memory.gpu_bytes / _GIB] * (at == 3))
+        gpu = study.memory.gpu_bytes / _GIB
+        most = max(value(one) for one in study.simulations)
+        most = min(max(most, gpu), 1.5 * gpu) if at == 3 else most  # one far too long would flatten the others
         least = min(value(one) for one in study.simulations)
         # Shares are near their top; everything else is compared with nothing at all.
         axes.set_ylim(max(0.0, least - 0.35 * (1 - least) - 0.01) if at == 0 else 0, 1.006 if at == 0 else 1.12 * most)
         if at == 3:
-            axes.axhline(study.memory.gpu_bytes / _GIB, color=_COLOURS[5], linestyle=(0, (5, 4)), linewidth=1.4)
+            axes.axhline(gpu, color=_COLOURS[5], linestyle=(0, (5, 4)), linewidth=1.4)
             axes.annotate(
-                _plain(study.memory.gpu),
-                (0.01, study.memory.gpu_bytes / _GIB),
+                _plain(shown(study.memory.gpu, 30)),
+                (0.01, gpu),
                 color=_COLOURS[5],
                 size=8,
                 xycoords=("axes fraction", "data"),
                 xytext=(0, 4),
                 textcoords="offset points",
             )
-    if len(_limit_sets(study.simulations)) > 1:
+    if len(limit_sets(study.simulations)) > 1:
         figure.axes[0].legend(frameon=False, fontsize=8)
     _save(figure, path)
 
@@ -147,12 +149,8 @@ def _shares(axes: Axes, groups: Sequence[Group], what: str) -> None:
         )
 
 
-def _limit_sets(simulations: Sequence[Simulation]) -> list[tuple[tuple[str, int], ...]]:
-    return list(dict.fromkeys(tuple(sorted(one.limits.items())) for one in simulations))
-
-
 def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simulation], float], chosen: int) -> None:
-    for at, limits in enumerate(_limit_sets(simulations)):
+    for at, limits in enumerate(limit_sets(simulations)):
         line = [one for one in simulations if tuple(sorted(one.limits.items())) == limits]
         line.sort(key=lambda one: one.packing_length)
         colour = _COLOURS[at % len(_COLOURS)]
@@ -161,7 +159,9 @@ def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simul
             [value(one) for one in line],
             color=colour,
             marker="o",
-            markersize=5,
+            # Lines that are equal show each other.
+            markersize=3.5 if at else 5,
+            linestyle=(0, (4, 3)) if at else "-",
             linewidth=1.8,
             zorder=3,
             label=_plain(limits_text(dict(limits)) or "no further limits"),
@@ -172,12 +172,16 @@ def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simul
             [value(one) for one in missed],
             linestyle="",
             marker="o",
-            markersize=5,
+            markersize=3.5 if at else 5,
             color=colour,
             markerfacecolor="white",
             zorder=4,
         )
     axes.axvline(chosen, color=_COLOURS[0], linewidth=9, alpha=0.12)
+    lengths = sorted({one.packing_length for one in simulations})
+    if wide(lengths):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 

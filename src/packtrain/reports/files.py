@@ -43,8 +43,7 @@ def write_study(study: Study, samples: SampleTable, out: Path, *, overwrite: boo
     unless `overwrite` is given, and even then nothing is deleted that has another name.
     """
     out = Path(out)
-    if not overwrite:
-        _refuse_others(out)
+    check_place(out, overwrite=overwrite)
     with _staging(out) as stage:
         _render(study, samples, stage)
         for name in FILES:
@@ -52,6 +51,14 @@ def write_study(study: Study, samples: SampleTable, out: Path, *, overwrite: boo
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(stage / name, place)
     return {name: out / name for name in FILES}
+
+
+def check_place(out: Path, *, overwrite: bool = False) -> None:
+    """Refuse a place that a study may not be written to; cheap, for asking before the study is made."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError("out", got=f"{out} is a file", expected="a folder", fix="choose another name")
+    if not overwrite:
+        _refuse_others(out)
 
 
 def _render(study: Study, samples: SampleTable, stage: Path) -> None:
@@ -85,8 +92,6 @@ def _render(study: Study, samples: SampleTable, stage: Path) -> None:
 @contextmanager
 def _staging(out: Path) -> Iterator[Path]:
     """A folder inside `out`, and so on the same disk, that is gone afterwards."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError("out", got=f"{out} is a file", expected="a folder", fix="choose another name")
     out.mkdir(parents=True, exist_ok=True)
     for left in _leftovers(out):
         shutil.rmtree(left, ignore_errors=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from packtrain.reports.compared import COMPARED, SIMULATED, limits_text, words
+from packtrain.reports.compared import COMPARED, SIMULATED, limits_text, padded_name, words
 from packtrain.reports.content import Content
 from packtrain.reports.numbers import count, formatted, gib, memory, percent, shown
 
-_SPECIAL = "\\`*_{}[]<>#|~&$!"
+_SPECIAL = "\\`*_[]<|~&$"
 
 
 def comparison_text(content: Content) -> str:
@@ -19,14 +19,14 @@ def comparison_text(content: Content) -> str:
     for row in COMPARED:
         cells = [_field(row.kind, run, row.padded) for run in padded]
         rows.append([row.name, *cells, _field(row.kind, packed, row.packed)])
-    head = ["One epoch", *(f"padded, {words(run['order']).lower()}" for run in padded)]
+    head = ["One epoch", *(padded_name(run["order"], run["batch_size"]).lower() for run in padded)]
     head.append(f"packed, {count(packed['packing_length'])}")
-    titles = ["length", "further limits", *(words(name).lower() for _, name in SIMULATED)]
+    titles = ["length", "further limits", *(column.title.lower() for column in SIMULATED)]
     tried = [
         [
             count(one["packing_length"]),
             _safe(limits_text(one["limits"]) or "none"),
-            *(_field(k, one, name) for k, name in SIMULATED),
+            *(_field(column.kind, one, column.name) for column in SIMULATED),
         ]
         for one in content["simulations"]
     ]
@@ -35,10 +35,10 @@ def comparison_text(content: Content) -> str:
         "# Padding versus packing",
         _safe(content["recommendation"]["verdict"]),
         _about(content),
-        _table(head, rows),
+        _table("l" + "r" * (len(head) - 1), head, rows),
         "## All packings",
         "The recommended length is bold. Time, speed and memory are predicted.",
-        _table(titles, tried, left=2),
+        _table("ll" + "r" * len(SIMULATED), titles, tried),
     )
 
 
@@ -47,7 +47,9 @@ def memory_text(content: Content) -> str:
     report = content["memory"]
     estimate = report["estimate"]
     parts = [[_safe(part["name"]), gib(part["bytes"]), _safe(part["why"])] for part in estimate["parts"]]
-    parts.append(["**together**", f"**{gib(estimate['total'])}**", f"{percent_of_gpu(estimate)} of the GPU"])
+    parts.append(
+        ["**together**", f"**{gib(estimate['total'])}**", f"{formatted('percent', estimate['share'])} of the GPU"]
+    )
     savings = [
         [
             _safe(one["option"]),
@@ -64,19 +66,14 @@ def memory_text(content: Content) -> str:
         f"The worst pack is number {count(report['worst_pack'])}. With it one GPU holds {gib(estimate['total'])} of "
         f"the {gib(report['gpu_bytes'])} that {_safe(report['gpu'])} has, during {_safe(estimate['moment'])}.",
         _about(content),
-        _table(["part", "memory", "because"], parts),
+        _table("lrl", ["part", "memory", "because"], parts),
         "## The worst case in words" if report["sentences"] else "",
         "\n".join(f"- {_safe(text)}" for text in report["sentences"]),
         "## What would change it" if savings else "",
-        _table(["option", "change", "saves", "total after", "fits", "costs"], savings) if savings else "",
+        _table("llrrll", ["option", "change", "saves", "total after", "fits", "costs"], savings) if savings else "",
         "## What the machine needs",
         _host(report["host"]),
     )
-
-
-def percent_of_gpu(estimate: Content) -> str:
-    """The share of the GPU's memory, or a dash."""
-    return formatted("percent", estimate["share"])
 
 
 def _about(content: Content) -> str:
@@ -94,7 +91,7 @@ def _host(host: Content) -> str:
         for name, section in host.items()
         for part in section["parts"]
     ]
-    return _table(["where", "for", "size", "because"], rows, left=2) if rows else ""
+    return _table("llrl", ["where", "for", "size", "because"], rows) if rows else ""
 
 
 def _field(kind: str, values: Content, name: str | None) -> str:
@@ -105,11 +102,9 @@ def _field(kind: str, values: Content, name: str | None) -> str:
     return formatted(kind, values[name])
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table; the first columns are text, the others are aligned as numbers unless they hold sentences."""
-    rows = list(rows)
-    words_in = [any(len(row[at]) > 28 for row in rows) for at in range(len(head))]
-    rule = ["---" if at < left or words_in[at] else "---:" for at in range(len(head))]
+def _table(sides: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose columns are aligned left or right, a letter for each."""
+    rule = ["---:" if side == "r" else "---" for side in sides]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
@@ -119,4 +114,6 @@ def _document(*blocks: str) -> str:
 
 def _safe(text: object) -> str:
     """Text that Markdown shows as it is, on one line."""
-    return "".join(f"\\{char}" if char in _SPECIAL else char for char in shown(text, 600))
+    line = shown(text, 600)
+    start = "\\" if line[:1] in ("#", ">", "+", "-", "=") else ""  # at the start of a line these would be more
+    return start + "".join(f"\\{char}" if char in _SPECIAL else char for char in line)

@@ -89,8 +89,8 @@ def gib(value: float) -> str:
     """
     size = value / (1 << 30)
     if 0 < abs(size) < 0.05:
-        return "< 0.1 GiB" if size > 0 else "> -0.1 GiB"
-    return f"{size:,.1f} GiB" if value else "0 GiB"
+        return "< 0.1 GiB" if size > 0 else "> −0.1 GiB"
+    return f"{size:,.1f} GiB".replace("-", "−") if value else "0 GiB"
 
 
 def times(value: float) -> str:
@@ -111,18 +111,8 @@ def ratio(value: float) -> str:
     return f"{value:.3f}"
 
 
-def rate(value: float) -> str:
-    """Tokens per second.
-
-    >>> rate(17482.3)
-    '17,482 tokens/s'
-    """
-    return f"{count(value)} tokens/s"
-
-
 FORMATS: dict[str, Callable[[float], str]] = {
-    function.__name__: function
-    for function in (count, decimal, large, percent, memory, gib, times, ratio, duration, rate)
+    function.__name__: function for function in (count, decimal, large, percent, memory, gib, times, ratio, duration)
 }
 
 

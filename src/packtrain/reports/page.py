@@ -14,8 +14,17 @@ from markupsafe import Markup
 from packtrain import __version__
 from packtrain.advice.values import Study
 from packtrain.reports.charts import share_bar
-from packtrain.reports.compared import COMPARED, SIMULATED, STATISTICS, limits_text, modality, words
-from packtrain.reports.content import Content, page_content, sources_by_size
+from packtrain.reports.compared import (
+    COLUMNS,
+    COMPARED,
+    SIMULATED,
+    STATISTICS,
+    limits_text,
+    modality,
+    padded_name,
+    words,
+)
+from packtrain.reports.content import LONGEST, Content, page_content, sources_by_size
 from packtrain.reports.drawn import draw, part_css
 from packtrain.reports.numbers import count, decimal, formatted, shown
 from packtrain.reports.picture import source_colours
@@ -24,7 +33,6 @@ _SECTIONS = (
     *(("data", "Data"), ("sweep", "Sweep"), ("config", "Config"), ("padding", "Padding"), ("memory", "Memory")),
     *(("balance", "Balance"), ("packs", "Packs"), ("ledger", "Ledger"), ("host", "Machine"), ("notes", "Notes")),
 )
-_LONGEST = 600  # characters of a sentence; only a name that is none makes one longer
 
 
 def render_page(study: Study, content: Content, yaml: str) -> str:
@@ -43,12 +51,14 @@ def render_page(study: Study, content: Content, yaml: str) -> str:
         charts=draw(study, colours),
         tags=_tags(study),
         changes=[changes(content["recommendation"]["config"], plan) for plan in _configs(content)],
+        columns=_ordered(shown_content["dataset"]["statistics"]),
         statistics=STATISTICS,
         simulation_columns=SIMULATED,
         comparison=COMPARED,
         part_css=part_css(study.memory.estimate.parts),
         source_css=list(colours.values()),
         share_bar=share_bar,
+        padded_name=padded_name,
         yaml_lines=[(line.lstrip().startswith("#"), line) for line in yaml.splitlines()],
         style=style,
         script=script,
@@ -82,9 +92,9 @@ class _Numbers:
 
 
 def embedded(content: Content) -> Markup:
-    """JSON that no HTML parser can take for markup, and no script for a line end."""
-    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
-    for char in "<>&\u2028\u2029":
+    """JSON that no HTML parser can take for markup: plain ASCII without brackets."""
+    text = json.dumps(content)
+    for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(text)
 
@@ -126,7 +136,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _text(text: object, limit: int = _LONGEST) -> str:
+def _text(text: object, limit: int = LONGEST) -> str:
     """Text of a study as it is, on one line."""
     return shown(text, limit)
 
@@ -152,6 +162,12 @@ def _headline(study: Study) -> str:
     if not study.recommendation.packing:
         return "Packing will not help here"
     return f"Pack at {count(study.simulations[study.recommendation.simulation].packing_length)} tokens"
+
+
+def _ordered(statistics: Mapping[str, Content]) -> list[str]:
+    """Columns that have numbers, the usual ones first."""
+    names = [*COLUMNS, *(name for name in statistics if name not in COLUMNS)]
+    return [name for name in names if statistics.get(name)]
 
 
 def _has(study: Study, section: str) -> bool:

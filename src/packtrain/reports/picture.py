@@ -1,4 +1,4 @@
-"""The picture of packs: one bar per pack, one stretch per sample, coloured by source, media tokens darker than text."""
+"""The picture of packs: one bar per pack, one stretch per sample, coloured by source, text fainter than media."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ def nice_scale(low: float, high: float, *, steps: int = 4, least: float = 0.0) -
     >>> nice_scale(0, 92)[1]
     (0.0, 25.0, 50.0, 75.0, 100.0)
     """
-    span = (high - low) or abs(high) or 1.0
+    span = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
     size = 10.0 ** math.floor(math.log10(span / steps))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor * steps >= span * 0.999)
     step = max(step, least)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     last = max(last, first + 1)
-    ticks = tuple(round(number * step, 12) for number in range(first, last + 1))
+    ticks = tuple(float(f"{number * step:.12g}") for number in range(first, last + 1))
     return Scale(start=ticks[0], end=ticks[-1]), ticks
 
 
@@ -100,8 +100,8 @@ def y_axis(
 
 
 def y_at(scale: Scale, value: float, height: int) -> float:
-    """The pixel of a value; larger values are higher."""
-    return TOP + (1 - scale.at(value)) * (height - TOP - BOTTOM)
+    """The pixel of a value; larger values are higher, and those beyond the scale at its edge."""
+    return TOP + (1 - min(scale.at(value), 1.0)) * (height - TOP - BOTTOM)
 
 
 def x_label(text: str, at: float, height: int, css: str = "tick") -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,12 +32,15 @@ def _entry(key: Any, value: Any, path: tuple[str, ...], reasons: Mapping[str, Re
     indent = "  " * (len(path) - 1)
     reason = reasons.get(".".join(path)) or reasons.get(path[-1])
     lines = _comment(_why(reason), indent) if reason else []
+    name = _scalar(key)
+    # YAML ends short keys after 1,024 characters; longer ones are announced.
+    start = f"{indent}{name}:" if len(name) < 1000 else f"{indent}? {name}\n{indent}:"
     if isinstance(value, dict) and value:
-        lines.append(f"{indent}{_scalar(key)}:")
-        for name, inner in value.items():
-            lines += _entry(name, inner, (*path, str(name)), reasons)
+        lines.append(start)
+        for inner, below in value.items():
+            lines += _entry(inner, below, (*path, str(inner)), reasons)
         return lines
-    return [*lines, f"{indent}{_scalar(key)}: {_scalar(value)}"]
+    return [*lines, f"{start} {_scalar(value)}"]
 
 
 def _why(reason: Reason) -> str:
@@ -49,9 +53,17 @@ def _comment(text: str, indent: str) -> list[str]:
     return [f"{indent}# {line}" for line in textwrap.wrap(clean, _WIDTH - len(indent) - 2)]
 
 
+class _OneLine(yaml.SafeDumper):
+    """Writes strings that are not one printable line with escapes."""
+
+    def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+        escaped = isinstance(value, str) and not value.isprintable()
+        return super().represent_scalar(tag, value, '"' if escaped else style)
+
+
 def _scalar(value: Any) -> str:
-    """A value on one line; strings that need more than one are written with escapes."""
-    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    """A value on one line."""
+    readable = json.dumps(value, ensure_ascii=False).isprintable()
     # An endless width: folded lines would need the indentation of their place.
-    text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=10**9, allow_unicode=True)
+    text = yaml.dump(value, Dumper=_OneLine, default_flow_style=True, width=10**9, allow_unicode=readable)
     return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -1,0 +1,102 @@
+"""How equal the work of ranks is under the three orders of packs, on sets that never touch the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packtrain.estimates.flops import WorkModel, work_model
+from packtrain.estimates.shapes import shape_from_config
+from packtrain.estimates.values import TrainingSetup
+from packtrain.plans.balance import RANKS, balance_table
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples
+from packtrain.plans.windows import pack_windows
+
+# A model of 2 billion parameters with the widths of Qwen3-VL-2B.
+MODEL = "Qwen3-VL-2B"
+_CONFIG: Mapping[str, Any] = {
+    "model_type": "qwen3_vl",
+    "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
+    "vision_config": {
+        "model_type": "qwen3_vl",
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+}
+
+
+class _MemoryRows:
+    """Samples in memory as the rows of a cost table."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+        part = Samples({name: column[start:stop] for name, column in self._samples.columns.items()})
+        return part, part["tokens"] - part["vision_tokens"]
+
+
+def plan_of(samples: Samples, config: PackingConfig, work: WorkModel) -> PackPlan:
+    """A plan of one epoch, without the cost table that plans are otherwise made from."""
+    windows = list(pack_windows(_MemoryRows(samples), config, 0, None))
+    counts = np.cumsum([0] + [len(window.entries) for window in windows])
+    columns = {
+        "end": [window.offsets[1:] + base for window, base in zip(windows, counts[:-1], strict=True)],
+        "window": [np.full(len(window.offsets) - 1, n, np.int32) for n, window in enumerate(windows)],
+        **{name: [window.loads[name] for window in windows] for name in (*RESOURCES, *EXTRAS)},
+    }
+    packs = pa.table({name: np.concatenate(parts) for name, parts in columns.items()}, schema=PACK_SCHEMA)
+    rows = np.concatenate([window.entries.rows for window in windows])
+    summary = {
+        "config": config.describe(),
+        "inputs": {"rows": len(samples)},
+        "packer_version": PACKER_VERSION,
+        "work": asdict(work),
+        "epochs": [{"packs": packs.num_rows, "entries": len(rows)}],
+    }
+    return PackPlan(summary, [EpochPacks(pa.table({"row": rows}, schema=ENTRY_SCHEMA), packs)])
+
+
+def equal_work(
+    name: str, samples: Samples, limits: Mapping[str, int], ranks: tuple[int, ...] = RANKS
+) -> dict[str, Any]:
+    """One set: the three orders for several numbers of ranks, with eight packs a step for each rank."""
+    config = PackingConfig(**limits)  # type: ignore[arg-type]
+    work = work_model(shape_from_config(_CONFIG), TrainingSetup(), longest=int(samples["tokens"].max()))
+    plan = plan_of(samples, config, work)
+    predicted = plan.predicted_work(0)
+    return {
+        "set": name,
+        "limits": dict(limits),
+        "samples": plan.epoch(0).num_entries,
+        "packs": plan.num_packs,
+        "work_spread": float(predicted.std() / predicted.mean()),
+        "lines": [asdict(line) for line in balance_table(plan, ranks)],
+    }

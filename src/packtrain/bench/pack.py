@@ -1,0 +1,220 @@
+"""How well and how fast samples are packed: beside the bound, beside other projects' packers, and as sets grow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from packtrain.bench.clock import timed
+from packtrain.bench.equal_work import MODEL, equal_work
+from packtrain.bench.length_files import read_lengths
+from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture
+from packtrain.bench.others import NOT_RUN, OTHERS, OtherPacker
+from packtrain.bench.pack_tables import show_bench
+from packtrain.bench.scaling import scaling
+from packtrain.bench.textbook import best_fit_decreasing
+from packtrain.core.errors import ConfigError, DataError
+from packtrain.core.seeds import stream
+from packtrain.plans.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
+from packtrain.plans.greedy import first_fit
+from packtrain.plans.resources import Samples
+from packtrain.plans.windows import LARGEST_WINDOW
+
+__all__ = ["bench_pack", "show_bench"]
+
+GENERATED = "generated, LVIS-shaped (synthetic)"
+SCALING_CAPACITY = WORK_CAPACITY = 8_192
+RESOURCES = ("tokens", "vision_tokens", "images")
+LIMITS = ((8_192, 4_096, 8), (16_384, 8_192, 16), (16_384, 6_144, 24))
+_WARM = 2_000  # samples packed before the clock starts, so that nothing is compiled under it
+_QUADRATIC = 20_000  # samples for what is quadratic
+
+
+def bench_pack(
+    lengths: Path | None,
+    capacities: Sequence[int],
+    sizes: Sequence[int],
+    others: bool,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    several: int = 200_000,
+    work: int = 1_000_000,
+) -> dict[str, Any]:
+    """All comparisons. `several` and `work`: samples of the mixtures, and of the sets whose work is shared out.
+
+    Seconds are the smaller of elapsed and processor time, compilation apart; every packer uses one core.
+    """
+    _check_counts("--capacities", capacities)
+    _check_counts("--sizes", sizes, optional=True)
+    samples = lvis_shape() if lengths is None else read_lengths(lengths)
+    tokens = samples["tokens"]
+    if tokens.min() > min(capacities):
+        got, least = f"no sample of at most {min(capacities):,} tokens", f"{tokens.min():,}"
+        raise DataError(str(lengths), got=got, expected="at least one", fix=f"give --capacities from {least} on")
+    main = WORK_CAPACITY if WORK_CAPACITY in capacities else capacities[0]
+    name = GENERATED if lengths is None else lengths.name
+    progress("one resource")
+    return {
+        "set": name,
+        "samples": len(tokens),
+        "tokens": int(tokens.sum()),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "one_resource": [_one_resource(tokens, capacity) for capacity in capacities],
+        "strategies": {"capacity": main, "rows": [_strategy(tokens, main, strategy) for strategy in STRATEGIES]},
+        "others": _others(tokens, capacities, progress) if others else {"rows": [], "notes": [], "not_run": {}},
+        "several": _several(several, progress),
+        "equal_work": _equal_work(
+            {name: lvis_shape(work) if lengths is None else samples, "mixture with video": mixture("video", work)},
+            main,
+            progress,
+        ),
+        "scaling": _scaling(sizes, progress),
+    }
+
+
+def _check_counts(where: str, counts: Sequence[int], *, optional: bool = False) -> None:
+    bad = [count for count in counts if isinstance(count, bool) or not isinstance(count, int) or count < 1]
+    if bad or not (counts or optional):
+        raise ConfigError(where, got=bad[0] if bad else "none", expected="positive whole numbers, with commas between")
+
+
+# ---- one resource
+
+
+def _one_resource(tokens: np.ndarray, capacity: int, strategy: str = "best_fit") -> dict[str, Any]:
+    """Packs, the bound, and the time of the whole call."""
+
+    def pack() -> Packing:
+        return pack_arrays({"tokens": tokens}, {"tokens": capacity}, strategy)
+
+    pack_arrays({"tokens": tokens[:_WARM]}, {"tokens": capacity}, strategy)
+    packing, seconds = timed(pack)
+    fitting = len(tokens) - len(packing.dropped)
+    bound = -(-int(tokens[tokens <= capacity].sum()) // capacity)
+    return {
+        "capacity": capacity,
+        "samples": fitting,
+        "dropped": len(packing.dropped),
+        "packs": packing.num_packs,
+        "bound": bound,
+        "of_bound": bound / packing.num_packs,
+        "seconds": seconds,
+        "samples_per_second": len(tokens) / seconds,
+        "nanoseconds_per_sample": seconds / len(tokens) * 1e9,
+    }
+
+
+def _strategy(tokens: np.ndarray, capacity: int, name: str) -> dict[str, Any]:
+    """One strategy at one capacity; windows are of 1,000 samples."""
+    strategy = name.replace("window_N", "window_1000")
+    return {"strategy": strategy, **_one_resource(tokens, capacity, strategy)}
+
+
+# ---- other projects
+
+
+def _others(tokens: np.ndarray, capacities: Sequence[int], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Every other packer that is installed, each beside ours on the very same lengths."""
+    here = [other for other in OTHERS if other.installed]
+    rows = []
+    for capacity in capacities:
+        fitting = tokens[tokens <= capacity]
+        shuffled = stream(0, "other packers").permutation(len(fitting))
+        for other in here:
+            progress(f"{other.name} at {capacity:,}")
+            rows.append(_beside(other, fitting[np.sort(shuffled[: other.most])], capacity))
+    missing = {other.name: f"{other.package} is not installed" for other in OTHERS if not other.installed}
+    notes = [f"{other.name}: {other.note}" for other in here if other.note]
+    return {"rows": rows, "notes": notes, "not_run": {**missing, **NOT_RUN}}
+
+
+def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> dict[str, Any]:
+    """One other packer and ours; its packs are checked as ours are in the tests."""
+    other.prepare(lengths[:200], capacity).pack()  # imports and compiles
+    run = other.prepare(lengths, capacity)
+    found, seconds = timed(run.pack)
+    loads = run.loads(found)
+    if loads.sum() != lengths.sum() or loads.max() > capacity:
+        raise RuntimeError(f"{other.name} lost tokens or overfilled a pack of {capacity}")
+    ours = _one_resource(lengths, capacity)
+    return {
+        "packer": other.name,
+        "version": other.version,
+        "capacity": capacity,
+        "samples": len(lengths),
+        "bound": ours["bound"],
+        "packs": len(loads),
+        "our_packs": ours["packs"],
+        "seconds": seconds,
+        "our_seconds": ours["seconds"],
+        "times_our_packs": len(loads) / ours["packs"],
+        "times_our_seconds": seconds / ours["seconds"],
+    }
+
+
+# ---- several resources
+
+
+def _several(count: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Every mixture under every set of limits."""
+    found = []
+    for name in MIXTURES:
+        samples = mixture(name, count)
+        sizes = samples.matrix(RESOURCES)
+        for limits in LIMITS:
+            progress(f"several resources: {name}, {' / '.join(map(str, limits))}")
+            capacities = np.array(limits, np.int64)
+            fitting = sizes[(sizes <= capacities).all(axis=1)]
+            found.append({"mixture": name, "limits": limits, **_several_row(fitting, capacities)})
+    return found
+
+
+def _several_row(sizes: np.ndarray, capacities: np.ndarray) -> dict[str, Any]:
+    """Shares of the bound that each way reaches; each is at most 1."""
+    bound = lower_bound(sizes, capacities)
+    shuffled = stream(0, "first fit").permutation(len(sizes))
+    few = sizes[:_QUADRATIC]
+    falling = np.argsort(-(sizes / capacities).sum(axis=1), kind="stable")
+    row: dict[str, Any] = {
+        "samples": len(sizes),
+        "bound": bound,
+        "first_fit_random": bound / first_fit(sizes, shuffled, capacities)[1],
+        "first_fit_decreasing": bound / first_fit(sizes, falling, capacities)[1],
+        "best_fit_decreasing": lower_bound(few, capacities) / best_fit_decreasing(few, capacities),
+    }
+    resources = {name: sizes[:, column] for column, name in enumerate(RESOURCES)}
+    limits = dict(zip(RESOURCES, capacities.tolist(), strict=True))
+    for effort in get_args(Effort):
+        warm = {name: column[:_WARM] for name, column in resources.items()}
+        pack_arrays(warm, limits, "best_fit", effort=effort)
+        packing, seconds = timed(partial(pack_arrays, resources, limits, "best_fit", effort=effort), rounds=1)
+        row[effort] = bound / packing.num_packs
+        row[f"{effort}_seconds_per_million"] = seconds / len(sizes) * 1e6
+    return row
+
+
+# ---- equal work and growth
+
+
+def _equal_work(sets: Mapping[str, Samples], capacity: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    rows = []
+    for name, samples in sets.items():
+        progress(f"equal work: {name}")
+        rows.append(equal_work(name, samples, {"packing_length": capacity}))
+    return {"model": MODEL, "sets": rows}
+
+
+def _scaling(sizes: Sequence[int], progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Packing alone at every size; all that a plan needs up to the largest window, since larger plans have several."""
+    found = []
+    for size in sizes:
+        for what in ("alone", "plan") if size <= LARGEST_WINDOW else ("alone",):
+            progress(f"scaling: {size:,} samples, {what}")
+            found.append(scaling(size, SCALING_CAPACITY, what))
+    return found

@@ -1,0 +1,264 @@
+"""Packing window by window: what one leaves under-filled goes on to the next, nothing is lost, memory stays bounded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lengths import lvis_table
+
+import packtrain.plans.windows as windows_module
+from packtrain.costs.table import CostTable
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples
+from packtrain.plans.windows import MAXIMA, TableRows, WindowPacks, fill_ratio, pack_windows
+
+
+class MadeRows:
+    """Rows from a list of lengths; every text may be cut."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self.tokens = np.asarray(tokens, np.int64)
+        self.reads: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+        self.reads.append((start, stop))
+        tokens = self.tokens[start:stop]
+        columns = {name: np.zeros(len(tokens), np.int64) for name in (*RESOURCES, *EXTRAS)}
+        columns |= {"tokens": tokens, "longest": tokens, "attention": tokens**2, "samples": np.ones_like(tokens)}
+        return Samples(columns), tokens
+
+
+def windows_of(
+    tokens: Any, *, epoch: int = 0, counts: np.ndarray | None = None, **config: Any
+) -> tuple[list[WindowPacks], MadeRows]:
+    rows = MadeRows(np.asarray(tokens))
+    settings = PackingConfig(**{"packing_length": 100, **config})
+    return list(pack_windows(rows, settings, epoch, counts)), rows
+
+
+def packed_rows(windows: list[WindowPacks]) -> list[int]:
+    return [row for window in windows for row in window.entries.rows.tolist()]
+
+
+def as_lists(windows: list[WindowPacks]) -> list[list[list[int]]]:
+    return [
+        [part.tolist() for part in np.split(w.entries.rows, w.offsets[1:-1])] if len(w.offsets) > 1 else []
+        for w in windows
+    ]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tokens=st.lists(st.integers(1, 130), min_size=1, max_size=60),
+    window=st.one_of(st.integers(1, 6), st.integers(7, 70)),
+    ratio=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    strategy=st.sampled_from(["best_fit", "first_fit", "next_fit", "knapsack", "none"]),
+    overlong=st.sampled_from(["drop", "truncate", "split"]),
+    shuffle=st.booleans(),
+    data=st.data(),
+)
+def test_nothing_is_lost_whatever_is_carried(
+    tokens: list[int], window: int, ratio: float, strategy: str, overlong: str, shuffle: bool, data: st.DataObject
+) -> None:
+    times_used = st.lists(st.integers(0, 3), min_size=len(tokens), max_size=len(tokens))
+    repeats = data.draw(st.none()) if data.draw(st.integers(0, 3)) == 0 else data.draw(times_used)
+    counts = None if repeats is None else np.array(repeats)
+    found, _ = windows_of(
+        tokens,
+        counts=counts,
+        packing_window=window,
+        packing_min_fill_ratio=ratio,
+        packing_strategy=strategy,
+        overlong=overlong,
+        shuffle=shuffle,
+    )
+    pieces = {"drop": lambda n: int(n <= 100), "truncate": lambda n: 1, "split": lambda n: -(-n // 100)}[overlong]
+    times = repeats or [1] * len(tokens)
+    expected = {row: times[row] * pieces(n) for row, n in enumerate(tokens)}
+    assert Counter(packed_rows(found)) == Counter({row: n for row, n in expected.items() if n})
+    dropped = sum(times[row] for row, n in enumerate(tokens) if n > 100 and overlong == "drop")
+    assert sum(w.dropped_entries for w in found) == dropped
+    assert sum(w.drawn for w in found) == sum(expected.values()) + dropped
+    assert sum(w.rows for w in found) == len(tokens)
+    for w in found:
+        assert (np.diff(w.offsets) > 0).all()
+        assert w.offsets[-1] == len(w.entries)
+        assert (w.loads["tokens"] <= 100).all()
+
+
+def test_loads_are_sums_and_maxima_of_packs(tmp_path: Path) -> None:
+    table = lvis_table(tmp_path, 300)
+    rows = TableRows(table)
+    (found,) = pack_windows(rows, PackingConfig(packing_length=20_000), 0, None)
+    samples, _ = rows.read(0, 300)
+    for number, part in enumerate(np.split(found.entries.rows, found.offsets[1:-1])):
+        for name in (*RESOURCES, *EXTRAS):
+            whole = samples[name][part]
+            assert found.loads[name][number] == (whole.max() if name in MAXIMA else whole.sum())
+
+
+# ---- windows
+
+
+def test_windows_are_consecutive_rows_in_random_order() -> None:
+    found, rows = windows_of(np.full(95, 30), packing_window=10)
+    assert sorted(rows.reads) == [(start, min(start + 10, 95)) for start in range(0, 95, 10)]
+    assert rows.reads != sorted(rows.reads)
+    for (start, stop), w in zip(rows.reads, found, strict=True):
+        assert sorted(w.entries.rows.tolist()) == list(range(start, stop))
+
+
+def test_every_epoch_and_seed_visits_windows_in_its_own_order() -> None:
+    orders = [
+        windows_of(np.full(400, 30), packing_window=10, **c)[1].reads for c in ({"epoch": 0}, {"epoch": 1}, {"seed": 1})
+    ]
+    assert len({tuple(order) for order in orders}) == 3
+    again = windows_of(np.full(400, 30), packing_window=10, epoch=1)[1].reads
+    assert again == orders[1]
+    fixed = windows_of(np.full(400, 30), packing_window=10, epoch=1, repack_each_epoch=False)[1].reads
+    assert fixed == orders[0]
+
+
+def test_without_shuffling_everything_stays_in_order() -> None:
+    found, rows = windows_of(np.full(40, 30), packing_window=10, shuffle=False, packing_strategy="next_fit")
+    assert rows.reads == sorted(rows.reads)
+    assert packed_rows(found) == list(range(40))
+
+
+def test_windows_and_epochs_are_packed_in_different_ways() -> None:
+    # All windows have the same lengths, so that equal packs would show that they share a seed.
+    tokens = np.tile(np.random.default_rng(0).integers(5, 30, 40), 3)
+    kwargs: dict[str, Any] = {"packing_window": 40, "packing_strategy": "first_fit"}
+    first, rows = windows_of(tokens, **kwargs)
+    shapes = [
+        [[row - start for row in pack] for pack in packs]
+        for packs, (start, _) in zip(as_lists(first), rows.reads, strict=True)
+    ]
+    assert shapes[0] != shapes[1] != shapes[2]
+    second, _ = windows_of(tokens, epoch=1, **kwargs)
+    sets = [{frozenset(pack) for packs in as_lists(found) for pack in packs} for found in (first, second)]
+    assert sets[0] != sets[1]
+
+
+def test_window_n_is_best_fit_in_windows() -> None:
+    tokens = np.random.default_rng(1).integers(1, 60, 100)
+    by_name, _ = windows_of(tokens, packing_strategy="window_30")
+    by_setting, _ = windows_of(tokens, packing_window=30)
+    assert as_lists(by_name) == as_lists(by_setting)
+    assert len(by_name) == 4
+
+
+def test_a_window_larger_than_the_table_is_one_window() -> None:
+    tokens = np.random.default_rng(1).integers(1, 60, 50)
+    whole, _ = windows_of(tokens)
+    for config in ({"packing_window": 10**15}, {"packing_strategy": "window_" + "9" * 30}, {"packing_window": 50}):
+        assert as_lists(windows_of(tokens, **config)[0]) == as_lists(whole)
+
+
+# ---- what is carried
+
+
+def carried_from(found: list[WindowPacks], reads: list[tuple[int, int]]) -> list[int]:
+    """How many entries each window has of earlier ones."""
+    return [
+        sum(not start <= row < stop for row in w.entries.rows.tolist())
+        for w, (start, stop) in zip(found, reads, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["first_fit", "next_fit", "best_fit", "knapsack"])
+def test_underfilled_packs_are_packed_again_with_the_next_window(strategy: str) -> None:
+    # Each window of 21 samples fills two packs and has one sample left over.
+    config: dict[str, Any] = {"packing_window": 21, "packing_strategy": strategy}
+    left, rows = windows_of(np.full(210, 10), **config)
+    assert [len(w.offsets) - 1 for w in left] == [3] * 10
+    assert not any(carried_from(left, rows.reads))
+    found, rows = windows_of(np.full(210, 10), packing_min_fill_ratio=0.95, **config)
+    assert sum(len(w.offsets) - 1 for w in found) <= 25
+    assert any(carried_from(found, rows.reads))
+    assert Counter(packed_rows(found)) == Counter(range(210))
+    if strategy in ("first_fit", "next_fit"):  # which leave all that is missing in one pack
+        assert [len(w.offsets) - 1 for w in found] == [2] * 9 + [3]
+        assert all((fill_ratio(w.loads, {"tokens": 100}) == 1).all() for w in found)
+
+
+def test_the_last_window_keeps_what_is_underfilled() -> None:
+    found, rows = windows_of(np.full(12, 10), packing_window=6, packing_min_fill_ratio=1.0, packing_length=110)
+    assert [len(w.offsets) - 1 for w in found] == [0, 2], "12 samples of 10 are one pack of 110 and a rest"
+    assert carried_from(found, rows.reads) == [0, 6]
+    assert Counter(packed_rows(found)) == Counter(range(12))
+
+
+def test_packs_that_are_full_enough_are_not_carried() -> None:
+    found, rows = windows_of(np.full(40, 50), packing_window=10, packing_min_fill_ratio=1.0)
+    assert not any(carried_from(found, rows.reads))
+
+
+def test_the_fullest_limit_decides_what_is_underfilled() -> None:
+    # 25 tokens of 100, but all samples that a pack may have.
+    found, rows = windows_of(np.full(40, 5), packing_window=10, packing_min_fill_ratio=0.9, max_samples_per_pack=5)
+    assert not any(carried_from(found, rows.reads))
+
+
+def test_what_is_carried_is_bounded() -> None:
+    # No two of these fit together, so that every pack stays under-filled for ever.
+    found, _ = windows_of(np.full(100, 51), packing_window=10, packing_min_fill_ratio=0.9)
+    assert Counter(packed_rows(found)) == Counter(range(100))
+    sizes = [len(w.entries) for w in found]
+    assert max(sizes[:-1]) <= 15, "at most half a window more than a window"
+    assert sizes[-1] <= 15
+
+
+def test_windows_smaller_than_a_pack_still_make_full_packs() -> None:
+    found, _ = windows_of(np.full(100, 10), packing_window=4, packing_min_fill_ratio=0.9)
+    loads = np.concatenate([w.loads["tokens"] for w in found])
+    assert (np.sort(loads)[1:] >= 90).all(), "all but the last"
+    assert max(len(w.entries) for w in found) <= 10 + 4
+
+
+# ---- tables read by range
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"packing_min_fill_ratio": 0.95}, {"overlong": "split", "packing_length": 5_000}]
+)
+@pytest.mark.parametrize("row_group", [7, 50, 65_536])
+def test_reading_by_range_gives_the_same_packs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], row_group: int
+) -> None:
+    table = lvis_table(tmp_path, 200, row_group=row_group)
+    settings = PackingConfig(**{"packing_length": 20_000, "packing_window": 60, **config})
+    whole = list(pack_windows(TableRows(table), settings, 0, None))
+    monkeypatch.setattr(windows_module, "LARGEST_WINDOW", 64)
+    asked: list[int] = []
+    read = CostTable.rows
+
+    def watched(self: CostTable, names: Any, positions: np.ndarray) -> dict[str, np.ndarray]:
+        asked.append(len(positions))
+        return read(self, names, positions)
+
+    monkeypatch.setattr(CostTable, "rows", watched)
+    by_range = list(pack_windows(TableRows(table), settings, 0, None))
+    assert as_lists(by_range) == as_lists(whole)
+    for mine, theirs in zip(by_range, whole, strict=True):
+        assert all((mine.loads[name] == theirs.loads[name]).all() for name in mine.loads)
+        assert (mine.entries.starts == theirs.entries.starts).all()
+    assert len(asked) == 4
+    assert max(asked) == 60, "only a window is in memory"
+
+
+def test_a_table_too_large_for_one_window_gets_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = lvis_table(tmp_path, 200)
+    monkeypatch.setattr(windows_module, "LARGEST_WINDOW", 64)
+    found = list(pack_windows(TableRows(table), PackingConfig(packing_length=20_000), 0, None))
+    assert sorted(w.rows for w in found) == [8, 64, 64, 64]
+    assert Counter(packed_rows(found)) == Counter(range(200))
