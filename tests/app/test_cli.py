@@ -74,7 +74,7 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
     code, out, err = run(*measure(data, model, tmp_path / "out"))
     assert (code, err) == (0, "")
     assert "20 entries read = 20 measured + 0 in the ledger" in out
-    assert "next: look at" in out
+    assert f"next: packtrain plan {tmp_path / 'out'} " in out
     code, out, _ = run(*measure(data, model, tmp_path / "out"))
     assert "Nothing has changed" in out
     os.utime(data, ns=(1, 1))
@@ -173,7 +173,7 @@ def test_names_are_printed_as_they_are(run: Run, data: Path, model: Path, tmp_pa
     folder = tmp_path / name.replace("/", "_") if "/" not in name else tmp_path / f"a{name}"
     code, out, err = run(*measure(data, model, folder))
     assert (code, err) == (0, "")
-    assert f"next: look at {folder}/measure.json" in out
+    assert f"next: packtrain plan {folder} " in out
     missing = f"{folder}/nothing.jsonl"
     code, _, err = run(*measure(missing, model, tmp_path / "other"))
     assert code == 2

@@ -1,15 +1,24 @@
-"""The demo: every fault it plants is in the ledger, and a second run finds nothing to do."""
+"""The demo: every fault it plants is in the ledger, every stage agrees, and a second run finds nothing to do."""
 
 from __future__ import annotations
 
+import html
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from packtrain.app.config import load_config
+from packtrain.app.demo import run_demo
 from packtrain.app.demo_data import BROKEN, write_dataset
+from packtrain.app.measure import measure_outcome
+from packtrain.app.show import measured_json
+from packtrain.app.show_pack import plan_json
+from packtrain.app.show_plan import planned_json
 from packtrain.cli import app
 
 
@@ -46,7 +55,47 @@ def test_the_smallest_demo_and_its_second_run(tmp_path: Path) -> None:
     assert said["check"] == {"records": 32, "note": ""}
     costs = tmp_path / "demo" / "costs"
     before = {path.name: path.stat().st_mtime_ns for path in costs.iterdir()}
+    plan = {path.name: path.read_bytes() for path in (tmp_path / "demo" / "plan").iterdir()}
+    _check_report(json.loads(first.stdout), tmp_path / "demo")
     second = CliRunner().invoke(app, run, catch_exceptions=False)
     assert second.exit_code == 0
     assert "Nothing has changed" in second.stdout
     assert {path.name: path.stat().st_mtime_ns for path in costs.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in (tmp_path / "demo" / "plan").iterdir()} == plan
+    third = CliRunner().invoke(app, [*run, "--json"], catch_exceptions=False)
+    assert json.loads(third.stdout)["pack"] == json.loads(first.stdout)["pack"]
+
+
+def _check_report(said: dict[str, Any], folder: Path) -> None:
+    """Report and plan are there, are about all measured records, and agree with each other."""
+    for path in said["plan"]["files"].values():
+        assert Path(path).stat().st_size > 0
+    recommended = said["plan"]["recommendation"]
+    page = " ".join(html.unescape((folder / "report" / "report.html").read_text()).split())
+    assert recommended["verdict"] in page
+    chosen = said["plan"]["simulations"][recommended["simulation"]]
+    packed = said["pack"]
+    assert packed["config"]["packing_length"] == chosen["packing_length"]
+    assert len(packed["epochs"]) == said["plan"]["about"]["epochs"] == 2
+    for counts in packed["epochs"]:
+        assert (counts["packs"], counts["dropped"]) == (chosen["packs"], chosen["samples_dropped"])
+        assert counts["entries"] + counts["dropped"] == said["measure"]["counts"]["rows"]
+    assert load_config(folder / "report" / "recommended.yaml").notes == ()
+    lines = (folder / "report" / "sample_stats.jsonl").read_text().splitlines()
+    assert len(lines) == said["measure"]["counts"]["rows"]
+
+
+def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage once, in this process: what takes long is the real processor, which the full suite runs."""
+    monkeypatch.setattr("packtrain.app.demo.measure_outcome", partial(measure_outcome, check=0))
+    first, second = (run_demo(tmp_path / "demo", pictures=16, workers=1) for _ in range(2))
+    assert (first.measured.reused, first.packed.reused) == (False, False)
+    assert (second.measured.reused, second.packed.reused) == (True, True)
+    said = {
+        "measure": measured_json(first.measured),
+        "plan": planned_json(first.planned),
+        "pack": plan_json(first.packed.plan),
+    }
+    _check_report(said, tmp_path / "demo")
+    assert first.measured.table.summary["counts"]["failed"] == BROKEN
+    assert second.planned.study == first.planned.study

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from operator import le
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lengths import KINDS, check_packs, digest_of, lvis_like, packed, packs_of
 
-from packtrain.core.errors import ConfigError
 from packtrain.plans.arrays import (
-    Packing,
     binding_resources,
-    check_strategy,
     lower_bound,
     pack_arrays,
-    window_of,
 )
 
 NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none")
@@ -102,6 +97,17 @@ def test_thousands_of_samples(kind: str, resources: int) -> None:
     assert len(offsets) - 1 >= lower_bound(sizes, capacities)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", WITH_ALIKE)
+def test_a_million_samples(kind: str) -> None:
+    sizes, capacities = lvis_like(1_000_000)["tokens"][:, None], np.array([20_000])
+    order, offsets = packed("window_50000" if kind == "window_5" else kind, sizes, capacities, 3)
+    assert (np.bincount(order, minlength=len(sizes)) == 1).all()
+    assert (np.diff(offsets) > 0).all()
+    assert np.add.reduceat(sizes[order, 0], offsets[:-1]).max() <= 20_000
+    assert kind not in ("best_fit", "alike") or len(offsets) - 1 <= 1.002 * lower_bound(sizes, capacities)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in WITH_ALIKE if kind != "none"])
 @pytest.mark.parametrize("limits", [1, 2])
 def test_seeds_change_the_packs(kind: str, limits: int) -> None:
@@ -113,9 +119,15 @@ def test_seeds_change_the_packs(kind: str, limits: int) -> None:
     assert len(found) == 6
 
 
+@pytest.mark.parametrize("kind", ["best_fit", "alike", "window_50"])
+def test_seeds_change_the_packs_even_where_greedy_packing_is_at_the_bound(kind: str) -> None:
+    assert len({digest_of(kind, 2, seed) for seed in range(6)}) == 6
+
+
 def test_another_process_finds_the_same_packs() -> None:
     program = "from lengths import *; print([digest_of(kind, r, 11) for kind in KINDS for r in (1, 2)])"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONHASHSEED": "1"}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "1"}
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert child.stdout.strip() == str([digest_of(kind, r, 11) for kind in KINDS for r in (1, 2)])
 
@@ -191,9 +203,9 @@ def test_best_fit_is_not_worse_than_its_bounds(instance: tuple[np.ndarray, np.nd
     packs = len(packed("best_fit", column, limit, seed)[1]) - 1
     decreasing = np.argsort(-column[:, 0], kind="stable")
     least = lower_bound(column, limit)
-    # Best fit decreasing can lose against first fit decreasing on instances made for it, never by more than this.
+    # Best fit decreasing can lose against first fit decreasing on instances made for it, never by more than 2 / 9.
     reference = len(first_fit_reference(column, limit, decreasing))
-    assert least <= packs <= max(reference, least + least * 2 // 9 + 1)
+    assert least <= packs <= reference + reference * 2 // 9 + 1
     assert len(packed("alike", column, limit, seed)[1]) - 1 == packs
 
 
@@ -292,72 +304,6 @@ def test_samples_of_one_size_do_not_take_for_ever(kind: str) -> None:
     assert np.diff(offsets).max() <= 20_000 // 3
 
 
-# ---- sizes far apart
-
-
-@pytest.mark.parametrize("strategy", NAMES)
-@pytest.mark.parametrize("capacity", [2**24, 2**24 + 1, 2**40, 2**61])
-def test_huge_capacities(strategy: str, capacity: int) -> None:
-    random = np.random.default_rng(3)
-    sizes = random.integers(1, min(capacity, 2**50), 60)
-    sizes[:3] = min(capacity, 2**50)
-    found = pack_arrays({"attention": sizes}, {"attention": capacity}, strategy)
-    check_packs(found.order, found.offsets, sizes[:, None], np.array([capacity]))
-
-
-@pytest.mark.parametrize("strategy", NAMES)
-def test_attention_beside_tokens(strategy: str) -> None:
-    tokens = lvis_like(500)["tokens"]
-    found = pack_arrays(
-        {"tokens": tokens, "attention": tokens**2}, {"tokens": 32_768, "attention": 20_000**2}, strategy
-    )
-    sizes = np.stack([tokens, tokens**2], axis=1)
-    check_packs(found.order, found.offsets, sizes, np.array([32_768, 20_000**2]))
-
-
-@pytest.mark.parametrize("strategy", NAMES)
-def test_sums_that_64_bits_do_not_hold_are_refused(strategy: str) -> None:
-    with pytest.raises(ConfigError, match="2\\^62"):
-        pack_arrays({"tokens": [2**61] * 8}, {"tokens": 2**61 + 5}, strategy)
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint16, np.uint64, np.float32, np.float64])
-@pytest.mark.parametrize("strategy", NAMES)
-def test_types_of_numbers_do_not_matter(strategy: str, dtype: Any) -> None:
-    sizes = np.random.default_rng(0).integers(1, 100, 80)
-    plain = pack_arrays({"tokens": sizes}, {"tokens": 120}, strategy)
-    other = pack_arrays({"tokens": sizes.astype(dtype)}, {"tokens": np.int32(120)}, strategy)
-    listed = pack_arrays({"tokens": sizes.tolist()}, {"tokens": 120}, strategy)
-    strided = pack_arrays({"tokens": np.repeat(sizes, 2)[::2]}, {"tokens": 120}, strategy)
-    for found in (other, listed, strided):
-        assert packs_of(found.order, found.offsets) == packs_of(plain.order, plain.offsets)
-
-
-def test_loads_of_small_types_do_not_overflow() -> None:
-    packing = Packing(order=np.arange(4), offsets=np.array([0, 4]), dropped=np.zeros(0, int))
-    assert packing.loads(np.full(4, 200, np.uint8)).tolist() == [800]
-    assert packing.loads(np.full(4, 2**31 - 1, np.int32)).tolist() == [4 * (2**31 - 1)]
-
-
-@pytest.mark.parametrize("strategy", NAMES)
-def test_nothing_to_pack(strategy: str) -> None:
-    found = pack_arrays({"tokens": []}, {"tokens": 10}, strategy)
-    assert (found.num_packs, len(found.order), len(found.dropped)) == (0, 0, 0)
-    assert found.loads(np.zeros(0, np.int64)).tolist() == []
-    dropped = pack_arrays({"tokens": [11, 12]}, {"tokens": 10}, strategy)
-    assert (dropped.num_packs, dropped.dropped.tolist()) == (0, [0, 1])
-    with pytest.raises(IndexError):
-        dropped.pack(0)
-
-
-def test_packs_are_counted_from_zero() -> None:
-    found = pack_arrays({"tokens": [10, 10, 10]}, {"tokens": 10})
-    assert sorted(found.pack(number).item() for number in range(3)) == [0, 1, 2]
-    for number in (-1, 3):
-        with pytest.raises(IndexError, match="of 3"):
-            found.pack(number)
-
-
 # ---- limits that cannot bind
 
 
@@ -381,73 +327,3 @@ def test_limits_are_compared_exactly() -> None:
     assert binding_resources(sizes, capacities) == [0, 1]
     assert binding_resources(sizes[:1], capacities) == [1]
     assert binding_resources(np.full((3, 2), 5), np.array([10, 10])) in ([0], [1])
-
-
-# ---- mistakes
-
-
-@pytest.mark.parametrize(
-    ("resources", "capacities", "words"),
-    [
-        ({"tokens": [1, np.nan]}, {"tokens": 4}, "nan"),
-        ({"tokens": [1, np.inf]}, {"tokens": 4}, "inf"),
-        ({"tokens": [1, 2.5]}, {"tokens": 4}, "whole numbers"),
-        ({"tokens": [1, -2]}, {"tokens": 4}, "-2"),
-        ({"tokens": [1, 0]}, {"tokens": 4}, "sample 1 needs nothing"),
-        ({"tokens": [1, 0], "images": [0, 0]}, {"tokens": 4, "images": 1}, "sample 1 needs nothing"),
-        ({"tokens": [True, False]}, {"tokens": 4}, "bool"),
-        ({"tokens": ["1", "2"]}, {"tokens": 4}, "whole numbers"),
-        ({"tokens": [1, 2**70]}, {"tokens": 4}, "whole numbers"),
-        ({"tokens": [1.0, 1e19]}, {"tokens": 4}, "2\\^62"),
-        ({"tokens": np.array([1, 2**63], np.uint64)}, {"tokens": 4}, "2\\^62"),
-        ({"tokens": [[1, 2]]}, {"tokens": 4}, "shape \\(1, 2\\)"),
-        ({"tokens": 3}, {"tokens": 4}, "shape"),
-        ({"tokens": [1, 2], "images": [1]}, {"tokens": 4, "images": 1}, "tokens: 2, images: 1"),
-        ({"tokens": [1]}, {"token": 4}, "did you mean 'tokens'"),
-        ({"tokens": [1]}, {}, "at least one resource"),
-        ({"tokens": [1]}, {"tokens": 0}, "positive"),
-        ({"tokens": [1]}, {"tokens": -3}, "positive"),
-        ({"tokens": [1]}, {"tokens": True}, "positive"),
-        ({"tokens": [1]}, {"tokens": 4.0}, "positive"),
-        ({"tokens": [1]}, {"tokens": 2**62}, "positive"),
-        ({"tokens": [1]}, {"tokens": None}, "positive"),
-    ],
-)
-def test_bad_input_is_refused_with_a_reason(resources: Any, capacities: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        pack_arrays(resources, capacities)
-
-
-def test_resources_without_a_capacity_are_not_looked_at() -> None:
-    assert pack_arrays({"tokens": [1, 2], "images": [-1]}, {"tokens": 3}).num_packs == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("bestfit", "best_fit"),
-        ("windows_100", "window_1000"),
-        ("knapsak", "knapsack"),
-        ("window_0", "window_"),
-        (None, "best_fit"),
-    ],
-)
-def test_unknown_strategies_are_refused_with_the_nearest(name: Any, hint: str) -> None:
-    with pytest.raises(ConfigError, match=hint) as error:
-        pack_arrays({"tokens": [1]}, {"tokens": 4}, name)
-    assert error.value.where == "packing_strategy"
-
-
-@pytest.mark.parametrize("name", ["window_-1", "window_1.5", "window_", "window_N", " window_3", "window_3\n"])
-def test_windows_need_a_whole_number(name: str) -> None:
-    assert window_of(name) is None
-    with pytest.raises(ConfigError):
-        check_strategy(name)
-
-
-@pytest.mark.parametrize(
-    ("effort", "hint"), [("fast ", "did you mean 'fast'"), ("bst", "did you mean 'best'"), (None, "fast")]
-)
-def test_unknown_effort_is_refused_with_the_nearest(effort: Any, hint: str) -> None:
-    with pytest.raises(ConfigError, match=hint):
-        pack_arrays({"tokens": [1]}, {"tokens": 4}, effort=effort)

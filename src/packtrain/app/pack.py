@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.errors import ArtifactError, PacktrainError
+from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel, work_model
@@ -49,6 +49,9 @@ def pack_outcome(
     folder = Path(out) if out is not None else None
     if folder is not None and (folder / PLAN).exists():
         return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from)
+    if folder is not None and folder.resolve() == Path.cwd():
+        # It is replaced by the finished plan: whoever stands in it would stand nowhere.
+        raise ConfigError("out", got=f"{folder}, the current folder", fix="name a new folder below this one")
     return Packed(plan=build_plan(table, config, work, folder, progress), reused=False, work_from=work_from)
 
 

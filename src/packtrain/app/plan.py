@@ -95,13 +95,14 @@ def plan(
     table, relimited = _under_limits(measured, run)
     name, shape = _model(table, model or run.model.get("model_name_or_path"))
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
+    today, counted = _baseline(run, table, gpus)
     outcome = study_outcome(
         table,
         shape=shape,
         model=name,
         gpu=find_gpu(gpu),
         setup=_setup(run, gpus, setup or {}),
-        baseline=_baseline(run, baseline or {}),
+        baseline=Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)}),
         lengths=lengths,
         limits=_limit_sets(limits or {}),
         seed=run.training.get("seed", 0) if seed is None else seed,
@@ -109,7 +110,7 @@ def plan(
         progress=progress,
     )
     files = write_study(outcome.study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
-    notes = (*run.notes, *relimited, *_family_note(table, shape), *_epochs_note(run, outcome.study))
+    notes = (*run.notes, *counted, *relimited, *_family_note(table, shape), *_epochs_note(run, outcome.study))
     return Planned(study=outcome.study, files=files, notes=notes)
 
 
@@ -178,8 +179,8 @@ def _optimizer(name: str) -> str:
     return _OPTIMIZERS[name]
 
 
-def _baseline(run: RunConfig, given: Mapping[str, Any]) -> Baseline:
-    """The padded run that is compared with."""
+def _baseline(run: RunConfig, table: CostTable, gpus: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the config says about the padded run that is compared with, and how that was understood."""
     found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)
@@ -191,7 +192,34 @@ def _baseline(run: RunConfig, given: Mapping[str, Any]) -> Baseline:
             found[name] = round(value)
     if isinstance(found.get("epochs"), float):
         found["epochs"] = max(1, round(found["epochs"]))
-    return Baseline(**{**found, **_known("baseline", given, Baseline)})
+    return _in_samples(found, run, table, gpus)
+
+
+def _in_samples(
+    found: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A config that packs already counts its steps in packs; a study counts them in samples."""
+    given, training = run.data, run.training
+    if given.get("packing") is not True or "packing_length" not in given:
+        return found, ()
+    packs = training.get("packs_per_step")
+    if packs is None and "gradient_accumulation_steps" in training:
+        packs = training["gradient_accumulation_steps"] * training.get("per_device_train_batch_size", 1) * gpus
+    if "effective_batch_size" in training:
+        packs = training["effective_batch_size"] if training.get("effective_batch_unit") == "packs" else None
+    found = {
+        name: value
+        for name, value in found.items()
+        if name not in ("per_device_batch_size", "gradient_accumulation_steps")
+    }
+    if packs is None:
+        return found, ()
+    means = {name: column["mean"] for name, column in table.summary["statistics"]["columns"].items()}
+    columns = {setting: resource for setting, resource in LIMITS.items() if means.get(resource)}
+    held = min(given[setting] / means[resource] for setting, resource in columns.items() if setting in given)
+    samples = max(1, round(packs * held))
+    note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
+    return {**found, "effective_batch_size": samples}, (note,)
 
 
 def _packing(run: RunConfig) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def planned_json(planned: Planned) -> dict[str, Any]:
     """A study for machines: what the files hold, and where they are."""
     return {
         "files": {name: str(path) for name, path in planned.files.items()},
-        "notes": list(planned.notes),
+        "understood": list(planned.notes),
         **study_content(planned.study),
     }
 
@@ -67,6 +67,15 @@ def show_planned(planned: Planned, console: Console) -> None:
     for advice in study.recommendation.advice:
         console.print(f"- {escape(advice)}", soft_wrap=True)
     console.print(f"next: open {escape(str(planned.files['report.html']))}", soft_wrap=True)
+    if study.recommendation.packing:
+        console.print(f"then: {escape(_pack_command(study))}", soft_wrap=True)
+
+
+def _pack_command(study: Study) -> str:
+    """What makes the recommended packs."""
+    chosen = study.simulations[study.recommendation.simulation]
+    limits = "".join(f" --{name.replace('_', '-')} {value}" for name, value in chosen.limits.items())
+    return f"packtrain pack {study.costs} --packing-length {chosen.packing_length}{limits} --out plan"
 
 
 def _sweep_table(study: Study) -> Table:

@@ -110,7 +110,9 @@ class _Kind:
 
 
 _KINDS: Mapping[str, _Kind] = {
+    "question": _Kind(text=150, spread=0.4),
     "text": _Kind(text=900, spread=0.9),
+    "snapshot": _Kind(text=140, spread=0.2, images=(1, 1), image_tokens=(200, 400)),
     "photo": _Kind(text=110, spread=0.6, images=(1, 1), image_tokens=(200, 1_300)),
     "chart": _Kind(text=70, spread=0.7, images=(1, 1), image_tokens=(600, 1_500)),
     "document": _Kind(text=300, spread=0.7, images=(2, 8), image_tokens=(200, 800)),
@@ -118,6 +120,7 @@ _KINDS: Mapping[str, _Kind] = {
 }
 # Shares of samples. Balanced: tokens, vision tokens and images run out at about the same time.
 MIXTURES: Mapping[str, Mapping[str, float]] = {
+    "everyday": {"question": 0.15, "snapshot": 0.40, "chart": 0.12, "document": 0.10, "video": 0.01, "text": 0.22},
     "balanced": {"text": 0.40, "photo": 0.20, "chart": 0.15, "document": 0.20, "video": 0.05},
     "documents": {"text": 0.40, "photo": 0.10, "chart": 0.10, "document": 0.40},
     "video": {"text": 0.45, "photo": 0.20, "chart": 0.05, "document": 0.05, "video": 0.25},

@@ -20,6 +20,10 @@ from packtrain.core.errors import ConfigError, PacktrainError
 errors = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 output = Console(highlight=False, emoji=False)
 
+# What can be said to somebody who stopped a command.
+CONTINUES = "the same command continues from what is complete"
+STARTS_OVER = "nothing was written, and the same command starts over"
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -39,8 +43,8 @@ def run(app: typer.Typer) -> None:
     except OSError as error:  # a full disk, a folder that cannot be written
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
-    except (KeyboardInterrupt, Interrupted):
-        errors.print("\n[yellow]interrupted[/]; the same command continues from what is complete")
+    except (KeyboardInterrupt, Interrupted) as stop:
+        errors.print(f"\n[yellow]interrupted[/]; {str(stop) or CONTINUES}")
         sys.exit(1)
 
 
@@ -66,12 +70,19 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C into our own words."""
+def interruptible(then: str = CONTINUES) -> Iterator[None]:
+    """Turn Ctrl-C into our own words, and say what the same command would do."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted from None
+        raise Interrupted(then) from None
+    except SystemError as error:  # what becomes of Ctrl-C while compiled code returns
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise Interrupted(then) from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from packtrain.cli.common import Json, interruptible, output, print_json
+from packtrain.cli.common import STARTS_OVER, Json, interruptible, output, print_json
 from packtrain.core.errors import ConfigError
 
 
@@ -95,7 +95,7 @@ def pack(
         shuffle=shuffle,
         seed=seed,
     )
-    with interruptible(), PackBar(Console(stderr=True), quiet=as_json) as bar:
+    with interruptible(STARTS_OVER), PackBar(Console(stderr=True), quiet=as_json) as bar:
         packed = pack_outcome(costs, config, out, bar.update)
     balance = balance_table(packed.plan)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from packtrain.cli.common import Json, interruptible, numbers, output, print_json
+from packtrain.cli.common import STARTS_OVER, Json, interruptible, numbers, output, print_json
 
 
 def plan(
@@ -64,7 +64,7 @@ def plan(
         "max_patches_per_pack": max_patches_per_pack,
         "max_samples_per_pack": max_samples_per_pack,
     }
-    with interruptible(), PlanBar(Console(stderr=True), quiet=as_json) as bar:
+    with interruptible(STARTS_OVER), PlanBar(Console(stderr=True), quiet=as_json) as bar:
         planned = make_plan(
             costs,
             out=out,

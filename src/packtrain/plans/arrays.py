@@ -135,10 +135,8 @@ def _best_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
     """At the bound with one resource that binds, near it with several."""
     binding = binding_resources(sizes, capacities)
     if len(binding) > 1:
-        taken = _taken(len(sizes), seed)  # what is greedy in there meets equal samples in the seed's order
-        several = np.ascontiguousarray(sizes[taken][:, binding])
-        order, offsets = pack_several(several, capacities[binding], seed=0 if seed is None else seed, effort=effort)
-        return taken[order], offsets
+        several = np.ascontiguousarray(sizes[:, binding])
+        return pack_several(several, capacities[binding], seed=0 if seed is None else seed, effort=effort)
     (only,) = binding
     column = np.ascontiguousarray(sizes[:, only])
     if _gaps_can_be_listed(capacities[only], len(sizes)):

@@ -38,7 +38,7 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(comparisons=700, heat=3e-4, tries=6),
+    "fast": Effort(comparisons=600, heat=3e-4, tries=6),
     "best": Effort(comparisons=4_500, heat=3e-4, tries=10),
 }
 

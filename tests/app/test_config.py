@@ -1,0 +1,344 @@
+"""A run's config: names of other systems keep their meaning, and everything that is wrong is said at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from packtrain.app.config import RunConfig, load_config
+from packtrain.app.config_keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTIONS, TRAINER_KEYS
+from packtrain.app.plan import _OPTIMIZERS
+from packtrain.core.errors import ConfigError
+from packtrain.plans.config import LIMITS, PackingConfig
+
+Load = Callable[[str], RunConfig]
+# Other systems' names, what they are here, and what they bring along: the table of the design.
+TABLE = {
+    "global_max_length": ("data", "packing_length", 4096, {"overlong": "drop"}),
+    "cutoff_len": ("data", "packing_length", 4096, {"overlong": "truncate"}),
+    "max_seq_length": ("data", "packing_length", 4096, {}),
+    "lm_max_length": ("data", "packing_length", 4096, {}),
+    "max_images_per_knapsack": ("data", "max_images_per_pack", 18, {}),
+    "max_images_per_example": ("data", "max_images_per_sample", 4, {}),
+    "preprocessing_cache_dir": ("data", "cache_dir", "cache", {}),
+    "val_jsonl": ("data", "eval_path", "val.jsonl", {}),
+    "eval_dataset_path": ("data", "eval_path", "val.jsonl", {}),
+    "train_jsonl": ("data", "dataset_path", "train.jsonl", {}),
+    "batch_size": ("training", "per_device_train_batch_size", 4, {}),
+    "lr_mp": ("training", "aligner_lr", 1e-4, {}),
+    "lr_vision_backbone": ("training", "vit_lr", 1e-5, {}),
+    "lr_language_backbone": ("training", "learning_rate", 1e-5, {}),
+    "optimizer": ("training", "optim", "multimodal", {}),
+    "model_name": ("model", "model_name_or_path", "org/name", {}),
+    "name": ("model", "model_name_or_path", "org/name", {}),
+    "finetuning_type": ("model", "method", "lora", {}),
+    "lora_r": ("model", "lora_rank", 8, {}),
+}
+OURS = (
+    *("packing", "packing_length", "packing_strategy", "dataset_type", "dataset_format", "dataset_path"),
+    *("processor_config", "shuffle", "max_images_per_pack", "max_images_per_sample", "max_sample_length"),
+    *("packing_buffer", "packing_min_fill_ratio", "packing_drop_last", "eval_packing", "cache_dir", "eval_path"),
+)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def load(text: str) -> RunConfig:
+        (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+        return load_config(tmp_path / "run.yaml")
+
+    return load
+
+
+def problems(load: Load, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value)) < 5_000, "a message, not a dump"
+    return str(caught.value)
+
+
+def test_the_table_has_every_alias() -> None:
+    assert set(TABLE) == set(ALIASES)
+    assert set(OURS) <= set(SECTIONS["data"])
+
+
+@pytest.mark.parametrize("alias", TABLE)
+@pytest.mark.parametrize("section", ["data", "dataset", "custom", "training", "model", None])
+def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> None:
+    home, name, value, brings = TABLE[alias]
+    found = load(yaml.safe_dump({section: {alias: value}} if section else {alias: value}))
+    assert getattr(found, home) == {name: value, **brings}
+    assert all(not getattr(found, other) for other in SECTIONS if other != home)
+    said = f"{section}.{alias} is {home}.{name}" if section else f"{alias} is {home}.{name}"
+    assert found.notes[-1] == ", ".join([said, *(f"{key}: {given}" for key, given in brings.items())])
+    assert (f"section {section} is data" in found.notes) == (section in ("dataset", "custom"))
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_our_own_names_need_no_note_in_their_section(load: Load, key: str) -> None:
+    value: Any = {"true or false": True, "a positive whole number": 7, "a number": 0.5}.get(KINDS.get(key, ""), "x")
+    value = {"fps": 2.0} if key == "processor_config" else value
+    found = load(yaml.safe_dump({"data": {key: value}}))
+    assert (found.data, found.notes) == ({key: value}, ())
+    flat, packed = load(yaml.safe_dump({key: value})), load(yaml.safe_dump({"training": {key: value}}))
+    assert flat.data == packed.data == found.data
+    assert (flat.notes, packed.notes) == ((f"{key} is data.{key}",), (f"training.{key} is data.{key}",))
+
+
+def test_what_is_done_with_overlong_samples(load: Load) -> None:
+    drop, error = load("dataset: {filter_overlong: true}"), load("filter_overlong: false")
+    assert (drop.data, error.data) == ({"overlong": "drop"}, {"overlong": "error"})
+    assert drop.notes == ("section dataset is data", "dataset.filter_overlong is data.overlong, overlong: drop")
+    assert error.notes == ("filter_overlong is data.overlong, overlong: error",)
+    assert "'maybe' instead of true or false" in problems(load, "data: {filter_overlong: maybe}")
+    assert load("data: {cutoff_len: 9}").data["overlong"] == "truncate"
+    assert load("data: {global_max_length: 9}").data["overlong"] == "drop"
+    assert "overlong" not in load("data: {max_seq_length: 9}").data
+
+
+@pytest.mark.parametrize("text", ["{cutoff_len: 9, overlong: split}", "{overlong: split, cutoff_len: 9}"])
+def test_what_is_said_overrules_what_a_name_brings(load: Load, text: str) -> None:
+    found = load(f"data: {text}")
+    assert found.data == {"packing_length": 9, "overlong": "split"}
+    assert found.notes == ("data.cutoff_len is data.packing_length",), "truncate is not claimed where it is not done"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: {cutoff_len: 9, packing_length: 9}",
+        "packing_length: 9\ndata: {packing_length: 8}",
+        "data: {overlong: drop, filter_overlong: true}",
+        "dataset: {shuffle: true}\ncustom: {shuffle: true}",
+    ],
+)
+def test_one_setting_under_two_names(load: Load, text: str) -> None:
+    assert "are the same setting" in problems(load, text)
+
+
+def test_the_configs_of_other_systems(load: Load) -> None:
+    """The keys that their users have, as they write them."""
+    found = load(
+        "training: {packing: true, global_max_length: 20000, packing_buffer: 256, optimizer: multimodal,"
+        " effective_batch_size: 12, save_delay_steps: 100, vit_lr: 1e-6, aligner_lr: 2e-5, learning_rate: 1e-4,"
+        " eval_packing: true, packing_min_fill_ratio: 0.7, packing_drop_last: true}\n"
+        "custom: {train_jsonl: a.jsonl, val_jsonl: b.jsonl, object_ordering: sorted, emit_norm: none,"
+        " coord_tokens: {enabled: false}}\n"
+    )
+    assert found.data["packing_length"] == 20_000
+    assert (found.training["vit_lr"], found.training["aligner_lr"]) == (1e-6, 2e-5)
+    found = load(
+        "batch_size: 2\ngradient_accumulation_steps: 8\nmax_images_per_example: 4\nmax_images_per_knapsack: 18\n"
+        "max_sample_length: 2048\nlr_mp: 0.00512\nlr_vision_backbone: 5e-5\nlr_language_backbone: 5e-5\n"
+        "max_img_size: 2048\nlm_max_length: 4096\n"
+    )
+    assert found.data["processor_config"] == {"max_img_size": 2048}
+    assert found.data["packing_length"] == 4096
+    found = load(
+        "dataset: {packing: false, packing_length: 32000, packing_strategy: first_fit, filter_overlong: true,"
+        " shuffle: true, dataset_type: vision, dataset_format: yaml, dataset_path: mix.yaml}\n"
+        "training: {group_by_length: true}\n"
+    )
+    assert found.data["overlong"] == "drop"
+    assert found.training == {"group_by_length": True}
+    found = load("cutoff_len: 1024\npacking: true\npreprocessing_cache_dir: cache\nmax_eval_samples: 100\n")
+    assert found.data["overlong"] == "truncate"
+
+
+def test_all_problems_at_once_with_the_nearest_names(load: Load) -> None:
+    said = problems(
+        load,
+        "data: {packing_lenght: 9, max_image_per_pack: 3, shuffle: 1, processor_config: {max_pixel: 3}}\n"
+        "trainig: {}\ntraining: {learning_rat: 1, warmup_ratio: half}\nmodel: [a]\n",
+    )
+    for words in (
+        "data.packing_lenght: unknown key. did you mean 'packing_length'?",
+        "data.max_image_per_pack: unknown key. did you mean 'max_images_per_pack'?",
+        "data.shuffle: 1 instead of true or false",
+        "data.processor_config.max_pixel: unknown key. did you mean 'max_pixels'?",
+        "trainig: unknown key. did you mean 'training'?",
+        "training.learning_rat: unknown key. did you mean 'learning_rate'?",
+        "training.warmup_ratio: 'half' instead of a number",
+        "model: list instead of a section",
+    ):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("packing_length", value) for value in ('"8k"', "8192.0", "0", "-1", "true", ".nan", "[1]", "{a: 1}")),
+        *((limit, "0") for limit in LIMITS),
+        *(("per_device_train_batch_size", value) for value in ("two", "0", "1.5")),
+        *(("gradient_accumulation_steps", value) for value in ("x", "0")),
+        *(("learning_rate", value) for value in ("high", ".nan", ".inf", "-1", "true", "[1]")),
+        *(("packing", value) for value in ('"no"', "0", "maybe")),
+        *(("gradient_checkpointing", value) for value in ('"no"', "0")),
+        *(("train_vision", '"no"'), ("lora_rank", '"8"'), ("loss_chunk", "1.5"), ("vision_batch_patches", "many")),
+        *(("method", "3"), ("overlong", "[drop]"), ("packing_strategy", "3"), ("optim", "true")),
+        *(("model_name_or_path", "3"), ("num_train_epochs", '"3"'), ("eval_steps", '"100"')),
+    ],
+)
+def test_wrong_values(load: Load, key: str, value: str) -> None:
+    home = next(section for section, keys in SECTIONS.items() if key in keys)
+    said = problems(load, f"{home}: {{{key}: {value}}}")
+    assert f"{home}.{key}: " in said
+    assert f" instead of {KINDS[key]}" in said
+
+
+@pytest.mark.parametrize("value", ["many", "0", "-1", ".nan", "true", "[1]"])
+def test_wrong_limits_of_media(load: Load, value: str) -> None:
+    for text in (f"data: {{processor_config: {{max_pixels: {value}}}}}", f"max_pixels: {value}"):
+        assert "data.processor_config.max_pixels" in problems(load, text)
+
+
+def test_limits_of_media_find_their_section(load: Load) -> None:
+    for key in PROCESSOR_KEYS:
+        for text in (f"{key}: 9", f"data: {{{key}: 9}}", f"training: {{{key}: 9}}"):
+            found = load(text)
+            assert found.data == {"processor_config": {key: 9}}
+            assert found.notes[0].endswith(f"{key} is data.processor_config.{key}")
+    assert "where they belong" in problems(load, "fps: 2\ndata: {processor_config: {max_frames: 3}}")
+    assert "instead of a section" in problems(load, "data: {processor_config: [3]}")
+
+
+def test_numbers_as_people_write_them(load: Load) -> None:
+    for text, value in (("1e-5", 1e-5), ("5E-06", 5e-6), ("1.e-4", 1e-4), ("2e+2", 200.0), (".5e-3", 5e-4)):
+        assert load(f"training: {{weight_decay: {text}}}").training == {"weight_decay": value}
+    assert load("data: {packing_length: 8_192}").data == {"packing_length": 8192}
+    assert load("model: 1e-5x").model == {"model_name_or_path": "1e-5x"}
+
+
+def test_keys_without_a_value_are_not_set(load: Load) -> None:
+    assert load("data: {packing_length: null}\ntraining:\nmodel: {}\n") == RunConfig(data={}, model={})
+    assert load("") == load("# nothing") == RunConfig()
+
+
+class TestExtends:
+    def test_the_nearest_file_decides(self, load: Load, tmp_path: Path) -> None:
+        (tmp_path / "below.yaml").write_text(
+            "data: {cutoff_len: 9, shuffle: false, processor_config: {fps: 2, max_frames: 8}}\nmodel: org/name\n"
+        )
+        (tmp_path / "base.yaml").write_text("extends: below.yaml\ntraining: {seed: 3, weight_decay: 0.1}\n")
+        found = load("extends: base.yaml\ndata: {packing_length: 7, fps: 1}\ntraining: {weight_decay: null}\n")
+        assert found.data == {
+            "packing_length": 7,
+            "overlong": "truncate",
+            "shuffle": False,
+            "processor_config": {"fps": 1, "max_frames": 8},
+        }
+        assert (found.training, found.model) == ({"seed": 3}, {"model_name_or_path": "org/name"})
+        assert "data.cutoff_len is data.packing_length, overlong: truncate" in found.notes
+
+    def test_a_problem_names_its_file(self, load: Load, tmp_path: Path) -> None:
+        (tmp_path / "base.yaml").write_text("data: {x: 1}")
+        said = problems(load, "extends: base.yaml\ndata: {y: 1}")
+        assert "base.yaml: data.x" in said
+        assert "run.yaml: data.y" in said
+
+    @pytest.mark.parametrize("text", ["extends: run.yaml", "extends: ./../{folder}/run.yaml", "extends: a.yaml"])
+    def test_loops(self, load: Load, tmp_path: Path, text: str) -> None:
+        (tmp_path / "a.yaml").write_text("extends: b.yaml")
+        (tmp_path / "b.yaml").write_text("extends: a.yaml")
+        assert "a chain that ends" in problems(load, text.format(folder=tmp_path.name))
+
+    def test_a_chain_without_end(self, load: Load, tmp_path: Path) -> None:
+        for number in range(40):
+            (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml")
+        assert "a chain that ends" in problems(load, "extends: 0.yaml")
+
+    @pytest.mark.parametrize("value", ["3", "[a.yaml]", "nowhere.yaml", "/"])
+    def test_what_is_no_config(self, load: Load, value: str) -> None:
+        problems(load, f"extends: {value}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- a\n- b",
+        "just text",
+        "42",
+        "a: [1",
+        "\t- x",
+        "model: !!python/name:os.system x",
+        "!!python/object/apply:os.system ['touch {marker}']",
+        "!!python/object/new:os.system ['touch {marker}']",
+        "data: {packing: true, packing: false}",
+        "model: {}\nmodel: {}",
+        "? [1, 2]\n: 3",
+        "data: {packing_length: " + "9" * 100_000 + "}",
+        "[" * 10_000,
+        "a" * 50_000 + ": 3",
+        "'" + "a" * 900 + "': 3",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_files_that_are_no_config(load: Load, tmp_path: Path, text: str) -> None:
+    problems(load, text.replace("{marker}", str(tmp_path / "ran")))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"model: \xff\xfe")
+    for path in (tmp_path, tmp_path / "nowhere.yaml", tmp_path / "latin.yaml"):
+        with pytest.raises(ConfigError, match="a YAML file"):
+            load_config(path)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "data: {packing: *i}",
+        "data: {packing_length: *i}",
+        "data: *i",
+        "model: *i",
+        "extends: *i",
+        "*i : 3",
+        "lists: *i",
+    ],
+)
+def test_references_that_blow_up(load: Load, use: str) -> None:
+    """A billion values in one line: each is only named, never written out."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [
+        f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]" for below, name in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    problems(load, "\n".join([*lines, use]))
+
+
+def test_merged_references_that_blow_up(load: Load) -> None:
+    lines = ["a: &a {x: 1, y: 2}"]
+    lines += [
+        f"{name}: &{name} {{<<: [{', '.join([f'*{below}'] * 10)}]}}"
+        for below, name in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    assert "more keys" in problems(load, "\n".join(lines))
+    assert load("training: {<<: {seed: 1, bf16: false}, bf16: true}").training == {"seed": 1, "bf16": True}
+
+
+def test_every_key_that_is_checked_exists() -> None:
+    known = {key for keys in SECTIONS.values() for key in keys}
+    assert set(KINDS) <= known
+    assert {name for name, _ in ALIASES.values()} <= known
+    packing = {field.name for field in dataclasses.fields(PackingConfig)}
+    assert packing - set(SECTIONS["data"]) == {"epochs", "packs_per_step", "seed"}
+    assert not set(ALIASES) & known, "an alias that is also a key would never be understood"
+
+
+@pytest.mark.full
+@pytest.mark.contract
+def test_keys_of_the_trainer() -> None:
+    """What is passed on is what the class has: no more, no less."""
+    from transformers import TrainingArguments
+    from transformers.training_args import OptimizerNames
+
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert set(TRAINER_KEYS) == theirs
+    assert len(TRAINER_KEYS) == len(set(TRAINER_KEYS))
+    assert set(_OPTIMIZERS) - {"multimodal"} <= {name.value for name in OptimizerNames}

@@ -1,0 +1,343 @@
+"""`packtrain plan` as its users call it: their config understood, bad input named, what it writes usable again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Run, files
+from lengths import lvis_like
+from PIL import Image
+from tables import write_table
+
+from packtrain.app.config import load_config
+from packtrain.app.measure import measure
+from packtrain.app.plan import Planned, plan
+from packtrain.core.errors import ConfigError
+from packtrain.costs.table import CostTable
+from packtrain.reports.files import FILES
+
+ONCE = {"lengths": (4096,), "gpu": "h100"}
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> CostTable:
+    inputs = {"request": {"model": "none", "limits": {}}, "settings": {"model_type": "qwen2_5_vl"}}
+    return write_table(tmp_path_factory.mktemp("costs"), lvis_like(400, 1), inputs=inputs)
+
+
+def planned(costs: CostTable, shape: Path, tmp_path: Path, text: str, **given: Any) -> Planned:
+    """A study with this config."""
+    (tmp_path / "run.yaml").write_text(text)
+    return plan(costs, model=str(shape), config=tmp_path / "run.yaml", out=tmp_path / "report", **{**ONCE, **given})
+
+
+def test_json_is_all_there_is_on_stdout(run: Run, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("custom: {cutoff_len: 4096}\n")
+    command = ("plan", costs.folder, "--model", shape, "--gpus", 4, "-o", tmp_path / "r")
+    code, out, err = run(*command, "--config", tmp_path / "run.yaml", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert [Path(path).exists() for path in said["files"].values()] == [True] * len(FILES)
+    assert said["understood"][:2] == [
+        "section custom is data",
+        "custom.cutoff_len is data.packing_length, overlong: truncate",
+    ]
+    assert [one["packing_length"] for one in said["simulations"]] == [4096], "the config's choice is kept"
+    stored = json.loads((tmp_path / "r" / "recommendations.json").read_text())
+    assert stored["recommendation"] == said["recommendation"]
+    assert stored["notes"] == said["notes"]
+    assert said["recommendation"]["verdict"] in " ".join((tmp_path / "r" / "report.html").read_text().split())
+
+
+def test_people_get_the_verdict_and_the_next_steps(
+    run: Run, costs: CostTable, shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = run(
+        "plan", costs.folder, "--model", shape, "-o", tmp_path / "r", "--lengths", 4096, "--max-images-per-pack", 3
+    )
+    assert (code, err) == (0, "")
+    recommended = json.loads((tmp_path / "r" / "recommendations.json").read_text())["recommendation"]
+    assert recommended["verdict"] in out
+    assert f"next: open {tmp_path / 'r' / 'report.html'}" in out
+    then = next(line for line in out.splitlines() if line.startswith("then: packtrain pack "))
+    command = [*then.removeprefix("then: packtrain ").split()]
+    monkeypatch.chdir(tmp_path)
+    assert run(*command)[0] == 0, "what it proposes can be run"
+    made = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert made["config"]["packing_length"] == 4096
+    simulations = json.loads((tmp_path / "r" / "packing_simulations.json").read_text())["simulations"]
+    chosen = simulations[recommended["simulation"]]
+    counts = made["epochs"][0]
+    assert (counts["packs"], counts["dropped"]) == (chosen["packs"], chosen["samples_dropped"])
+
+
+def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path: Path) -> None:
+    """It loads without a note, and a study of it comes to the same end: its steps are counted in packs."""
+    baseline = {"effective_batch_size": 64, "epochs": 2, "learning_rate": 1e-5}
+    first = plan(
+        costs, model=str(shape), out=tmp_path / "a", gpus=2, gpu="h100", lengths=(4096, 8192), baseline=baseline, seed=5
+    )
+    assert first.study.recommendation.packing
+    loaded = load_config(tmp_path / "a" / "recommended.yaml")
+    assert loaded.notes == ()
+    assert {name: dict(getattr(loaded, name)) for name in first.study.recommendation.config} == (
+        first.study.recommendation.config
+    )
+    second = plan(costs, config=tmp_path / "a" / "recommended.yaml", out=tmp_path / "b", gpus=2, gpu="h100")
+    one, two = (made.study.simulations[made.study.recommendation.simulation] for made in (first, second))
+    assert (two.packing_length, two.packs, two.packs_per_step, two.steps) == (
+        *(one.packing_length, one.packs, one.packs_per_step, one.steps),
+    )
+    assert [note for note in second.notes if "packs already" in note]
+    configs = [made.study.recommendation.config for made in (first, second)]
+    for name in ("num_train_epochs", "seed", "gradient_accumulation_steps", "eval_steps"):
+        assert configs[1]["training"][name] == configs[0]["training"][name], name
+    assert configs[1]["training"]["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"--gpu": "h2000"}, 2, ["did you mean 'h200'?"]),
+        ({"--gpu": "a100"}, 2, ["a100-80, a100-40"]),
+        ({"--gpu": ""}, 2, ["gpu"]),
+        ({"--gpus": 0}, 2, ["gpus", "at least 1"]),
+        ({"--gpus": -2}, 2, ["gpus", "at least 1"]),
+        *(({"--lengths": text}, 2, ["length"]) for text in ("0", "", ",", "8k", "²", "-1", "1.5", str(2**70))),
+        ({"--lengths": 10}, 1, ["no sample fits", "the shortest has"]),
+        ({"--max-images-per-pack": "0"}, 2, ["--max-images-per-pack"]),
+        ({"--max-patches-per-pack": "x"}, 2, ["--max-patches-per-pack"]),
+        ({"--batch-size": 0}, 2, ["per_device_batch_size"]),
+        ({"--effective-batch-size": 0}, 2, ["effective_batch_size"]),
+        ({"--epochs": 0}, 2, ["epochs"]),
+        ({"--method": "lorra"}, 2, ["did you mean 'lora'?"]),
+        ({"--sharding": "zero4"}, 2, ["did you mean 'zero3'?"]),
+        ({"--seed": -1}, 2, ["seed"]),
+        ({"--model": "no/such/model"}, 2, ["no folder of that name"]),
+        ({"--model": "nobody/such-a-model"}, 2, ["nobody/such-a-model"]),
+        ({"--model": "tiny:qwen9"}, 2, ["did you mean 'qwen"]),
+        ({"--model": "{empty}"}, 2, ["none of the files of a model"]),
+        ({"--config": "nowhere.yaml"}, 2, ["nowhere.yaml"]),
+        ({"--no-such-option": 1}, 2, ["--no-such-option"]),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_wrong_options(
+    run: Run, costs: CostTable, shape: Path, tmp_path: Path, given: dict[str, Any], code: int, words: list[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    options = {"--model": shape, "--lengths": 4096, **given}
+    arguments = [str(item).replace("{empty}", str(tmp_path / "empty")) for pair in options.items() for item in pair]
+    found, out, err = run("plan", costs.folder, "-o", tmp_path / "r", "--json", *arguments)
+    assert (found, out) == (code, ""), err
+    for word in words:
+        assert word in err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"model_type": 3}', '{"model_type": "llama", "hidden_size": "big"}']
+)
+def test_models_that_are_none(costs: CostTable, tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError):
+        plan(costs, model=str(tmp_path), out=tmp_path / "r", **ONCE)
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_model_that_was_measured_for(run: Run, shape: Path, tmp_path: Path) -> None:
+    known = write_table(tmp_path / "known", lvis_like(60, 1), model=str(shape))
+    assert plan(known, out=tmp_path / "r", **ONCE).study.model == str(shape)
+    gone = write_table(tmp_path / "gone", lvis_like(60, 1), model="/gone/model").folder
+    code, _, err = run("plan", gone, "-o", tmp_path / "x")
+    assert (code, "/gone/model" in err, "name a model with --model" in err) == (2, True, True)
+    inputs = {"request": {"limits": {}}, "settings": {"model_type": "qwen2_5_vl"}}
+    unknown = write_table(tmp_path / "unknown", lvis_like(60, 1), inputs=inputs).folder
+    code, _, err = run("plan", unknown, "-o", tmp_path / "x")
+    assert (code, "tiny:FAMILY" in err) == (2, True)
+
+
+class TestThePlace:
+    def test_is_looked_at_before_the_work(
+        self, run: Run, costs: CostTable, shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("packtrain.app.plan.study_outcome", lambda *_, **__: pytest.fail("it began to work"))
+        (tmp_path / "file").write_text("mine")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "report.html").write_text("mine")
+        before = files(tmp_path)
+        for out in (tmp_path / "file", tmp_path / "full"):
+            code, _, err = run("plan", costs.folder, "--model", shape, "-o", out)
+            assert (code, str(out) in err) == (2, True)
+        assert files(tmp_path) == before
+
+    def test_may_hold_an_earlier_study_or_other_files_if_asked(
+        self, costs: CostTable, shape: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "mine").write_text("mine")
+        with pytest.raises(ConfigError, match="other files: mine"):
+            plan(costs, model=str(shape), out=tmp_path, **ONCE)
+        plan(costs, model=str(shape), out=tmp_path, overwrite=True, **ONCE)
+        assert (tmp_path / "mine").read_text() == "mine"
+        (tmp_path / "mine").unlink()
+        written = files(tmp_path)
+        plan(costs, model=str(shape), out=tmp_path, **ONCE)
+        assert files(tmp_path) == written, "the same study, the same bytes"
+
+
+class TestTheConfig:
+    @pytest.fixture(autouse=True)
+    def _unwritten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """These tests look at studies, not at files."""
+        monkeypatch.setattr("packtrain.app.plan.write_study", lambda *_, **__: {})
+
+    def test_how_the_run_is_trained(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+        made = planned(
+            costs,
+            shape,
+            tmp_path,
+            "model: {method: lora, lora_rank: 8, train_vision: false}\n"
+            "training: {gradient_checkpointing: false, sharding: zero2, optimizer: paged_adamw_8bit,"
+            " learning_rate: 1e-4, attention: flash_attention_2, per_device_train_batch_size: 4,"
+            " gradient_accumulation_steps: 8,"
+            " num_train_epochs: 2.0, eval_steps: 0.1, logging_steps: 10.0, warmup_steps: 0.05, seed: 7}\n",
+            gpus=2,
+        )
+        setup, baseline = made.study.setup, made.study.baseline
+        assert [setup[name] for name in ("method", "lora_rank", "train_vision", "gpus")] == ["lora", 8, False, 2]
+        assert [setup[name] for name in ("sharding", "optimizer", "attention")] == ["zero2", "adamw_8bit", "varlen"]
+        assert setup["gradient_checkpointing"] is False
+        assert (baseline["per_device_batch_size"], baseline["samples_per_step"], baseline["epochs"]) == (4, 64, 2)
+        assert (baseline["eval_steps"], baseline["logging_steps"]) == (None, 10), (
+            "a share of all steps is proposed anew"
+        )
+        assert (baseline["warmup_ratio"], baseline["warmup_steps"]) == (0.05, None)
+        assert baseline["learning_rate"] == 1e-4
+        assert made.study.recommendation.config["training"]["seed"] == 7
+        assert made.notes == ("training.optimizer is training.optim",)
+
+    def test_options_overrule_it(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+        made = planned(
+            costs,
+            shape,
+            tmp_path,
+            "model: {method: lora}\ntraining: {seed: 7, num_train_epochs: 0.5}\ndata: {packing_length: 2048}\n",
+            setup={"method": "full"},
+            seed=1,
+        )
+        assert made.study.setup["method"] == "full"
+        assert made.study.recommendation.config["training"]["seed"] == 1
+        assert [one.packing_length for one in made.study.simulations] == [4096]
+        assert "num_train_epochs 0.5 is planned as 1" in made.notes
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("data: {packing_strategy: bestfit}", "did you mean 'best_fit'?"),
+            ("data: {overlong: trunkate}", "did you mean 'truncate'?"),
+            ("data: {filter_overlong: false, packing_length: 500}", "a length that holds every sample"),
+            ("training: {optim: adamw_torch_fusd}", "did you mean 'adamw_torch_fused'?"),
+            ("training: {sharding: zero9}", "zero"),
+            ("model: {method: LoRA}", "lora"),
+            ("training: {effective_batch_size: 10, gradient_accumulation_steps: 3}", "numbers that agree"),
+            ("training: {learning_rate: 3}", "learning_rate"),
+            ("training: {num_train_epochs: 0}", "epochs"),
+            ("data: {max_imagse_per_pack: 3}", "did you mean 'max_images_per_pack'?"),
+        ],
+    )
+    def test_what_it_may_not_say(self, costs: CostTable, shape: Path, tmp_path: Path, text: str, words: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            planned(costs, shape, tmp_path, text, lengths=None)
+        assert words in str(caught.value)
+        assert not (tmp_path / "report").exists()
+
+    def test_steps_counted_in_packs_or_in_samples(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+        """128 of a config that packs are samples, unless it says packs; accumulation counts packs."""
+        per_pack = 4096 / np.mean(costs.column("tokens"))
+        packing = "data: {packing: true, packing_length: 4096}\n"
+        for training, samples in (
+            ("effective_batch_size: 16", 16),
+            ("effective_batch_size: 16, gradient_accumulation_steps: 3, per_device_train_batch_size: 1", 16),
+            ("effective_batch_size: 16, effective_batch_unit: packs", 16 * per_pack),
+            ("gradient_accumulation_steps: 8, per_device_train_batch_size: 1", 16 * per_pack),
+            ("packs_per_step: 20", 20 * per_pack),
+        ):
+            made = planned(costs, shape, tmp_path, f"{packing}training: {{{training}}}\n", gpus=2)
+            assert abs(made.study.baseline["samples_per_step"] - samples) <= 2, training
+
+    def test_names_that_are_not_settings(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+        for given in (
+            {"setup": {"methd": "lora"}},
+            {"baseline": {"epoch": 2}},
+            {"limits": {"max_image_per_pack": [3]}},
+        ):
+            with pytest.raises(ConfigError, match="did you mean"):
+                plan(costs, model=str(shape), out=tmp_path / "r", **ONCE, **given)
+
+    def test_limits_of_media_other_than_measured(
+        self, tmp_path: Path, shape: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+        for number in range(8):
+            Image.new("RGB", (400 + 40 * number, 300)).save(tmp_path / f"{number}.png")
+        turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A picture."}]
+        lines = [json.dumps({"images": [f"{n}.png"], "messages": turns}) for n in range(8)]
+        (tmp_path / "data.jsonl").write_text("\n".join(lines))
+        measured = measure(tmp_path / "data.jsonl", model="tiny:qwen2_5_vl", out=tmp_path / "costs", workers=1, check=0)
+        made = planned(measured, shape, tmp_path, f"data: {{processor_config: {{max_pixels: {28 * 28 * 16}}}}}\n")
+        smaller = measured.with_limits(max_pixels=28 * 28 * 16)
+        assert made.study.dataset.tokens == smaller.column("tokens").sum() < measured.column("tokens").sum()
+        assert f"costs are computed anew for the config's max_pixels {28 * 28 * 16}" in made.notes
+        config = made.study.recommendation.config
+        assert config["data"]["processor_config"] == {"max_pixels": 28 * 28 * 16}
+
+
+def test_a_model_of_another_family_is_noted(shape: Path, tmp_path: Path) -> None:
+    inputs = {"request": {"model": "none", "limits": {}}, "settings": {"model_type": "llava"}}
+    table = write_table(tmp_path / "costs", lvis_like(60, 1), inputs=inputs)
+    made = plan(table, model=str(shape), out=tmp_path / "r", **ONCE)
+    assert made.notes == ("the costs were measured for llava, the model is qwen2_5_vl: its token counts differ",)
+
+
+def test_stopping_leaves_nothing(
+    run: Run, costs: CostTable, shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("packtrain.app.show_plan.PlanBar.update", stop)
+    code, out, err = run("plan", costs.folder, "--model", shape, "-o", tmp_path / "r", "--json")
+    assert (code, out, "starts over" in err) == (1, "", True)
+    assert not (tmp_path / "r").exists()
+
+
+def test_data_without_images_and_of_videos_alone(shape: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    frames, text = random.integers(4, 64, 200), random.integers(20, 600, 200)
+    video = 64 * frames
+    tables = {
+        "text": {"tokens": random.lognormal(6, 1, 300).astype(np.int64) + 2},
+        "video": {
+            "tokens": video + text,
+            "text_tokens": text,
+            "video_tokens": video,
+            "videos": np.ones(200),
+            "frames": frames,
+            "patches": 4 * video,
+            "max_patches_per_image": np.full(200, 512),
+            "tail_tokens": text,
+        },
+        "one": {"tokens": [100]},
+    }
+    for name, columns in tables.items():
+        table = write_table(tmp_path / name, columns)
+        made = plan(table, model=str(shape), out=tmp_path / f"{name}-report", **ONCE)
+        packed = made.study.simulations[made.study.recommendation.simulation]
+        assert packed.samples_packed + packed.samples_dropped == len(table)
+        lines = (tmp_path / f"{name}-report" / "sample_stats.jsonl").read_text().splitlines()
+        assert sum(json.loads(line)["pack"] is None for line in lines) == packed.samples_dropped
+        assert len(lines) == len(table)
