@@ -17,7 +17,7 @@ from packtrain.plans.arrays import pack_matrix
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, EpochPacks, PackPlan
 
-KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none", "alike")
+KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none")
 
 # The shape of a model with two billion parameters.
 WORK = WorkModel(
@@ -69,9 +69,8 @@ def made_plan(epochs: list[dict[str, Any]], **config: Any) -> PackPlan:
 
 
 def packed(kind: str, sizes: np.ndarray, capacities: np.ndarray, seed: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Packs by strategy; "alike" is best fit as plans use it."""
-    strategy = "best_fit" if kind == "alike" else kind
-    return pack_matrix(sizes, capacities, strategy, seed, "fast", alike=kind == "alike")
+    """Packs by strategy."""
+    return pack_matrix(sizes, capacities, kind, seed, "fast")
 
 
 def digest_of(kind: str, resources: int, seed: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from packtrain.plans.arrays import (
 )
 
 NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none")
-WITH_ALIKE = (*NAMES, "alike")  # best fit that also makes packs similar
 seeds = st.one_of(st.none(), st.integers(0, 2**40))
 
 
@@ -38,7 +38,7 @@ def instances(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows, np.int64).reshape(count, resources), np.array(capacities, np.int64)
 
 
-@pytest.mark.parametrize("kind", WITH_ALIKE)
+@pytest.mark.parametrize("kind", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(instance=instances(), seed=seeds)
 @example(instance=(np.zeros((0, 1), np.int64), np.array([4])), seed=0)
@@ -85,7 +85,7 @@ def test_what_is_larger_than_a_pack_is_dropped_and_nothing_else(
         ]
 
 
-@pytest.mark.parametrize("kind", WITH_ALIKE)
+@pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("resources", [1, 2])
 def test_thousands_of_samples(kind: str, resources: int) -> None:
     columns = lvis_like(3_000)
@@ -98,17 +98,17 @@ def test_thousands_of_samples(kind: str, resources: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", WITH_ALIKE)
+@pytest.mark.parametrize("kind", NAMES)
 def test_a_million_samples(kind: str) -> None:
     sizes, capacities = lvis_like(1_000_000)["tokens"][:, None], np.array([20_000])
     order, offsets = packed("window_50000" if kind == "window_5" else kind, sizes, capacities, 3)
     assert (np.bincount(order, minlength=len(sizes)) == 1).all()
     assert (np.diff(offsets) > 0).all()
     assert np.add.reduceat(sizes[order, 0], offsets[:-1]).max() <= 20_000
-    assert kind not in ("best_fit", "alike") or len(offsets) - 1 <= 1.002 * lower_bound(sizes, capacities)
+    assert kind != "best_fit" or len(offsets) - 1 <= 1.002 * lower_bound(sizes, capacities)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WITH_ALIKE if kind != "none"])
+@pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "none"])
 @pytest.mark.parametrize("limits", [1, 2])
 def test_seeds_change_the_packs(kind: str, limits: int) -> None:
     columns = lvis_like(400)
@@ -119,9 +119,24 @@ def test_seeds_change_the_packs(kind: str, limits: int) -> None:
     assert len(found) == 6
 
 
-@pytest.mark.parametrize("kind", ["best_fit", "alike", "window_50"])
+@pytest.mark.parametrize("kind", ["best_fit", "window_50"])
 def test_seeds_change_the_packs_even_where_greedy_packing_is_at_the_bound(kind: str) -> None:
     assert len({digest_of(kind, 2, seed) for seed in range(6)}) == 6
+
+
+@pytest.mark.parametrize("count", [300, 3_000])
+def test_few_samples_get_other_company_with_another_seed(count: int) -> None:
+    """Sizes that are all different leave best fit nothing to choose; company must change all the same."""
+    sizes, capacities = lvis_like(count)["tokens"][:, None], np.array([20_000])
+
+    def pairs(seed: int | None) -> tuple[set[tuple[int, int]], int]:
+        packs = packs_of(*packed("best_fit", sizes, capacities, seed))
+        return {pair for pack in packs for pair in itertools.combinations(sorted(pack), 2)}, len(packs)
+
+    (first, packs), (second, others), (_, plain) = pairs(0), pairs(1), pairs(None)
+    assert packs <= plain
+    assert others <= plain
+    assert len(first & second) < 0.5 * len(first)
 
 
 def test_another_process_finds_the_same_packs() -> None:
@@ -206,7 +221,6 @@ def test_best_fit_is_not_worse_than_its_bounds(instance: tuple[np.ndarray, np.nd
     # Best fit decreasing can lose against first fit decreasing on instances made for it, never by more than 2 / 9.
     reference = len(first_fit_reference(column, limit, decreasing))
     assert least <= packs <= reference + reference * 2 // 9 + 1
-    assert len(packed("alike", column, limit, seed)[1]) - 1 == packs
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -236,7 +250,11 @@ def best_fit_decreasing_reference(sizes: list[int], capacity: int) -> list[int]:
 def test_best_fit_is_best_fit_decreasing_across_words_of_its_bitmap(capacity: int, seed: int | None) -> None:
     sizes = np.random.default_rng(capacity).integers(1, capacity + 1, 400)
     found = pack_arrays({"tokens": sizes}, {"tokens": capacity}, "best_fit", seed)
-    assert sorted(found.loads(sizes).tolist()) == best_fit_decreasing_reference(sizes.tolist(), capacity)
+    reference = best_fit_decreasing_reference(sizes.tolist(), capacity)
+    if seed is None:
+        assert sorted(found.loads(sizes).tolist()) == reference
+    else:  # the order is blurred, at no cost
+        assert found.num_packs <= len(reference)
 
 
 @settings(max_examples=60, deadline=None)
@@ -252,7 +270,7 @@ def test_windows_hold_consecutive_samples(
     for start in range(0, len(sizes), window):
         alone = len(packed("best_fit", sizes[start : start + window], capacities, None)[1]) - 1
         if len(binding_resources(sizes[start : start + window], capacities)) == 1:
-            assert stretches.count(start // window) == alone
+            assert stretches.count(start // window) <= alone
 
 
 def test_a_window_larger_than_the_set_is_best_fit_of_all() -> None:
@@ -275,8 +293,7 @@ def test_without_a_seed_equal_samples_keep_their_order() -> None:
         assert pack_arrays({"tokens": [4] * 12}, {"tokens": 8}, kind, seed=None).order.tolist() == list(range(12))
 
 
-@pytest.mark.parametrize("kind", ["knapsack", "alike"])
-def test_packs_made_alike_differ_less_in_attention(kind: str) -> None:
+def test_packs_of_knapsack_differ_less_in_attention() -> None:
     sizes, capacities = lvis_like(3_000)["tokens"][:, None], np.array([20_000])
 
     def spread(kind: str) -> tuple[float, int]:
@@ -284,7 +301,7 @@ def test_packs_made_alike_differ_less_in_attention(kind: str) -> None:
         squares = np.add.reduceat(sizes[order, 0].astype(float) ** 2, offsets[:-1])
         return float(squares.std()), len(offsets) - 1
 
-    (even, packs), (uneven, fewest) = spread(kind), spread("best_fit")
+    (even, packs), (uneven, fewest) = spread("knapsack"), spread("best_fit")
     assert even < 0.9 * uneven
     assert packs <= 1.01 * fewest
 
@@ -295,7 +312,7 @@ def test_knapsack_with_several_limits_stays_near_the_bound() -> None:
     assert len(packed("knapsack", sizes, capacities, 0)[1]) - 1 <= 1.08 * lower_bound(sizes, capacities)
 
 
-@pytest.mark.parametrize("kind", WITH_ALIKE)
+@pytest.mark.parametrize("kind", NAMES)
 def test_samples_of_one_size_do_not_take_for_ever(kind: str) -> None:
     # Thousands of equal samples in one pack: whatever compares pairs of samples of two packs must give up.
     sizes, capacities = np.full((200_000, 1), 3), np.array([20_000])

@@ -62,6 +62,8 @@ class Clock:
     def _once(self, passes: Passes, micro_steps: int) -> float:
         """What a step needs beside its passes: gradients added up and exchanged, the optimizer."""
         mean = passes.mean()
+        # Squares of passes that differ are more than rows of the mean length have: no dense mask would be seen then.
+        mean = replace(mean, squared_tokens=min(mean.squared_tokens, mean.tokens**2 // mean.rows))
         step = step_time(self.shape, self.setup, mean, self.gpu, self.coefficients, micro_steps)
         return max(0.0, step.seconds - micro_steps * float(self.seconds(one_pass(mean))[0]))
 

@@ -195,7 +195,9 @@ def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
             "packing_drop_last",
             "false",
             str(packing.packing_drop_last).lower(),
-            f"the last step has {counted(empty, 'pack')} fewer; empty packs without loss complete it",
+            f"the last step has {counted(empty, 'pack')} fewer; empty packs without loss complete it"
+            if empty
+            else "the packs fill every step: there is nothing to drop",
         ),
         _reason(
             "packing_buffer",

@@ -45,7 +45,7 @@ def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
 def _room(found: Findings) -> list[str]:
     if found.room is None:
         return []
-    changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.room.changes)
+    changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.changes)
     if found.room.enough:
         return [f"Nothing fitted {gib(found.question.usable_bytes)} as asked for; this does: {changes}."]
     return [

@@ -9,7 +9,7 @@ from typing import Literal
 from packtrain.advice.choice import Choice, conservative, efficient
 from packtrain.advice.configs import Draft, packed_config, packed_reasons, padded_config, padded_reasons
 from packtrain.advice.question import Question
-from packtrain.advice.room import Room
+from packtrain.advice.room import Change, Room, changes_for
 from packtrain.advice.smaller_media import MediaOption
 from packtrain.advice.values import Alternative, PaddedRun, Recommendation, Simulation
 from packtrain.advice.words import duration, gib, limits_text, percent, whole_percent
@@ -40,6 +40,11 @@ class Findings:
         return self.simulations[self.choice.simulation]
 
     @property
+    def changes(self) -> tuple[Change, ...]:
+        """What was changed so that the recommended simulation fits."""
+        return changes_for(self.room, self.chosen) if self.room else ()
+
+    @property
     def helps(self) -> bool:
         """Does packing make training faster by itself, not by the kernels that come with it?"""
         return self.gain >= WORTH_IT and self.chosen.samples_per_pack > 1
@@ -56,7 +61,7 @@ def recommend(found: Findings, advice: tuple[str, ...]) -> Recommendation:
         table=found.table,
         simulation=found.chosen,
         padded=found.padded[0],
-        changes=found.room.changes if found.room else (),
+        changes=found.changes,
     )
     grouped = found.waste("random") - found.waste("by_length") > _GROUP_FROM
     if found.helps:
@@ -95,7 +100,7 @@ def verdict(found: Findings) -> str:
     if not one.fits:
         return f"{text}; this does not fit with a tenth of it free, and no option that was tried makes it fit."
     if found.room is not None:
-        changed = ", ".join(f"{change.setting} {change.after}" for change in found.room.changes)
+        changed = ", ".join(f"{change.setting} {change.after}" for change in found.changes)
         return f"{text}; that fits because of {changed}."
     return f"{text}."
 

@@ -15,6 +15,7 @@ from packtrain.advice.words import gib
 from packtrain.estimates.values import Load, TrainingSetup
 
 _LIMIT_STEP = 1_024  # patches: a limit that reads well
+_PATCHES = "max_patches_per_pack"
 _FREE = {"chunked_loss", "attention"}  # options that have no price
 _DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer patches in a pack
 
@@ -62,7 +63,8 @@ def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
         setup, taken = _without_spare(question, kept, taken)
     changes = _described(question, before, taken)
     if limits:
-        changes += (_limit_change(limits),)
+        smallest = min(limits, key=lambda one: one["packing_length"])
+        changes += (_limit_change(smallest["max_patches_per_pack"], smallest["packing_length"]),)
     return Room(setup=setup, limits=limits, changes=changes, enough=enough)
 
 
@@ -150,13 +152,20 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _limit_change(limits: Sequence[Mapping[str, int]]) -> Change:
-    smallest = min(limits, key=lambda one: one["packing_length"])
+def changes_for(room: Room, one: Simulation) -> tuple[Change, ...]:
+    """The changes as this packing has them: every length has its own limit on patches, and some need none."""
+    found = tuple(change for change in room.changes if change.setting != _PATCHES)
+    if len(found) == len(room.changes) or _PATCHES not in one.limits:
+        return found
+    return (*found, _limit_change(one.limits[_PATCHES], one.packing_length))
+
+
+def _limit_change(limit: int, length: int) -> Change:
     return Change(
-        setting="max_patches_per_pack",
+        setting=_PATCHES,
         before="no limit",
-        after=f"{smallest['max_patches_per_pack']:,}",
-        reason=f"keeps the vision tower within memory at packing_length {smallest['packing_length']:,}",
+        after=f"{limit:,}",
+        reason=f"keeps the vision tower within memory at packing_length {length:,}",
     )
 
 

@@ -182,17 +182,21 @@ def _optimizer(name: str) -> str:
 def _baseline(run: RunConfig, table: CostTable, gpus: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the config says about the padded run that is compared with, and how that was understood."""
     found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
+    shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)
         if isinstance(value, float) and value < 1:  # a share of all steps, as the trainer allows
             found.pop(name)
             if name == "warmup_steps":
                 found["warmup_ratio"] = value
+            else:
+                shares.append(f"{name} {value:g} is a share of all steps: it may stay, the study proposes whole steps")
         elif isinstance(value, float):
             found[name] = round(value)
     if isinstance(found.get("epochs"), float):
         found["epochs"] = max(1, round(found["epochs"]))
-    return _in_samples(found, run, table, gpus)
+    found, counted = _in_samples(found, run, table, gpus)
+    return found, (*shares, *counted)
 
 
 def _in_samples(
@@ -214,12 +218,22 @@ def _in_samples(
     }
     if packs is None:
         return found, ()
-    means = {name: column["mean"] for name, column in table.summary["statistics"]["columns"].items()}
-    columns = {setting: resource for setting, resource in LIMITS.items() if means.get(resource)}
-    held = min(given[setting] / means[resource] for setting, resource in columns.items() if setting in given)
-    samples = max(1, round(packs * held))
+    samples = max(1, round(packs * _held(given, table)))
     note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
     return {**found, "effective_batch_size": samples}, (note,)
+
+
+def _held(given: Mapping[str, Any], table: CostTable) -> float:
+    """About how many samples a pack of this config has."""
+    fits = np.ones(len(table), bool)
+    if given.get("overlong", "drop") == "drop":  # what is left out is in no pack, and would make the mean longer
+        fits = table.column("tokens") <= given["packing_length"]
+    if not fits.any():
+        return 1.0
+    known = table.summary["statistics"]["columns"]
+    used = [(given[name], resource) for name, resource in LIMITS.items() if given.get(name) and resource in known]
+    means = [(limit, float(table.column(resource)[fits].mean())) for limit, resource in used]
+    return min(limit / mean for limit, mean in means if mean)
 
 
 def _packing(run: RunConfig) -> dict[str, Any]:

@@ -89,13 +89,8 @@ def pack_arrays(
     return Packing(order=kept[order], offsets=offsets, dropped=np.flatnonzero(~fits))
 
 
-def pack_matrix(
-    sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: int | None, effort: Effort, *, alike: bool = False
-) -> Grouped:
-    """Order and offsets for checked sizes (samples, resources), each of which fits alone.
-
-    `alike` spends some more time on best fit with one resource, so that packs hold similar samples.
-    """
+def pack_matrix(sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: int | None, effort: Effort) -> Grouped:
+    """Order and offsets for checked sizes (samples, resources), each of which fits alone."""
     if not len(sizes):
         return np.empty(0, np.int64), np.zeros(1, np.int64)
     if len(sizes) > MOST_SAMPLES:
@@ -105,8 +100,6 @@ def pack_matrix(
     window = window_of(strategy)
     if window is not None:
         return _in_windows(sizes, capacities, window, seed, effort)
-    if alike and strategy == "best_fit":
-        return _alike(sizes, capacities, seed, effort)
     return _PACKERS[strategy](sizes, capacities, seed, effort)
 
 
@@ -144,17 +137,6 @@ def _best_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
     shuffled = _taken(len(sizes), seed)
     order = shuffled[np.argsort(-column[shuffled], kind="stable")]
     return group(order, *first_fit(sizes[:, [only]], order, capacities[[only]]))
-
-
-def _alike(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
-    """Best fit, then the same number of packs that are more alike, where one resource binds."""
-    order, offsets = _best_fit(sizes, capacities, seed, effort)
-    binding = binding_resources(sizes, capacities)
-    if len(binding) > 1 or not _gaps_can_be_listed(capacities[binding[0]], len(sizes)):
-        return order, offsets  # with several resources packs are alike already
-    column = np.ascontiguousarray(sizes[:, binding[0]])
-    found = even_packs(column, int(capacities[binding[0]]), len(offsets) - 1, seed, (0.45, 0.3))
-    return (order, offsets) if found is None else found
 
 
 def _first_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from packtrain.core.seeds import stream
-from packtrain.plans.sorted_best_fit import decreasing, smallest_gap
+from packtrain.plans.sorted_best_fit import decreasing, file_gap, smallest_gap, take_gap
 
 _VISITS = 6  # pairs of packs looked at while gaps are gathered, for each pack there is
 _LOOKS = 96  # packs passed over and pairs of samples compared, for each sample: bounds packs of very many samples
@@ -28,11 +28,9 @@ def _deal(order: np.ndarray, starts: np.ndarray, capacity: int, packs: int, deal
     gaps = np.zeros((capacity >> 6) + 1, np.uint64)
     words = np.zeros((len(gaps) >> 6) + 1, np.uint64)
     newest = np.full(capacity + 1, -1, np.int32)
-    older = np.arange(1, packs + 1).astype(np.int32)
-    older[packs - 1] = -1
-    newest[capacity] = 0
-    gaps[capacity >> 6] |= np.uint64(1) << np.uint64(capacity & 63)
-    words[capacity >> 12] |= np.uint64(1) << np.uint64((capacity >> 6) & 63)
+    older = np.empty(packs, np.int32)
+    for pack in range(packs - 1, -1, -1):
+        file_gap(gaps, words, newest, older, capacity, pack)
     packs_of = np.empty(len(order), np.int32)
     emptiest, largest, placed = capacity, len(starts) - 2, 0
     for rank in range(largest + 1):
@@ -44,18 +42,8 @@ def _deal(order: np.ndarray, starts: np.ndarray, capacity: int, packs: int, deal
                 packs_of[k] = -1
                 continue
             gap = emptiest if placed < dealt else smallest_gap(gaps, words, size)
-            pack = newest[gap]
-            newest[gap] = older[pack]
-            if newest[gap] < 0:
-                gaps[gap >> 6] &= ~(np.uint64(1) << np.uint64(gap & 63))
-                if not gaps[gap >> 6]:
-                    words[gap >> 12] &= ~(np.uint64(1) << np.uint64((gap >> 6) & 63))
-            left = gap - size
-            if newest[left] < 0:
-                gaps[left >> 6] |= np.uint64(1) << np.uint64(left & 63)
-                words[left >> 12] |= np.uint64(1) << np.uint64((left >> 6) & 63)
-            older[pack] = newest[left]
-            newest[left] = pack
+            pack = take_gap(gaps, words, newest, older, gap)
+            file_gap(gaps, words, newest, older, gap - size, pack)
             packs_of[k] = pack
             placed += size
     return packs_of

@@ -149,7 +149,7 @@ def _packed(entries: Entries, config: PackingConfig, strategy: str, seed: int | 
     capacities = config.capacities()
     sizes = entries.samples.matrix(tuple(capacities))
     limits = np.array(list(capacities.values()), np.int64)
-    return pack_matrix(sizes, limits, strategy, seed, config.effort, alike=True)
+    return pack_matrix(sizes, limits, strategy, seed, config.effort)
 
 
 def _repeated(entries: Entries, start: int, repeats: np.ndarray | None) -> Entries:
