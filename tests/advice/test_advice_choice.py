@@ -15,7 +15,7 @@ from made_tables import detection, films
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.choice import MOST_DROPPED, acceptable, choose, conservative, dropped_share, efficient
 from packtrain.advice.intervals import derive_intervals
-from packtrain.advice.room import make_room
+from packtrain.advice.room import changes_for, make_room
 from packtrain.advice.sweep import sweep
 from packtrain.advice.values import Simulation
 from packtrain.core.errors import ConfigError
@@ -228,6 +228,21 @@ def test_videos_get_a_limit_on_patches_before_training_something_else(tmp_path: 
     assert again[1].fits
     assert again[1].samples_dropped == 0
     assert again[1].worst.patches <= limits["max_patches_per_pack"] < found[0].worst.patches
+
+
+def test_every_length_is_told_its_own_limit_on_patches(tmp_path: Path) -> None:
+    question = ask(tmp_path / "t", films(1500), setup=TrainingSetup(gpus=2, sharding="fsdp"), gpu="a100-40")
+    lengths = [20_000, 24_000]
+    room = make_room(question, sweep(question, lengths, [], lambda *_: None))
+    assert len({limits["max_patches_per_pack"] for limits in room.limits}) == len(lengths), "else any would do"
+    again = sweep(replace(question, setup=room.setup), lengths, room.limits, lambda *_: None)
+    for one in again:
+        told = {change.setting: change for change in changes_for(room, one)}.get("max_patches_per_pack")
+        limit = one.limits.get("max_patches_per_pack")
+        assert (told is None) == (limit is None)
+        if told is not None:
+            assert told.after == f"{limit:,}"
+            assert f"{one.packing_length:,}" in told.reason
 
 
 def test_when_nothing_helps_it_is_said(tmp_path: Path) -> None:

@@ -122,10 +122,29 @@ def test_the_clock_agrees_with_the_time_model(tmp_path: Path, name: str, attenti
     assert question.clock.epoch(one_pass(LOADS[name]), 1) == pytest.approx(steps[0].seconds, rel=1e-9)
 
 
-def test_a_micro_step_lasts_as_long_as_its_slowest_gpu(tmp_path: Path) -> None:
-    columns = texts(np.array([4000, 100, 4000, 100]))
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_step_has_its_optimizer_whatever_the_spread_of_lengths(tmp_path: Path, attention: str) -> None:
+    lengths = np.array([100, 120, 90, 110, 80, 100, 20_000, 18_000])
+    once = []
+    for kernel in ("varlen", attention):
+        question = ask(tmp_path / kernel, texts(lengths), setup=TrainingSetup(attention=kernel))  # type: ignore[arg-type]
+        passes = padded_passes(question.rows.samples, np.arange(len(lengths)), 2)
+        once.append(question.clock.epoch(passes, len(passes)) - float(question.clock.seconds(passes).sum()))
+    assert once[0] > 0
+    assert once[1] == pytest.approx(once[0], rel=1e-6), "updating weights takes as long with any attention"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "waits"), [("ddp", "step"), ("zero1", "step"), ("zero2", "pass"), ("fsdp", "pass")]
+)
+def test_gpus_wait_for_each_other_where_they_exchange(tmp_path: Path, sharding: str, waits: str) -> None:
+    columns = texts(np.array([4000, 100, 100, 4000]))
     question = ask(tmp_path / "t", columns, gpus=2)
+    question = replace(question, setup=replace(question.setup, sharding=sharding))
     passes = padded_passes(question.rows.samples, np.arange(4), 1)
-    seconds = question.clock.seconds(passes)
-    mixed, sorted_ = (question.clock.epoch(passes.take(np.array(order)), 4) for order in ([0, 1, 2, 3], [0, 2, 1, 3]))
-    assert mixed - sorted_ == pytest.approx(seconds[0] - seconds[1])
+    long, short = question.clock.seconds(passes)[:2]
+    # Each GPU has one long and one short pass in a step; in the first order never at the same time.
+    crossed, sorted_ = (question.clock.epoch(passes.take(np.array(order)), 4) for order in ([0, 1, 2, 3], [0, 3, 1, 2]))
+    assert crossed - sorted_ == pytest.approx(long - short if waits == "pass" else 0.0, abs=1e-9)
+    one_sided = question.clock.epoch(passes.take(np.array([0, 1, 3, 2])), 4)
+    assert one_sided - sorted_ == pytest.approx(long - short)

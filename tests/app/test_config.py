@@ -292,31 +292,32 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "use",
+    ("use", "words"),
     [
-        "data: {packing: *i}",
-        "data: {packing_length: *i}",
-        "data: *i",
-        "model: *i",
-        "extends: *i",
-        "*i : 3",
-        "lists: *i",
+        ("data: {packing: *f}", "data.packing: a list instead of true or false"),
+        ("data: {packing_length: *f}", "data.packing_length: a list instead of"),
+        ("max_pixels: *f", "data.processor_config.max_pixels: a list instead of"),
+        ("data: {filter_overlong: *f}", "data.filter_overlong: a list instead of"),
+        ("data: *f", "data: list instead of a section"),
+        ("extends: *f", "found:    a list"),
+        ("*f : 3", "unhashable key"),
+        ("lists: *f", "lists: unknown key"),
     ],
 )
-def test_references_that_blow_up(load: Load, use: str) -> None:
-    """A billion values in one line: each is only named, never written out."""
+def test_references_that_blow_up(load: Load, use: str, words: str) -> None:
+    """A million values in one line, and a billion with three lines more: they are only named, never written out."""
     lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
     lines += [
-        f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]" for below, name in zip("abcdefgh", "bcdefghi", strict=True)
+        f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]" for below, name in zip("abcde", "bcdef", strict=True)
     ]
-    problems(load, "\n".join([*lines, use]))
+    assert words in problems(load, "\n".join([*lines, use]))
 
 
 def test_merged_references_that_blow_up(load: Load) -> None:
     lines = ["a: &a {x: 1, y: 2}"]
     lines += [
         f"{name}: &{name} {{<<: [{', '.join([f'*{below}'] * 10)}]}}"
-        for below, name in zip("abcdefgh", "bcdefghi", strict=True)
+        for below, name in zip("abcde", "bcdef", strict=True)
     ]
     assert "more keys" in problems(load, "\n".join(lines))
     assert load("training: {<<: {seed: 1, bf16: false}, bf16: true}").training == {"seed": 1, "bf16": True}

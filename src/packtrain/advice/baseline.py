@@ -22,7 +22,7 @@ class Baseline:
     gradient_accumulation_steps: int | None = None  # None: from effective_batch_size
     effective_batch_size: int | None = None  # samples per optimizer step over all GPUs; None: about 128
     group_by_length: bool = False  # batches of samples that are about equally long
-    attention: Attention = "sdpa"  # what padded batches run with: flash kernels for varying lengths need packed rows
+    attention: Attention = "sdpa"  # of padded batches; a flash kernel leaves their padding out of attention: varlen
     chunked_loss: bool | None = None  # None: as with packing
     epochs: int = 1
     learning_rate: float | None = None

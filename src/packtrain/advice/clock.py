@@ -13,6 +13,7 @@ from packtrain.estimates.time import Coefficients, step_time, work_seconds
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 from packtrain.plans.schedule import arrange
 
+_MEET_ONCE = ("ddp", "zero1")  # gradients are exchanged once a step
 _PROBE = 1 << 12  # tokens; what is measured with it is linear, so that any number would do
 
 
@@ -42,16 +43,21 @@ class Clock:
         return np.asarray(found - np.where(passes["patches"] > 0, 0.0, self._tower_launches()))
 
     def epoch(self, passes: Passes, per_step: int) -> float:
-        """All passes in this order, `per_step` in an optimizer step; a micro-step lasts as long as its slowest GPU."""
+        """All passes in this order, `per_step` in an optimizer step.
+
+        GPUs wait for each other where they exchange something: once a step while each holds whole weights and
+        gradients, else in every pass.
+        """
         gpus = self.setup.gpus
         steps, micro_steps = -(-len(passes) // per_step), -(-per_step // gpus)
         filled = np.zeros((steps, per_step))
         filled.ravel()[: len(passes)] = self.seconds(passes)
         lanes = np.zeros((steps, micro_steps * gpus))
         lanes[:, :per_step] = filled
-        return float(lanes.reshape(steps, micro_steps, gpus).max(axis=2).sum()) + steps * self._once(
-            passes, micro_steps
-        )
+        busy = lanes.reshape(steps, micro_steps, gpus)
+        if self.setup.sharding in _MEET_ONCE:
+            busy = busy.sum(axis=1, keepdims=True)
+        return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_steps)
 
     def epoch_of_packs(self, passes: Passes, per_step: int, seed: int) -> float:
         """An epoch in the order in which packs are trained: random steps, sorted by work inside."""

@@ -68,7 +68,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
         text += f" A packing_length of {longest:,} would keep every length"
         keeping = [s for s in found.simulations if s.samples_dropped < one.samples_dropped and s.fits]
         nearest = min(keeping, key=lambda s: s.packing_length, default=None)
-        text += f"; {nearest.packing_length:,} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
+        text += f"; {described(nearest)} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
     over = tokens > config.packing_length
     cuttable = over & (tokens - question.rows.tails <= config.packing_length)
     if config.overlong == "drop" and cuttable.any():

@@ -182,6 +182,8 @@ def _optimizer(name: str) -> str:
 def _baseline(run: RunConfig, table: CostTable, gpus: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the config says about the padded run that is compared with, and how that was understood."""
     found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
+    if "attention" in run.training:
+        found["attention"] = _ATTENTION.get(run.training["attention"], run.training["attention"])
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)

@@ -85,7 +85,7 @@ def _sweep_table(study: Study) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for name in ("", "length", "packs", "of bound", "fill", "dropped", "steps", "GiB", "speed-up"):
+    for name in ("", "length", "packs", "of bound", "fill", "dropped", "steps", "GiB", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, one in enumerate(study.simulations):
         limits = "".join(f" {name.removeprefix('max_')}={value}" for name, value in one.limits.items())
@@ -98,7 +98,7 @@ def _sweep_table(study: Study) -> Table:
             f"{one.samples_dropped:,}",
             f"{one.steps:,}",
             f"{one.memory_bytes / _GIB:.1f}",
-            f"{one.speedup:.2f}",
+            f"{one.tokens_per_second:,.0f}",
         )
     return table
 

@@ -28,6 +28,7 @@ from packtrain.plans.resources import EXTRAS, RESOURCES
 KIND, VERSION = "pack-plan", 1
 PACKER_VERSION = 1  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
+_KEYS = ("config", "inputs", "packer_version", "cost_table", "work", "files", "epochs", "blocked", "ledger")
 ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
 CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64())])
 PACK_SCHEMA = pa.schema(
@@ -112,6 +113,9 @@ class PackPlan:
         if folder.name == PLAN:
             folder = folder.parent
         summary = read_json(folder / PLAN, KIND, VERSION)
+        missing = [name for name in _KEYS if name not in summary]
+        if missing:
+            raise ArtifactError(str(folder / PLAN), got=f"no {', '.join(missing)}", expected="a whole plan.json")
         files = [
             EpochPacks(_mapped(folder / f"entries-{n:04d}.arrow"), _mapped(folder / f"packs-{n:04d}.arrow"))
             for n in range(summary["files"])

@@ -20,8 +20,8 @@ from packtrain.plans.greedy import first_fit
 from packtrain.plans.several_kernels import exchange, shed, spread
 
 _Grouped = tuple[np.ndarray, np.ndarray]  # order, offsets
-_FEWEST_PACKS, _MOST_PACKS = 400, 1_600  # of a pool: larger ones pass less on, but the last one costs more
-_POOLS = 40  # where there is a choice
+_FEWEST_PACKS, _MOST_PACKS = 1_600, 3_200  # of a pool: larger ones pass less on, but the last one costs more
+_POOLS = 8  # where there is a choice
 _ROUNDS = 10  # of exchanges, after each of which the course is looked at
 _LEFT = 0.005  # share of a pool's packs whose worth may be left over
 _OVER = 0.02  # share of a pool's packs that may be passed on
@@ -38,8 +38,8 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(comparisons=600, heat=3e-4, tries=6),
-    "best": Effort(comparisons=4_500, heat=3e-4, tries=10),
+    "fast": Effort(comparisons=500, heat=3e-4, tries=6),
+    "best": Effort(comparisons=3_500, heat=3e-4, tries=10),
 }
 
 

@@ -15,8 +15,8 @@ from numba import njit
 from packtrain.core.seeds import stream
 
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
-_FEW_SAMPLES = 1 << 17  # with more, equal sizes are many
-_BLURS = (0.3, 0.1, 0.05, 0.02, 0.01)
+_FEW_SAMPLES = 1 << 16  # with more, equal sizes are many
+_BLURS = (0.3, 0.1, 0.03, 0.01)
 
 
 @njit(cache=True, inline="always")
