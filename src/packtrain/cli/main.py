@@ -19,9 +19,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
-bench = typer.Typer(help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(bench, name="bench")
 
 
@@ -40,11 +42,11 @@ def _root(
     """Measure, pack and train multimodal datasets at the speed the GPUs have."""
 
 
-app.command("measure")(measure)
-app.command("plan")(plan)
-app.command("pack")(pack)
-app.command("inspect")(inspect)
-app.command("demo")(demo)
+app.command("measure", short_help="What every record will cost, exact, from headers alone.")(measure)
+app.command("plan", short_help="The config that model, data and GPUs deserve, and a report.")(plan)
+app.command("pack", short_help="Which samples share a pack, under any number of limits.")(pack)
+app.command("inspect", short_help="Look into a plan: one pack, one sample, the limits.")(inspect)
+app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
 bench.command("measure")(benchmarks.measure)
 bench.command("pack")(benchmarks.pack)
 
