@@ -69,11 +69,24 @@ def test_micro_steps_hold_each_pack_once_whatever_the_world(
     for number in range(schedule.num_steps(0)):
         found = schedule.micro_steps(0, number, world)
         assert found.shape == (-(-size // world), world), "accumulation is the same in every step"
+        found[1::2] = found[1::2, ::-1].copy()  # every other micro-step runs the other way
         flat = found.ravel()
         packs = len(schedule.step(0, number))
-        assert flat[:packs].tolist() == schedule.step(0, number).tolist()
-        assert (flat[packs:] == EMPTY).all()
+        assert flat[len(flat) - packs :].tolist() == schedule.step(0, number).tolist()
+        assert (flat[: len(flat) - packs] == EMPTY).all(), "the lightest packs are those without neighbours"
         assert EMPTY < 0
+
+
+def test_no_rank_has_the_heaviest_pack_of_every_micro_step(plan: PackPlan) -> None:
+    work = plan.predicted_work(0)
+    schedule = Schedule(plan, packs_per_step=16)
+    by_turns, one_way = [], []
+    for number in range(schedule.num_steps(0) - 1):
+        by_turns.append(work[schedule.micro_steps(0, number, 4)].sum(axis=0))
+        one_way.append(work[schedule.step(0, number).reshape(4, 4)].sum(axis=0))
+    assert len(by_turns) > 1
+    waiting, before = (np.mean([ranks.max() / ranks.mean() for ranks in steps]) for steps in (by_turns, one_way))
+    assert waiting - 1 < 0.6 * (before - 1)
 
 
 def test_packs_stand_by_work_inside_a_step(plan: PackPlan) -> None:

@@ -11,7 +11,7 @@ from packtrain.core.seeds import stream
 from packtrain.estimates.gpus import Gpu
 from packtrain.estimates.time import Coefficients, step_time, work_seconds
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
-from packtrain.plans.schedule import arrange
+from packtrain.plans.schedule import arrange, turned
 
 _MEET_ONCE = ("ddp", "zero1")  # gradients are exchanged once a step
 _PROBE = 1 << 12  # tokens; what is measured with it is linear, so that any number would do
@@ -42,19 +42,22 @@ class Clock:
         found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
         return np.asarray(found - np.where(passes["patches"] > 0, 0.0, self._tower_launches()))
 
-    def epoch(self, passes: Passes, per_step: int) -> float:
+    def epoch(self, passes: Passes, per_step: int, *, packs: bool = False) -> float:
         """All passes in this order, `per_step` in an optimizer step.
 
         GPUs wait for each other where they exchange something: once a step while each holds whole weights and
-        gradients, else in every pass.
+        gradients, else in every pass. Packs are given to GPUs as the schedule does it, batches in turn.
         """
         gpus = self.setup.gpus
         steps, micro_steps = -(-len(passes) // per_step), -(-per_step // gpus)
-        filled = np.zeros((steps, per_step))
-        filled.ravel()[: len(passes)] = self.seconds(passes)
+        seconds = self.seconds(passes)
         lanes = np.zeros((steps, micro_steps * gpus))
-        lanes[:, :per_step] = filled
+        for step, start in enumerate(range(0, len(seconds), per_step)):
+            part = seconds[start : start + per_step]
+            lanes[step, -len(part) if packs else 0 :][: len(part)] = part
         busy = lanes.reshape(steps, micro_steps, gpus)
+        if packs:
+            busy = turned(busy)
         if self.setup.sharding in _MEET_ONCE:
             busy = busy.sum(axis=1, keepdims=True)
         return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_steps)
@@ -63,7 +66,7 @@ class Clock:
         """An epoch in the order in which packs are trained: random steps, sorted by work inside."""
         work, random = self.seconds(passes), stream(seed, "study", "steps")
         order = arrange(random.permutation(len(passes)), work, per_step, "sorted", random)
-        return self.epoch(passes.take(order), per_step)
+        return self.epoch(passes.take(order), per_step, packs=True)
 
     def _once(self, passes: Passes, micro_steps: int) -> float:
         """What a step needs beside its passes: gradients added up and exchanged, the optimizer."""

@@ -1,10 +1,12 @@
 """The order in which packs are trained: steps of G packs, the same for any number of ranks and workers.
 
 A step is G packs drawn at random. Inside it packs stand by predicted work, so that the W that are trained at the same
-time, one on each rank, are neighbours and take about equally long:
+time, one on each rank, are neighbours and take about equally long. Every other micro-step runs the other way, so that
+no rank has the heaviest of each, which would add up where ranks wait for each other only once a step. Where packs are
+missing, it is the lightest that have no neighbours:
 
-    step of G = 6, by work    a b c d e f        W = 3:  micro-step 0  a b c     micro-step 1  d e f
-                                                 W = 4:  micro-step 0  a b c d   micro-step 1  e f - -   (- is empty)
+    step of G = 6, by work    a b c d e f        W = 3:  micro-step 0  a b c     micro-step 1  f e d
+                                                 W = 4:  micro-step 0  - - a b   micro-step 1  f e d c   (- is empty)
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class Schedule:
         """The packs of one step by micro-step and rank, filled up with EMPTY: shape (accumulation, world)."""
         packs = self.step(epoch, number)
         rows = -(-self.packs_per_step // world)
-        return np.concatenate([packs, np.full(rows * world - len(packs), EMPTY)]).reshape(rows, world)
+        return turned(np.concatenate([np.full(rows * world - len(packs), EMPTY), packs]).reshape(rows, world))
 
     def start(self) -> LoaderState:
         """The state before the first pack."""
@@ -132,6 +134,17 @@ class Schedule:
             return np.arange(len(windows))
         key = stream(self.seed, "packs", epoch).random(len(windows))
         return np.lexsort((key, windows))
+
+
+def turned(rows: np.ndarray) -> np.ndarray:
+    """Every other row reversed; the last two axes are micro-steps and ranks.
+
+    >>> turned(np.array([[1, 2], [3, 4]])).tolist()
+    [[1, 2], [4, 3]]
+    """
+    found = rows.copy()
+    found[..., 1::2, :] = rows[..., 1::2, ::-1]
+    return found
 
 
 def arrange(
