@@ -29,18 +29,22 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names["smaller"].column("patches").sum() < names["table"].column("patches").sum()  # type: ignore[attr-defined]
 
 
-def test_command_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tiny model in place of the one from the hub."""
-    command = re.search(r"^packtrain (measure .*)$", (ROOT / "README.md").read_text(), re.M)
-    assert command is not None
+def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, with a tiny model in place of the one from the hub."""
+    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    commands = [command for block in blocks for command in re.findall(r"^packtrain (.*)$", block, re.M)]
+    assert [command.split()[0] for command in commands] == ["measure", "plan", "pack", "inspect"]
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path, pictures=160).rename(tmp_path / "train.jsonl")
-    words = [re.sub(r"^Qwen/.*", "tiny:qwen2_5_vl", word) for word in shlex.split(command.group(1))]
-    done = CliRunner().invoke(app, [*words, "--check", "0", "--workers", "1"])
-    assert done.exit_code == 0, done.output
-    for name in ("costs.parquet", "media.parquet", "ledger.jsonl", "measure.json"):
-        assert (tmp_path / "costs" / name).exists()
+    for command in commands:
+        words = [re.sub(r"^Qwen/.*", "tiny:qwen2_5_vl", word) for word in shlex.split(command)]
+        quick = ["--check", "0", "--workers", "1"] if words[0] == "measure" else []
+        done = CliRunner().invoke(app, [*words, *quick])
+        assert done.exit_code == 0, done.output
+    for name in ("costs/costs.parquet", "costs/ledger.jsonl", "report/report.html", "report/recommended.yaml"):
+        assert (tmp_path / name).exists()
+    assert (tmp_path / "plan" / "plan.json").exists()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
