@@ -31,7 +31,7 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, with a tiny model in place of the one from the hub."""
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    blocks = (ROOT / "README.md").read_text().split("```")[1::2]
     commands = [command for block in blocks for command in re.findall(r"^packtrain (.*)$", block, re.M)]
     assert [command.split()[0] for command in commands] == ["measure", "plan", "pack", "inspect"]
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
