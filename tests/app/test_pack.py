@@ -345,7 +345,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, how: signal.Signals) -> None:
         "-n",
         "8192",
         "--epochs",
-        "40",
+        "300",  # some seconds: long enough to be stopped in
         "--json",
         "-o",
     ]
