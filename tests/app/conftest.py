@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "plans"))  # tables and lengths,
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """The command line's own entry, in this process: exit code, stdout, stderr."""
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     def run(*arguments: object) -> tuple[int, str, str]:

@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import Run
 
-from packtrain import cli
 from packtrain.models import tiny
 
-Run = Callable[..., tuple[int, str, str]]
 RECORDS = [
     {"id": f"r{n}", "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}
     for n in range(20)
@@ -32,28 +29,6 @@ def data(tmp_path: Path) -> Path:
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     return path
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """The command line's own entry, in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["packtrain", *map(str, arguments)])
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return run
 
 
 def measure(data: object, model: object, out: object, *more: object) -> tuple[object, ...]:

@@ -15,41 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from lengths import WORK, lvis_table
+from reading import LENGTH, config, packs
 from tables import write_table
 
 from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.costs.table import CostTable
 from packtrain.plans.build import Progress, build_plan
-from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import KIND, PLAN, VERSION, PackPlan
 from packtrain.plans.resources import EXTRAS, RESOURCES
-
-LENGTH = 20_000
-
-
-def config(**settings: Any) -> PackingConfig:
-    return PackingConfig(**{"packing_length": LENGTH, **settings})
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> CostTable:
-    """300 samples, of which a few are longer than 8,000 tokens."""
-    return lvis_table(tmp_path_factory.mktemp("costs"), 300)
-
-
-def ledger(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-
-
-def packs(plan: PackPlan, epoch: int = 0) -> list[list[tuple[int, int, int]]]:
-    """(row, start, tokens) of every entry, pack by pack."""
-    found = []
-    for number in range(plan.epoch(epoch).num_packs):
-        pack = plan.epoch(epoch).pack(number)
-        found.append(list(zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True)))
-    return found
-
 
 # ---- files
 
@@ -192,7 +166,7 @@ KILLED = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from lengths import WORK
+from lengths import WORK, lvis_table
 from packtrain.costs.table import CostTable
 from packtrain.plans.build import build_plan
 from packtrain.plans.config import PackingConfig

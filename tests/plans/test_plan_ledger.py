@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lengths import WORK, lvis_table
+from lengths import WORK
+from reading import config, ledger, packs
 from tables import write_table
 
 import packtrain.plans.build as build_module
@@ -20,35 +20,7 @@ from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable
 from packtrain.plans.blocked import PROBES, Blocked
 from packtrain.plans.build import TAIL, UNFIT, build_plan
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.plan import PackPlan
 from packtrain.plans.resources import samples_of
-
-LENGTH = 20_000
-
-
-def config(**settings: Any) -> PackingConfig:
-    return PackingConfig(**{"packing_length": LENGTH, **settings})
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> CostTable:
-    """300 samples, of which a few are longer than 8,000 tokens."""
-    return lvis_table(tmp_path_factory.mktemp("costs"), 300)
-
-
-def ledger(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-
-
-def packs(plan: PackPlan, epoch: int = 0) -> list[list[tuple[int, int, int]]]:
-    """(row, start, tokens) of every entry, pack by pack."""
-    found = []
-    for number in range(plan.epoch(epoch).num_packs):
-        pack = plan.epoch(epoch).pack(number)
-        found.append(list(zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True)))
-    return found
-
 
 # ---- every entry is accounted for
 

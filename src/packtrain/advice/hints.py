@@ -25,7 +25,7 @@ _FEW_STEPS = 20
 def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
     """Everything worth saying, the most consequential first."""
     question, one = found.question, found.chosen
-    config = replace(question.packing, packing_length=one.packing_length, **one.limits)  # type: ignore[arg-type]
+    config = question.packing.limited(one.settings)
     return (
         *_room(found),
         *_overlong(question, config, one, found),
@@ -197,7 +197,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
     if not fitting:
         return []
     longest = max(fitting, key=lambda s: s.tokens_per_second)
-    config = replace(question.packing, packing_length=longest.packing_length, **longest.limits)  # type: ignore[arg-type]
+    config = question.packing.limited(longest.settings)
     kept = simulate(bold, config)
     if kept is None or kept.tokens_per_second <= found.chosen.tokens_per_second:
         return []

@@ -62,7 +62,7 @@ def other_loads(found: Findings) -> dict[str, Load]:
     if shorter:
         next_shorter = max(shorter, key=lambda other: other.packing_length)
         loads[f"packing_length {one.packing_length:,} -> {next_shorter.packing_length:,}"] = next_shorter.worst
-    config = replace(question.packing, packing_length=one.packing_length, **one.limits)  # type: ignore[arg-type]
+    config = question.packing.limited(one.settings)
     for setting, resource, worst in (
         ("max_images_per_pack", "images", one.worst.images),
         ("max_patches_per_pack", "patches", one.worst.patches),
@@ -76,7 +76,7 @@ def other_loads(found: Findings) -> dict[str, Load]:
 
 def _repacked(question: Question, config: PackingConfig, setting: str, limit: int) -> Load:
     some = replace(question, rows=question.rows.part(_REPACKED, config.seed))
-    return pack_rows(some, replace(config, **{setting: limit})).passes.worst()  # type: ignore[arg-type]
+    return pack_rows(some, config.limited({setting: limit})).passes.worst()
 
 
 def _resources(question: Question, one: Simulation, passes: Passes) -> Sequence[Resource]:

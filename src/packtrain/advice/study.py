@@ -222,13 +222,8 @@ def _context(shape: ModelShape) -> int:
 
 def _config(question: Question, chosen: Simulation) -> PackingConfig:
     """The chosen packing as a config; the tail is kept, so that every number is about all samples."""
-    return replace(
-        question.packing,
-        packing_length=chosen.packing_length,
-        packs_per_step=chosen.packs_per_step,
-        packing_drop_last=False,
-        **chosen.limits,  # type: ignore[arg-type]
-    )
+    config = question.packing.limited(chosen.settings)
+    return replace(config, packs_per_step=chosen.packs_per_step, packing_drop_last=False)
 
 
 def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simulation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -141,7 +141,7 @@ def sweep(
     found = []
     for number, one in enumerate(tried):
         progress(number, len(tried), ", ".join(f"{name} {value:,}" for name, value in one))
-        found.append(simulate(question, replace(question.packing, **dict(one))))  # type: ignore[arg-type]
+        found.append(simulate(question, question.packing.limited(dict(one))))
     kept = tuple(simulation for simulation in found if simulation is not None)
     if not kept:
         shortest = int(question.rows.samples["tokens"].min())
@@ -165,7 +165,7 @@ def _sets(lengths: Sequence[int], limits: Sequence[Mapping[str, int]]) -> list[d
 
 def _key(question: Question, one: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """What makes two settings the same: the limits in force, those that are always there included."""
-    config = replace(question.packing, **one)  # type: ignore[arg-type]
+    config = question.packing.limited(one)
     return tuple((name, value) for name in LIMITS if (value := getattr(config, name)) is not None)
 
 

@@ -92,6 +92,11 @@ class Simulation:
     speedup: float  # over the baseline's padded run
     fullest: Mapping[str, float]  # resource -> share of packs in which it is used up most
 
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The length and the further limits, as a config names them."""
+        return {"packing_length": self.packing_length, **self.limits}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:

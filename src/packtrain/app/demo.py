@@ -12,7 +12,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import Packed, pack_outcome
 from packtrain.app.plan import Planned, plan
 from packtrain.costs.run import Outcome, Progress
-from packtrain.plans.config import LIMITS, PackingConfig
+from packtrain.plans.config import PackingConfig
 
 MODEL = "tiny:qwen2_5_vl"
 GPU, GPUS = "h100", 4
@@ -62,11 +62,7 @@ def run_demo(
     )
     chosen = planned.study.simulations[planned.study.recommendation.simulation]
     say(f"Packing into {chosen.packing_length:,} tokens, as recommended")
-    config = PackingConfig(
-        packing_length=chosen.packing_length,
-        epochs=2,
-        **{name: value for name, value in chosen.limits.items() if name in LIMITS},  # type: ignore[arg-type]
-    )
+    config = PackingConfig(packing_length=chosen.packing_length, epochs=2).limited(chosen.limits)
     return DemoResult(
         folder=folder,
         data=data,

@@ -7,17 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from packtrain.app.bars import Bar
 from packtrain.costs.run import Outcome
 from packtrain.costs.run import Progress as Measured
 
@@ -34,24 +27,12 @@ _SHOWN = {
 }
 
 
-class MeasureBar:
+class MeasureBar(Bar):
     """A bar over units of work, with records per second and the number skipped."""
 
     def __init__(self, verb: str, console: Console, *, quiet: bool) -> None:
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn(f"{verb}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task(verb, total=None, detail="")
+        left = (TextColumn("left"), TimeRemainingColumn())
+        super().__init__(verb, console, quiet=quiet, counts=(MofNCompleteColumn(),), ending=left)
         self._told = quiet
 
     def update(self, progress: Measured) -> None:
@@ -62,14 +43,7 @@ class MeasureBar:
         elapsed = self._bar.tasks[0].elapsed or 0
         rate = f"{progress.entries / elapsed:,.0f}/s" if elapsed > 0.5 else ""
         detail = f"{progress.entries:,} records  {rate}  {progress.skipped:,} skipped"
-        self._bar.update(self._task, total=progress.total_units, completed=progress.units, detail=detail)
-
-    def __enter__(self) -> MeasureBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.show(progress.units, progress.total_units, detail)
 
 
 def measured_json(outcome: Outcome) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from packtrain.app.bars import Bar
 from packtrain.app.inspect import PackedSample, Place
 from packtrain.app.pack import Packed
 from packtrain.plans.balance import BalanceLine
@@ -22,33 +22,16 @@ from packtrain.reports.numbers import plural, shown
 _ID, _NAME = 120, 48  # characters of names from data that are shown
 
 
-class PackBar:
+class PackBar(Bar):
     """A bar over the rows of the epoch that is being packed."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("packing"),
-            BarColumn(),
-            TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task("packing", total=None, detail="")
+        super().__init__("packing", console, quiet=quiet)
 
     def update(self, progress: Packing) -> None:
         """Show where packing is."""
         detail = f"epoch {progress.epoch + 1} of {progress.epochs}, {progress.rows:,} of {progress.total:,} samples"
-        self._bar.update(self._task, total=progress.total, completed=progress.rows, detail=detail)
-
-    def __enter__(self) -> PackBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.show(progress.rows, progress.total, detail)
 
 
 def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, Any]:

@@ -6,43 +6,26 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from packtrain.advice.study import Progress as Studying
 from packtrain.advice.values import Study
+from packtrain.app.bars import Bar
 from packtrain.app.plan import Planned
 from packtrain.reports.content import study_content
 
 _GIB = 2**30
 
 
-class PlanBar:
+class PlanBar(Bar):
     """A bar over the packings that are tried."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("planning"),
-            BarColumn(),
-            TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task("planning", total=None, detail="")
+        super().__init__("planning", console, quiet=quiet)
 
     def update(self, progress: Studying) -> None:
         """Show what is being tried."""
-        self._bar.update(self._task, total=progress.total, completed=progress.done, detail=progress.doing)
-
-    def __enter__(self) -> PlanBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.show(progress.done, progress.total, progress.doing)
 
 
 def planned_json(planned: Planned) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from packtrain.core.errors import ConfigError, nearest
@@ -70,6 +70,10 @@ class PackingConfig:
         """The limits that are set, by resource; tokens first."""
         found = {resource: getattr(self, setting) for setting, resource in LIMITS.items()}
         return {resource: limit for resource, limit in found.items() if limit is not None}
+
+    def limited(self, limits: Mapping[str, int]) -> PackingConfig:
+        """The same with other limits, by the names of their settings."""
+        return replace(self, **limits)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for files and fingerprints."""
