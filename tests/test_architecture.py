@@ -15,14 +15,17 @@ SRC = Path(packtrain.__file__).parent
 # Data flows down this list; a package may import itself and what stands before it.
 ORDER = (
     *("core", "records", "families", "costs", "estimates", "plans", "advice", "reports"),
-    *("packs", "models", "app", "bench", "cli"),
+    *("packs", "batches", "models", "proofs", "app", "bench", "cli"),
 )
 LIGHT = ("core", "records", "families", "costs", "estimates", "plans", "advice", "reports")
 HEAVY = {"torch", "torchvision", "transformers", "accelerate", "peft"}
 # What each light package may use beside the standard library; imports inside functions count too.
 ALLOWED = {
     "core": {"numpy"},
-    "records": {"numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets", "huggingface_hub"},
+    "records": {
+        *("numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets", "huggingface_hub"),
+        *("fsspec", "indexed_gzip"),
+    },
     "families": {"numpy", "jinja2", "tokenizers", "num2words"},
     "costs": {"numpy", "pyarrow", "ray"},
     "estimates": {"numpy"},

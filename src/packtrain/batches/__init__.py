@@ -1,0 +1,1 @@
+"""From packed rows to the tensors of a batch: collators, the loader and its state."""

@@ -1,0 +1,53 @@
+"""The values between encoding and collating: one sample as the model will see it, and the samples of one pack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from packtrain.core.values import LedgerEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORED = -100  # a label that carries no loss
+EMPTY_PACK = -1
+TEXT, IMAGE, VIDEO = 0, 1, 2  # kinds of tokens
+
+
+class PackKey(NamedTuple):
+    """Names one pack of a plan; `pack` EMPTY_PACK is a row that carries no loss."""
+
+    epoch: int
+    pack: int
+    step: int = -1  # optimizer step of the epoch; -1 outside a schedule
+    micro_step: int = 0  # within the optimizer step
+    last: bool = False  # the last micro-step of its step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncodedSample:
+    """One sample, or a piece of one, encoded. Everything is cut to the piece; media belong to the first piece."""
+
+    id: str
+    row: int = -1  # of the cost table; -1 where there is none
+    input_ids: Tensor  # (tokens,) int64
+    labels: Tensor  # (tokens,) int64, IGNORED at the first token, on media and on what `loss_on` leaves out
+    position_ids: Tensor  # (1, tokens): 0, 1, 2, ...; or (4, tokens): that row, then the three of M-RoPE
+    token_kinds: Tensor  # (tokens,) int64: TEXT, IMAGE or VIDEO
+    media: Mapping[str, Tensor] = field(default_factory=dict)  # the processor's names and tensors, in token order
+    num_images: int = 0
+    num_videos: int = 0
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedRow:
+    """The samples of one pack, in order, and those that had to be left out."""
+
+    key: PackKey
+    samples: tuple[EncodedSample, ...] = ()
+    failures: tuple[LedgerEntry, ...] = ()
