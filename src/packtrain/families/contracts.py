@@ -1,16 +1,17 @@
 """How samples of each family are joined into one packed row: one description per family, and what is refused.
 
-The names are the arguments of the models' forward passes.
+The names are the arguments of the models' forward passes. A model is refused where its samples would see each other
+inside a packed row, or where nothing is known about how its media are joined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.base import ProcessorSettings
 
 Join = Literal["rows", "images", "tiles"]
 # rows    along dimension 0, as they are
@@ -30,9 +31,12 @@ class BatchContract:
     refused_backends: Mapping[str, str] = field(default_factory=dict)  # backend -> why
 
 
-_QWEN = MappingProxyType(
-    {"pixel_values": "rows", "image_grid_thw": "rows", "pixel_values_videos": "rows", "video_grid_thw": "rows"}
-)
+_QWEN: Mapping[str, Join] = {
+    "pixel_values": "rows",
+    "image_grid_thw": "rows",
+    "pixel_values_videos": "rows",
+    "video_grid_thw": "rows",
+}
 _NO_FLASH = "it cannot express the bidirectional attention inside images"
 
 CONTRACTS: Mapping[str, BatchContract] = {
@@ -41,6 +45,10 @@ CONTRACTS: Mapping[str, BatchContract] = {
         BatchContract(model_type="qwen2_vl", positions="mrope", media=_QWEN),
         BatchContract(model_type="qwen2_5_vl", positions="mrope", media={**_QWEN, "second_per_grid_ts": "rows"}),
         BatchContract(model_type="qwen3_vl", positions="mrope", media=_QWEN),
+        # Their language models alone find the samples of a row in the first of four rows of positions, too.
+        BatchContract(model_type="qwen2_vl_text", positions="mrope"),
+        BatchContract(model_type="qwen2_5_vl_text", positions="mrope"),
+        BatchContract(model_type="qwen3_vl_text", positions="mrope"),
         BatchContract(model_type="idefics3", media={"pixel_values": "images", "pixel_attention_mask": "images"}),
         BatchContract(model_type="smolvlm", media={"pixel_values": "images", "pixel_attention_mask": "images"}),
         BatchContract(model_type="llava", media={"pixel_values": "rows"}),
@@ -51,7 +59,6 @@ CONTRACTS: Mapping[str, BatchContract] = {
                 "pixel_values": "tiles",
                 "image_sizes": "rows",
                 "pixel_values_videos": "rows",
-                "image_sizes_videos": "rows",
             },
             per_sample_images="batch_num_images",
         ),
@@ -60,7 +67,90 @@ CONTRACTS: Mapping[str, BatchContract] = {
             model_type="gemma3",
             media={"pixel_values": "rows"},
             token_types="token_type_ids",
-            refused_backends={name: _NO_FLASH for name in ("varlen", "flash_attention_2", "flash_attention_3")},
+            refused_backends=dict.fromkeys(("varlen", "flash_attention_2", "flash_attention_3"), _NO_FLASH),
         ),
     )
 }
+
+_HYBRID = "its layers carry a state along the row, so a sample would see the ones before it"
+_REFUSED: Mapping[str, str] = {
+    "paligemma": "it attends in both directions inside a prompt and needs an explicit 4-D mask for that",
+    "nanovlm": "its model is not in transformers; measuring, planning and packing work without it",
+    **dict.fromkeys(
+        (
+            *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear"),
+            *("lfm2", "lfm2_moe", "lfm2_vl", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5"),
+            *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"),
+            *("zamba", "zamba2", "zaya"),
+        ),
+        _HYBRID,
+    ),
+}
+_ISOLATED_LAYERS = ("full_attention", "sliding_attention")
+_STATEFUL_LAYERS = ("linear", "conv", "mamba", "recurrent", "rnn", "ssm", "hybrid")  # parts of their names
+_CHUNKED = "its chunks are counted from the start of the row, not of each sample"
+# Keys of a config that only models with stateful layers have.
+_STATEFUL_KEYS = (
+    *("attn_type_list", "block_types", "conv_L_cache", "hybrid_override_pattern", "layers_block_type"),
+    *("linear_attn_config", "linear_conv_kernel_dim", "mamba_d_conv", "mamba_d_state", "ssm_state_size"),
+)
+# Keys of a model's config that only models with media have.
+_MEDIA_CONFIGS = (
+    "vision_config",
+    "audio_config",
+    "vision_tower",
+    "mm_vision_tower",
+    "image_token_id",
+    "video_token_id",
+)
+
+
+def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
+    """The contract of a model, given by its folder's settings or by its config as plain values.
+
+    Raises ConfigError with the reason for a model whose samples cannot be packed.
+    """
+    if isinstance(model, ProcessorSettings):
+        model_type, config, where = model.model_type, model.config, model.folder
+        multimodal = bool(model.image or model.video or model.processor)
+    else:
+        model_type, config = str(model.get("model_type") or "text"), model
+        where, multimodal = str(model.get("_name_or_path") or "") or "the model's config", False
+    reason = _REFUSED.get(model_type) or _layer_reason(config)
+    if reason is not None:
+        raise _refusal(where, model_type, reason)
+    if model_type in CONTRACTS:
+        return CONTRACTS[model_type]
+    if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
+        raise _refusal(where, model_type, "nothing is known about how its media are joined")
+    if config.get("is_encoder_decoder"):
+        raise _refusal(where, model_type, "it has an encoder beside its decoder")
+    return BatchContract(model_type=model_type)
+
+
+def _layer_reason(config: Mapping[str, Any]) -> str | None:
+    """Why layers of the language model let samples of one row see each other; None where they do not."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        refused = _REFUSED.get(str(part.get("model_type")))
+        if refused is not None:
+            return refused
+        for kind in map(str, part.get("layer_types") or ()):
+            if kind not in _ISOLATED_LAYERS:
+                stateful = any(name in kind for name in _STATEFUL_LAYERS)
+                unknown = _CHUNKED if kind.startswith("chunked") else "not known to keep the samples of a row apart"
+                return f"{kind} layers: {_HYBRID if stateful else unknown}"
+        for key in _STATEFUL_KEYS:
+            if part.get(key) is not None:
+                return f"{key} in its config: {_HYBRID}"
+    return None
+
+
+def _refusal(where: str, model_type: str, reason: str) -> ConfigError:
+    families = ", ".join(name for name, contract in CONTRACTS.items() if contract.media)
+    return ConfigError(
+        where,
+        got=f"model type {model_type!r}, which cannot be packed: {reason}",
+        expected=f"a text model with attention layers only, or one of {families}",
+        fix="choose another model, or train this one without packed rows",
+    )

@@ -18,6 +18,13 @@ from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
 from packtrain.families.text_only import TextOnly
 from packtrain.packs.decode import decode_frames, decode_image
+from packtrain.packs.pixels import (
+    frame_indices,
+    load_processor,
+    put_video_kwargs,
+    sampling_settings,
+    video_metadata,
+)
 from packtrain.records.media import MediaStore
 
 
@@ -38,21 +45,12 @@ class RealProcessor:
     """A Hugging Face processor or tokenizer, called as training calls it."""
 
     def __init__(self, request: Request, settings: ProcessorSettings) -> None:
-        from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+        from transformers import AutoConfig
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         self._multimodal = bool(settings.image or settings.video or settings.processor)
-        auto = AutoProcessor if self._multimodal else AutoTokenizer
-        try:
-            self._processor: Any = auto.from_pretrained(settings.folder, trust_remote_code=False)
-        except Exception as error:
-            raise ConfigError(
-                settings.folder,
-                got=f"{type(error).__name__}: {error}",
-                expected="a processor that transformers can load",
-                fix="check the folder with AutoProcessor.from_pretrained, or pass --check 0",
-            ) from error
+        self._processor: Any = load_processor(settings, multimodal=self._multimodal, fix=", or pass --check 0")
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
         has_config = (Path(settings.folder) / "config.json").exists()
         self._config: Any = AutoConfig.from_pretrained(settings.folder) if has_config else None
@@ -65,6 +63,7 @@ class RealProcessor:
                 fix="write them into the model folder's processor settings",
             )
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
+        self._sampling = sampling_settings(self._processor, self._kwargs)
         self._eos = self._tokenizer.eos_token if request.add_eos else None
         # A processor ignores a template that only its tokenizer has.
         has_own = getattr(self._processor, "chat_template", None) is not None
@@ -100,9 +99,9 @@ class RealProcessor:
             ids = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
             return {"input_ids": self._ended(ids, self._rendered(messages))}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
-        messages, metadata = self._with_media(record, store, kwargs)
+        messages, metadata = self._with_media(record, store)
         if metadata:
-            _put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
+            put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
         outputs = self._processor.apply_chat_template(
             messages,
             chat_template=self._own_template,
@@ -116,9 +115,7 @@ class RealProcessor:
         found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
         return found
 
-    def _with_media(
-        self, record: Record, store: MediaStore, kwargs: Mapping[str, Any]
-    ) -> tuple[list[dict[str, Any]], list[Any]]:
+    def _with_media(self, record: Record, store: MediaStore) -> tuple[list[dict[str, Any]], list[Any]]:
         messages, metadata = [], []
         for message in record.messages:
             content: list[dict[str, Any]] = []
@@ -128,32 +125,17 @@ class RealProcessor:
                 elif part.kind == "image":
                     content.append({"type": "image", "image": decode_image(store, part.ref)})
                 else:
-                    frames, about = self._frames(part, store, kwargs)
+                    frames, about = self._frames(part, store)
                     content.append({"type": "video", "video": frames})
                     metadata.append(about)
             messages.append({"role": message.role, "content": content})
         return messages, metadata
 
-    def _frames(self, part: Media, store: MediaStore, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
         """The frames that the processor itself chooses, decoded by us."""
-        from transformers.video_utils import VideoMetadata
-
         header = store.header(part.kind, part.ref)
-        about = VideoMetadata(
-            total_num_frames=header.frames,
-            fps=header.fps,
-            duration=header.seconds,
-            width=header.width,
-            height=header.height,
-        )
-        video = self._processor.video_processor
-        given = {**kwargs, **kwargs.get("videos_kwargs", {})}
-        names = [name for name in video.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
-        settings = {name: given.get(name, getattr(video, name, None)) for name in names}
-        # Some processors count in floats and choose one frame behind the last; it is left out.
-        indices = [int(i) for i in video.sample_frames(metadata=about, **settings) if i < header.frames]
-        about.frames_indices = indices
-        return decode_frames(store, part.ref, indices), about
+        indices = frame_indices(self._processor, self._sampling, header)
+        return decode_frames(store, part.ref, indices), video_metadata(header, indices)
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
@@ -200,18 +182,6 @@ class RealProcessor:
                 "patches", got="no patch size in the model's config", fix="put the model's config.json into its folder"
             )
         return int(side[0]) if isinstance(side, (list, tuple)) else int(side)
-
-
-_NOT_FOR_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
-
-
-def _put_video_kwargs(kwargs: dict[str, Any], **values: Any) -> None:
-    """Beside the video arguments that are there, flat or nested: a processor refuses the same name in both places."""
-    for name, value in values.items():
-        if name in kwargs or "videos_kwargs" not in kwargs:
-            kwargs[name] = value
-        else:
-            kwargs["videos_kwargs"][name] = value
 
 
 def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 # Playlists and text "formats" are left out: they would open other files or make a video of anything.
-_FORMATS = (
+FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,ogg,asf,gif,ivf,m4v,h264,hevc,"
     "wav,w64,mp3,flac,aac,aiff,amr,opus"
 )
@@ -73,7 +73,7 @@ def _container(file: BinaryIO, kind: MediaKind) -> Iterator[InputContainer]:
             f"reading {kind}", got="PyAV is not installed", expected="the package av", fix="pip install av"
         ) from error
     try:
-        with av.open(file, options={"format_whitelist": _FORMATS}, metadata_errors="replace") as container:
+        with av.open(file, options={"format_whitelist": FORMATS}, metadata_errors="replace") as container:
             yield container
     except RecordError:
         raise

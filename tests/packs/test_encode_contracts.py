@@ -1,0 +1,106 @@
+"""Which models may be packed: the contract of each, and the reason for every refusal."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from encoding import IMAGE_FAMILIES, QWEN, TEXT_FAMILIES, request_for
+
+from packtrain.core.errors import ConfigError
+from packtrain.families.contracts import CONTRACTS, contract_for
+from packtrain.families.settings import read_settings
+from packtrain.models import tiny
+from packtrain.packs.encode import SampleEncoder
+
+Folder = Callable[[str], Path]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "paligemma": ({"model_type": "paligemma", "vision_config": {}}, "4-D mask"),
+    "qwen3_5": ({"model_type": "qwen3_5"}, "carry a state"),
+    "qwen3_next": ({"model_type": "qwen3_next"}, "carry a state"),
+    "lfm2": ({"model_type": "lfm2"}, "carry a state"),
+    "lfm2_vl": ({"model_type": "lfm2_vl", "vision_config": {}}, "carry a state"),
+    "mamba": ({"model_type": "mamba"}, "carry a state"),
+    "jamba": ({"model_type": "jamba"}, "carry a state"),
+    "linear layers": (
+        {"model_type": "new", "layer_types": ["full_attention", "linear_attention"]},
+        "linear_attention layers.*carry a state",
+    ),
+    "convolutions": ({"model_type": "new", "layer_types": ["conv"]}, "conv layers.*carry a state"),
+    "chunks": ({"model_type": "new", "layer_types": ["chunked_attention"]}, "counted from the start of the row"),
+    "unknown layers": ({"model_type": "new", "layer_types": ["magic"]}, "not known to keep"),
+    "state space": ({"model_type": "new", "mamba_d_state": 16}, "mamba_d_state.*carry a state"),
+    "inner layers": (
+        {"model_type": "internvl", "vision_config": {}, "text_config": {"layer_types": ["mamba"]}},
+        "mamba layers",
+    ),
+    "inner type": ({"model_type": "llava", "text_config": {"model_type": "jamba"}}, "carry a state"),
+    "unknown media": ({"model_type": "glm4v", "vision_config": {}}, "nothing is known about how its media"),
+    "near a known one": ({"model_type": "qwen3_vl_moe", "vision_config": {}}, "nothing is known about how its media"),
+    "audio": ({"model_type": "qwen2_audio", "audio_config": {}}, "nothing is known about how its media"),
+    "two stacks": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder beside its decoder"),
+    "nanovlm": ({"model_type": "nanovlm"}, "not in transformers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_and_why(name: str, tmp_path: Path) -> None:
+    config, reason = REFUSED[name]
+    with pytest.raises(ConfigError, match=rf"(?s){config['model_type']}.*{reason}"):
+        contract_for(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"(?s){config['model_type']}.*{reason}"):
+        contract_for(read_settings(tmp_path))
+
+
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
+def test_what_is_taken(family: str, model: Folder) -> None:
+    settings = read_settings(model(family))
+    contract = contract_for(settings)
+    assert contract == contract_for(settings.config), "folder and config agree"
+    assert contract.model_type == family
+    assert contract.positions == ("mrope" if family in QWEN else "restart")
+    assert bool(contract.media) == (family in IMAGE_FAMILIES)
+    assert pickle.loads(pickle.dumps(contract)) == contract
+
+
+def test_gemma_needs_what_flash_attention_cannot_do() -> None:
+    assert set(CONTRACTS["gemma3"].refused_backends) == {"varlen", "flash_attention_2", "flash_attention_3"}
+    assert CONTRACTS["gemma3"].token_types == "token_type_ids"
+    assert not contract_for({"model_type": "gemma3_text"}).refused_backends
+
+
+def test_a_text_model_that_nobody_listed() -> None:
+    contract = contract_for({"model_type": "olmo9", "layer_types": ["sliding_attention", "full_attention"]})
+    assert (contract.model_type, contract.positions, dict(contract.media)) == ("olmo9", "restart", {})
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+def test_names_are_arguments_of_the_model(family: str, model: Folder) -> None:
+    import inspect
+
+    contract = CONTRACTS[family]
+    takes = inspect.signature(tiny.build_model(model(family)).forward).parameters
+    named = {*contract.media, contract.token_types, contract.per_sample_images} - {None}
+    assert named <= set(takes), f"{named - set(takes)} are no arguments of {family}"
+
+
+def test_an_encoder_refuses_before_anything_is_read(tmp_path: Path) -> None:
+    folder = tiny.write("nanovlm", tmp_path / "nanovlm")
+    with pytest.raises(ConfigError, match="cannot be packed: its model is not in transformers"):
+        SampleEncoder(request_for(folder, tmp_path))
+
+
+def test_a_processor_without_a_rule_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write("qwen3_vl", tmp_path / "qwen3_vl")
+    path = folder / "processor_config.json"
+    config = json.loads(path.read_text())
+    config["image_processor"]["do_resize"] = False
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="whose costs only running it tells"):
+        SampleEncoder(request_for(folder, tmp_path))

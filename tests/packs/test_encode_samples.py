@@ -1,0 +1,248 @@
+"""An encoded sample is what the real processor makes of its record, and what was measured of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from encoding import (
+    IMAGE_FAMILIES,
+    QWEN,
+    TEXT_FAMILIES,
+    TEXTS,
+    VIDEO_FAMILIES,
+    headers_of,
+    pricing,
+    record,
+    records_for,
+    request_for,
+    small_tiles,
+    twice,
+)
+
+from packtrain.core.values import Message, Record, Text
+from packtrain.families.encoder import RecordEncoder
+from packtrain.models import tiny
+from packtrain.packs.encode import SampleEncoder
+from packtrain.packs.reference import RealProcessor
+from packtrain.packs.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample
+from packtrain.records.media import MediaStore
+from packtrain.records.open import iter_units, open_sources, read_unit
+from packtrain.records.schemas.convert import to_record
+from packtrain.records.schemas.options import SchemaOptions
+
+pytestmark = pytest.mark.contract
+Folder = Callable[[str], Path]
+# What the whole processor returns and the sample holds in another form, or does not need.
+ELSEWHERE = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "batch_num_images", "sampled_frames"}
+NOT_FOR_THE_MODEL = {"video_metadata", "rows", "cols", "num_crops"}
+
+
+def real_processor(encoder: SampleEncoder) -> RealProcessor:
+    return RealProcessor(encoder.request, encoder.request.settings())
+
+
+def assert_as_processed(sample: EncodedSample, made: dict[str, Any]) -> None:
+    """Ids and every tensor, bit for bit."""
+    assert sample.input_ids.tolist() == made["input_ids"]
+    assert set(sample.media) == set(made) - ELSEWHERE - NOT_FOR_THE_MODEL
+    many_frames = sample.num_videos > 1 and "pixel_attention_mask" in made
+    for name, tensor in sample.media.items():
+        theirs = made[name]
+        if many_frames:  # as images of one sample, not as one sample for each video
+            theirs = theirs.flatten(0, 1).unsqueeze(0)
+        assert (tensor.dtype, tensor.shape) == (theirs.dtype, theirs.shape), name
+        assert tensor.equal(theirs), name
+    kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
+    if kinds is not None:
+        assert sample.token_kinds.tolist() == torch.as_tensor(kinds)[0].tolist()
+
+
+def assert_as_measured(sample: EncodedSample, price: RecordEncoder, shown: Record, store: MediaStore) -> None:
+    """The counts of the cost table, and what no label may be."""
+    cost, _ = price.cost(shown, headers_of(shown, store))
+    supervised = sample.labels != IGNORED
+    kinds = sample.token_kinds
+    assert len(sample) == cost.tokens
+    assert int(supervised.sum()) == cost.supervised_tokens > 0
+    assert (int((kinds == IMAGE).sum()), int((kinds == VIDEO).sum())) == (cost.image_tokens, cost.video_tokens)
+    assert (sample.num_images, sample.num_videos) == (cost.images, cost.videos)
+    assert not supervised[0]
+    assert not (supervised & (kinds != TEXT)).any()
+    assert sample.labels[supervised].equal(sample.input_ids[supervised])
+    counted = torch.arange(len(sample))
+    assert sample.position_ids[0].equal(counted)
+    assert bool(cost.patches) == bool(sample.media)
+
+
+def check_every_kind(family: str, media: Path, folder: Path) -> None:
+    encoder = SampleEncoder(request_for(folder, media))
+    real, price, store = real_processor(encoder), pricing(encoder), MediaStore(str(media))
+    seen: set[str] = set()
+    for name, shown in records_for(family).items():
+        sample = encoder.encode(shown, store, row=3)
+        made = real.outputs(shown, store)
+        assert_as_processed(sample, made)
+        assert_as_measured(sample, price, shown, store)
+        assert sample.media.keys() <= encoder.contract.media.keys()
+        assert (sample.id, sample.row) == ("r7", 3)
+        assert real._patches(made)[0] == price.cost(shown, headers_of(shown, store))[0].patches, name
+        seen |= sample.media.keys()
+    assert seen == set(encoder.contract.media), "the records do not show everything that the contract names"
+
+
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
+def test_every_kind_of_record(family: str, media: Path, model: Folder) -> None:
+    check_every_kind(family, media, model(family))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+def test_every_kind_of_record_in_tiles_of_true_size(family: str, media: Path, tmp_path: Path) -> None:
+    check_every_kind(family, media, tiny.write(family, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
+@pytest.mark.parametrize("loss_on", ["all", "completion"])
+def test_what_carries_loss(loss_on: str, family: str, media: Path, model: Folder) -> None:
+    encoder = SampleEncoder(request_for(model(family), media, loss_on=loss_on, add_eos=True))
+    real, price, store = real_processor(encoder), pricing(encoder), MediaStore(str(media))
+    plain = replace(record("x"), messages=(Message(role="assistant", parts=(Text("running text é"),)),), plain=True)
+    shown = [plain, TEXTS["turns"], twice(record("a"), record("wide.png" if family in IMAGE_FAMILIES else "b", "c"))]
+    for one in shown:
+        sample = encoder.encode(one, store)
+        assert sample.input_ids.tolist() == real.outputs(one, store)["input_ids"]
+        assert_as_measured(sample, price, one, store)
+    last = encoder.encode(TEXTS["turns"], store)
+    taught = last.labels != IGNORED
+    everything = SampleEncoder(request_for(model(family), media, add_eos=True)).encode(TEXTS["turns"], store)
+    fewer = int(taught.sum()) < int((everything.labels != IGNORED).sum())
+    assert fewer if loss_on == "completion" else int(taught.sum()) == len(last) - 1
+
+
+def test_labels_are_the_answers(media: Path, model: Folder) -> None:
+    """Spelled out once: the answer and the end of its turn, nothing of the question."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model("qwen2_5_vl"))
+    encoder = SampleEncoder(request_for(model("qwen2_5_vl"), media))
+    shown = twice(record("photo.png", "what?", answer="a red circle"), record("who?", answer="nobody"))
+    sample = encoder.encode(shown, MediaStore(str(media)))
+    taught = sample.labels[sample.labels != IGNORED]
+    assert tokenizer.decode(taught.tolist()) == "a red circle<|im_end|>nobody<|im_end|>"
+
+
+LIMITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_vl pixels": ("qwen3_vl", {"min_pixels": 4096, "max_pixels": 16_384}),
+    "qwen2_5_vl pixels and frames": ("qwen2_5_vl", {"max_pixels": 12_544, "num_frames": 6}),
+    "qwen3_vl rate": ("qwen3_vl", {"fps": 3.0}),
+    "smolvlm edge and frames": ("smolvlm", {"max_img_size": 128, "num_frames": 2}),
+    "idefics3 edge": ("idefics3", {"max_img_size": 100}),
+    "llava_onevision frames": ("llava_onevision", {"num_frames": 3}),
+    "internvl frames": ("internvl", {"num_frames": 5}),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits(name: str, media: Path, model: Folder) -> None:
+    family, limits = LIMITS[name]
+    encoder = SampleEncoder(request_for(model(family), media, limits=limits))
+    free = SampleEncoder(request_for(model(family), media))
+    real, price, store = real_processor(encoder), pricing(encoder), MediaStore(str(media))
+    bites = 0
+    for shown in records_for(family).values():
+        sample = encoder.encode(shown, store)
+        assert_as_processed(sample, real.outputs(shown, store))
+        assert_as_measured(sample, price, shown, store)
+        bites += len(sample) != len(free.encode(shown, store))
+    assert bites > 1, "the limits change hardly anything"
+
+
+def test_pan_and_scan(media: Path, tmp_path: Path) -> None:
+    folder = tiny.write("gemma3", tmp_path / "gemma3")
+    path = folder / "processor_config.json"
+    asked = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 32}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "images_kwargs": asked}))
+    encoder = SampleEncoder(request_for(folder, media))
+    real, price, store = real_processor(encoder), pricing(encoder), MediaStore(str(media))
+    shown = record("wide.png", "then", "photo.png", "and", "tall.png")
+    sample = encoder.encode(shown, store)
+    assert sample.media["pixel_values"].shape[0] > 3, "nothing was cropped"
+    assert_as_processed(sample, real.outputs(shown, store))
+    assert_as_measured(sample, price, shown, store)
+
+
+# ---- positions
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_positions_are_the_models_own(family: str, media: Path, model: Folder) -> None:
+    encoder = SampleEncoder(request_for(model(family), media))
+    store = MediaStore(str(media))
+    whole = tiny.build_model(model(family)).model
+    different = 0
+    for shown in records_for(family).values():
+        sample = encoder.encode(shown, store)
+        grids = {name: sample.media[name] for name in sample.media if name.endswith(("_thw", "_ts"))}
+        kinds = sample.token_kinds.unsqueeze(0)
+        theirs, _ = whole.get_rope_index(sample.input_ids.unsqueeze(0), mm_token_type_ids=kinds, **grids)
+        assert sample.position_ids.shape == (4, len(sample))
+        assert sample.position_ids.dtype == torch.int64
+        assert sample.position_ids[1:].equal(theirs[:, 0])
+        different += not sample.position_ids[1].equal(sample.position_ids[2])
+    assert different > 3, "hardly any record has positions in space"
+
+
+@pytest.mark.parametrize("family", [f for f in IMAGE_FAMILIES if f not in QWEN])
+def test_other_positions_are_counted(family: str, media: Path, model: Folder) -> None:
+    sample = SampleEncoder(request_for(model(family), media)).encode(
+        records_for(family)["image, images"], MediaStore(str(media))
+    )
+    assert sample.position_ids.tolist() == [list(range(len(sample)))]
+
+
+# ---- many records
+
+
+def check_conversations(family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from conversations import conversations, write_images, write_jsonl
+
+    monkeypatch.setattr(RecordEncoder, "patience", 1)  # both ways of laying out: template and filling in
+    folder = small_tiles(tiny.write(family, tmp_path / "model"), family)
+    images = write_images(tmp_path) if family in IMAGE_FAMILIES else ()
+    data = write_jsonl(tmp_path / "data.jsonl", conversations(count, images=images, shapes=count // 4, seed=5))
+    specs = tuple(open_sources(str(data)))
+    encoder = SampleEncoder(request_for(folder, tmp_path))
+    real, price, store = real_processor(encoder), pricing(encoder), MediaStore(str(tmp_path))
+    lengths = set()
+    for unit in iter_units(specs):
+        for entry in read_unit(specs, unit):
+            shown = to_record(entry, source="s", options=SchemaOptions(), formatting=None)
+            sample = encoder.encode(shown, store)
+            assert_as_processed(sample, real.outputs(shown, store))
+            assert_as_measured(sample, price, shown, store)
+            lengths.add(len(sample))
+    assert len(lengths) > count // 4, "the records hardly differ"
+
+
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
+def test_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_conversations(family, 16, tmp_path, monkeypatch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
+def test_many_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_conversations(family, 200, tmp_path, monkeypatch)
+
+
+def test_the_families_are_all_here() -> None:
+    from packtrain.families.registry import MODEL_TYPES
+
+    known = {name for name, path in MODEL_TYPES.items() if "text_only" not in path}
+    assert known - {"nanovlm"} == set(IMAGE_FAMILIES) >= set(VIDEO_FAMILIES)
