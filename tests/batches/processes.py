@@ -1,0 +1,51 @@
+"""Real processes for tests: ranks of a gloo group, each of which answers with a value or an error."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+def context() -> Any:
+    """Processes forked from one clean process that has torch imported already: fast, and without our threads."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["torch.distributed"])
+    return found
+
+
+def run_ranks(world: int, target: Callable[..., Any], *args: Any, folder: Path) -> list[Any]:
+    """What `target(rank, *args)` returned or raised on each rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pipes, processes = [], []
+    for rank in range(world):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = context().Process(target=_rank, args=(rank, world, str(folder / "group"), theirs, target, args))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        return [pipe.recv() if pipe.poll(120) else TimeoutError("no answer") for pipe in pipes]
+    finally:
+        for process in processes:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+
+
+def _rank(rank: int, world: int, meeting: str, pipe: Connection, target: Callable[..., Any], args: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        answer = target(rank, *args)
+    except Exception as error:
+        answer = error
+    try:
+        pipe.send(answer)
+    except Exception:
+        pipe.send(RuntimeError(f"{type(answer).__name__}: {answer}"))
+    dist.destroy_process_group()
