@@ -55,6 +55,7 @@ def write_table(
         "inputs": {"request": request},
         "mixture": dict(mixture or {"data": {"repeats": None, "weight": None}}),
         "counts": counts,
+        "files": [[0, "data.jsonl"]],
     }
     write_json(folder / SUMMARY, KIND, VERSION, summary)
     return CostTable.load(folder)

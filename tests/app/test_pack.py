@@ -123,13 +123,14 @@ def _summary(folder: Path, **changes: Any) -> None:
 
 def _damaged(folder: Path) -> None:
     content = (folder / COSTS).read_bytes()
-    at = pq.ParquetFile(folder / COSTS).metadata.row_group(0).column(4).data_page_offset
+    with pq.ParquetFile(folder / COSTS) as file:
+        at = file.metadata.row_group(0).column(file.schema_arrow.get_field_index("tokens")).data_page_offset
     (folder / COSTS).write_bytes(content[:at] + b"\xff" * 60 + content[at + 60 :])
 
 
 TOKENS = lvis_like(60, 1)["tokens"]
 BROKEN_TABLES: dict[str, tuple[Any, list[str]]] = {
-    "an older version": (lambda folder: _summary(folder, version=1), [SUMMARY, "version 1", "version 2"]),
+    "an older version": (lambda folder: _summary(folder, version=2), [SUMMARY, "version 2", "version 3"]),
     "another kind": (lambda folder: _summary(folder, kind="pack-plan"), [SUMMARY, "kind 'pack-plan'"]),
     "no summary": (lambda folder: (folder / SUMMARY).unlink(), [SUMMARY, "no such file"]),
     "half a summary": (lambda folder: (folder / SUMMARY).write_text('{"kind": '), [SUMMARY]),

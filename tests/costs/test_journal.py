@@ -20,6 +20,8 @@ def result(number: int) -> UnitResult:
     """A unit whose parts are all different, with bytes that look like the journal's own marks."""
     return UnitResult(
         number=number,
+        source=number % 2,
+        file=f"data/é-{number}.jsonl",
         entries=10 + number,
         rows=7,
         failed=2,
@@ -133,11 +135,11 @@ def test_a_head_that_cannot_be_used(tmp_path: Path) -> None:
         assert stale == ["the journal is not readable"], f"a head of {cut} bytes"
         assert len(journal) == 0
         journal.close()
-    for version in (1, 99):  # units of version 1 have no tail_tokens
+    for version in (2, 99):  # units of version 2 do not say where their entries stand
         other = json.loads(whole[:head]) | {"version": version}
         path.write_bytes(json.dumps(other).encode() + b"\n" + whole[head:])
         journal, stale = Journal.open(path, INPUTS)
-        assert stale == [f"journal format {version} -> 2"]
+        assert stale == [f"journal format {version} -> 3"]
         assert len(journal) == 0
         journal.close()
 

@@ -24,6 +24,8 @@ def unit(number: int, *, good: int = 0, failed: int = 0, filtered: int = 0, reas
     ]
     return UnitResult(
         number=number,
+        source=0,
+        file="data.jsonl",
         entries=good + failed + filtered,
         rows=good,
         failed=failed,

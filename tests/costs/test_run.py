@@ -104,8 +104,9 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, qwen: Path, 
     counts = table.summary["counts"]
     assert (counts["entries"], counts["rows"], counts["failed"]) == (RECORDS, RECORDS - BROKEN, BROKEN)
     assert table.column("images").sum() > 100
-    measured(data, tmp_path / "2", qwen, workers=2)
+    again = measured(data, tmp_path / "2", qwen, workers=2)
     assert hashes(tmp_path / "2") == hashes(tmp_path / "1")
+    assert again.files == table.files
 
 
 @pytest.mark.full

@@ -48,6 +48,7 @@ def write_table(
         "inputs": inputs or {"request": {"model": model, "limits": {}}, "settings": {"model_type": "text"}},
         "mixture": mixture or {name: {"repeats": None, "weight": None} for name in sorted(set(filled["source"]))},
         "counts": {"entries": count, "rows": count, "ledger": 0, "failed": 0, "filtered": 0, "reasons": {}},
+        "files": [[0, "data.jsonl"]],
         "statistics": {},
         "measured_by": "rule",
         "check": {"records": 0, "note": ""},

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
 import pyarrow as pa
 
 from packtrain.core.values import Cost, LedgerEntry, Measured
+from packtrain.records.source import Entry
 
 COST_SCHEMA = pa.schema(
     [("index", pa.int64()), ("id", pa.string()), ("origin", pa.string()), ("source", pa.string())]
+    + [("file", pa.int32()), ("at", pa.int64()), ("check", pa.int64())]
     + [(name, pa.int64()) for name in ("tokens", "text_tokens", "image_tokens", "video_tokens", "audio_tokens")]
     + [(name, pa.int32()) for name in ("images", "videos", "frames")]
     + [("audio_seconds", pa.float64()), ("objects", pa.int32())]
@@ -32,15 +36,26 @@ NUMBERS = tuple(f.name for f in fields(Cost))
 
 @dataclass
 class Rows:
-    """Rows of one unit of work, collected column by column; `index` counts from the unit's first entry."""
+    """Rows of one unit of work, collected column by column; `index` counts from the unit's first entry.
+
+    A unit is a piece of one file. `file` is 0 here: which number that file has is known only when all units are.
+    """
 
     costs: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in COST_SCHEMA.names})
     media: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in MEDIA_SCHEMA.names})
     ledger: list[LedgerEntry] = field(default_factory=list)
     entries: int = 0
+    _places: deque[tuple[int, int]] = field(default_factory=deque)  # of entries whose results are still to come
+
+    def passing(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """The entries themselves; where they stand is noted for their results, which come later in the same order."""
+        for entry in entries:
+            self._places.append((entry.at, entry.check))
+            yield entry
 
     def add(self, result: Measured | LedgerEntry) -> None:
         """Take the next entry's result."""
+        at, check = self._places.popleft()
         position, self.entries = self.entries, self.entries + 1
         if isinstance(result, LedgerEntry):
             self.ledger.append(result)
@@ -50,6 +65,9 @@ class Rows:
         costs["id"].append(result.record_id)
         costs["origin"].append(result.origin)
         costs["source"].append(result.source)
+        costs["file"].append(0)
+        costs["at"].append(at)
+        costs["check"].append(check)
         for name in NUMBERS:
             costs[name].append(getattr(result.cost, name))
         for header, supervised in zip(result.media, result.supervised_media, strict=True):
@@ -75,5 +93,5 @@ def from_ipc(data: bytes) -> pa.Table:
 def shifted(table: pa.Table, column: str, base: int) -> pa.Table:
     """The table with `base` added to one column, so that positions in a unit become positions in the dataset."""
     at = table.schema.get_field_index(column)
-    values = pa.compute.add(table[column], pa.scalar(base, pa.int64()))
+    values = pa.compute.add(table[column], pa.scalar(base, table.schema.field(at).type))
     return table.set_column(at, table.schema.field(at), values)

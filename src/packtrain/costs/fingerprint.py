@@ -15,6 +15,7 @@ from packtrain.families.base import ProcessorSettings
 from packtrain.records.formats.hf_dataset import hub_revision
 from packtrain.records.open import data_files
 from packtrain.records.schemas.formatting import load_formatting
+from packtrain.records.shards.address import is_remote, remote_state
 
 RULES_VERSION = 1  # raised whenever the same inputs would be measured differently
 
@@ -30,11 +31,17 @@ def inputs_of(request: Request, *, content_hash: bool = False, by_processor: boo
         "settings": settings_state(settings),
         "date": str(date.today()) if "strftime_now" in (settings.chat_template or "") else None,
         "formatting": digest(formatting) if formatting is not None else None,
-        "data": files_state(data_files(request.specs), content=content_hash),
+        "data": _data_state(data_files(request.specs), content=content_hash),
         "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},
         "transformers": metadata.version("transformers") if by_processor else None,
     }
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back
+
+
+def _data_state(files: list[str], *, content: bool) -> dict[str, Any]:
+    """What identifies each data file: size and time, or content; of a remote one what its store says."""
+    remote = {file: remote_state(file) for file in files if is_remote(file)}
+    return files_state([file for file in files if file not in remote], content=content) | remote
 
 
 def settings_state(settings: ProcessorSettings) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """An append-only file of finished units: what survives a crash, and from which the next run continues.
 
-    header   {"kind": "measure-journal", "version": 2, "inputs": ...}\\n
+    header   {"kind": "measure-journal", "version": 3, "inputs": ...}\\n
     record   length (8 bytes) | crc32 (4 bytes) | JSON line with counts and blob sizes | costs | media | ledger
 
 A record cut off by a crash is recognised by its length or checksum and dropped; everything before it counts. While
@@ -23,8 +23,9 @@ from typing import BinaryIO
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
 
-_KIND, _VERSION = "measure-journal", 2
+_KIND, _VERSION = "measure-journal", 3
 _FRAME = struct.Struct("<QI")
+_HEAD = ("number", "source", "file", "entries", "rows", "failed", "reasons")
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work
 
 
@@ -33,6 +34,8 @@ class UnitResult:
     """The measured rows of one unit, ready to be stored."""
 
     number: int
+    source: int  # number of the source in the request
+    file: str  # in which all its entries stand
     entries: int
     rows: int
     failed: int
@@ -75,7 +78,7 @@ class Journal:
 
     def append(self, result: UnitResult) -> None:
         """Store one finished unit."""
-        head = {name: getattr(result, name) for name in ("number", "entries", "rows", "failed", "reasons")}
+        head = {name: getattr(result, name) for name in _HEAD}
         head["sizes"] = [len(result.costs), len(result.media), len(result.ledger)]
         body = json.dumps(head).encode() + b"\n" + result.costs + result.media + result.ledger
         offset = self._stream.seek(0, os.SEEK_END)

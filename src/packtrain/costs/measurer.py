@@ -7,12 +7,11 @@ from typing import Protocol
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
+from packtrain.costs.converter import Converter, Filtered
 from packtrain.costs.request import Filters, Request
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
 from packtrain.records.media import MediaStore
-from packtrain.records.schemas.convert import to_record
-from packtrain.records.schemas.formatting import load_formatting
 from packtrain.records.schemas.recognise import ID_COLUMNS
 from packtrain.records.source import Entry
 
@@ -45,18 +44,9 @@ class Measurer:
     batch_bytes = 32 << 20  # of media that travel with their records
 
     def __init__(self, request: Request, rule: CostRule) -> None:
-        self._request = request
         self._filters = request.filters
         self._rule = rule
-        self._formatting = load_formatting(request.schema.formatting)[0] if request.schema.formatting else None
-        self._stores = [
-            MediaStore(
-                spec.media_root,
-                allow_outside_root=request.allow_outside_root,
-                max_image_pixels=request.max_image_pixels,
-            )
-            for spec in request.specs
-        ]
+        self._converter = Converter(request)
 
     def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
         """The row for each entry, or why there is none; in order."""
@@ -74,7 +64,7 @@ class Measurer:
 
     def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
         good = [found for found in batch if isinstance(found, Sized)]
-        prices = iter(self._rule.price(good, self._stores[source]))
+        prices = iter(self._rule.price(good, self.store(source)))
         for found in batch:
             if not isinstance(found, Sized):
                 yield found
@@ -111,20 +101,11 @@ class Measurer:
 
     def record(self, entry: Entry, source: int) -> Record:
         """The entry as a record, if the user's filters want it."""
-        name = self._request.specs[source].name
-        if self._filters.sources and name not in self._filters.sources:
-            raise Filtered("source not selected", name)
-        if entry.error is not None:
-            raise entry.error
-        record = to_record(entry, source=name, options=self._request.schema, formatting=self._formatting)
-        most = self._filters.max_images_per_sample
-        if most is not None and (images := sum(medium.kind == "image" for medium in record.media())) > most:
-            raise Filtered("more images than max_images_per_sample", f"{images} images")
-        return record
+        return self._converter.record(entry, source)
 
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""
-        store, filters = self._stores[source], self._filters
+        store, filters = self.store(source), self._filters
         headers = tuple(store.header(medium.kind, medium.ref) for medium in record.media())
         for header in headers:
             if header.kind == "image":
@@ -136,7 +117,7 @@ class Measurer:
 
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
-        return self._stores[source]
+        return self._converter.store(source)
 
 
 def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:
@@ -148,13 +129,6 @@ def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:
         detail=error.detail,
         filtered=isinstance(error, Filtered),
     )
-
-
-class Filtered(RecordError):
-    """A record that the user's own filters leave out."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__("filter", reason, detail)
 
 
 def _check_duration(header: MediaHeader, filters: Filters) -> None:

@@ -72,6 +72,23 @@ class Request:
             del spec["repeats"], spec["weight"]
         return plain
 
+    @classmethod
+    def from_description(
+        cls, plain: Mapping[str, Any], mixture: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Request:
+        """The request that `describe` and `mixture` tell of, as they are read back from a file."""
+        shares = mixture or {}
+        filters = plain["filters"]
+        return cls(
+            **{
+                **plain,
+                "specs": tuple(SourceSpec(**spec, **shares.get(spec["name"], {})) for spec in plain["specs"]),
+                "limits": MediaLimits(**plain["limits"]),
+                "schema": SchemaOptions(**plain["schema"]),
+                "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),
+            }
+        )
+
     def mixture(self) -> dict[str, dict[str, float | None]]:
         """How much of each source is to be used."""
         return {spec.name: {"repeats": spec.repeats, "weight": spec.weight} for spec in self.specs}

@@ -107,6 +107,7 @@ def run(
             "inputs": inputs,
             "mixture": task.request.mixture(),
             "counts": counts.as_dict(),
+            "files": [list(file) for file in counts.files],
             "statistics": summarise(table),
             "measured_by": "rule" if task.rule == FAMILY_RULE else "processor",
             "check": {"records": checked, "note": note},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,10 @@ from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
 
-KIND, VERSION = "cost-table", 2
+if TYPE_CHECKING:
+    from packtrain.costs.request import Request
+
+KIND, VERSION = "cost-table", 3
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 
 
@@ -29,6 +32,13 @@ class SourceCodes:
 
     names: tuple[str, ...]
     codes: np.ndarray
+
+
+class DataFile(NamedTuple):
+    """A file that rows stand in."""
+
+    source: int  # number of its source in the request
+    file: str
 
 
 class CostTable:
@@ -88,6 +98,18 @@ class CostTable:
     def positions_of(self, file_rows: np.ndarray) -> np.ndarray:
         """Where rows of the file stand in this table; those that `with_limits` dropped are left out."""
         return file_rows if self._rows is None else np.flatnonzero(np.isin(self._rows, file_rows))
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """The data files that the `file` column numbers, in reading order."""
+        return tuple(DataFile(*file) for file in self.summary["files"])
+
+    def request(self) -> Request:
+        """What was asked of the measurement, with the shares and the limits that hold now: the way back to the data."""
+        from packtrain.costs.request import Request
+
+        measured = Request.from_description(self.summary["inputs"]["request"], self.summary.get("mixture"))
+        return replace(measured, limits=MediaLimits(**{**measured.limits.given(), **self._limits.given()}))  # type: ignore[arg-type]
 
     @property
     def limits(self) -> MediaLimits:

@@ -50,7 +50,7 @@ def measurer_for(task: Task) -> Measurer:
 def measure_unit(task: Task, item: WorkItem) -> UnitResult:
     """Measure every entry of one unit."""
     measurer, rows = measurer_for(task), Rows()
-    entries = read_unit(task.request.specs, item.unit)
+    entries = rows.passing(read_unit(task.request.specs, item.unit))
     if item.drawn is None:
         for result in measurer.measure(entries, item.unit.source):
             rows.add(result)
@@ -63,6 +63,8 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
     failures = [entry for entry in rows.ledger if not entry.filtered]
     return UnitResult(
         number=item.unit.number,
+        source=item.unit.source,
+        file=item.unit.file,
         entries=rows.entries,
         rows=len(rows.costs["index"]),
         failed=len(failures),

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, shifted
-from packtrain.costs.journal import Journal
-from packtrain.costs.table import COSTS, LEDGER, MEDIA
+from packtrain.costs.journal import Journal, UnitResult
+from packtrain.costs.table import COSTS, LEDGER, MEDIA, DataFile
 from packtrain.records.open import loses_more
 
 _ROW_GROUP = 65_536
@@ -33,6 +33,11 @@ class Counts:
     cut_short: int = 0  # ledger lines that stand for a whole file, or for the rest of one
     reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
     unit_entries: list[int] = field(default_factory=list)
+    files: dict[DataFile, int] = field(default_factory=dict)  # those that rows stand in, numbered as they come
+
+    def file_number(self, unit: UnitResult) -> int:
+        """The number of a unit's file; a new one where it is the first of its file."""
+        return self.files.setdefault(DataFile(unit.source, unit.file), len(self.files))
 
     def check(self) -> None:
         """Entries read = rows + ledger lines, or something was lost."""
@@ -60,7 +65,8 @@ def write_table(out: Path, journal: Journal) -> Counts:
         media = stack.enter_context(_Groups(media_path, MEDIA_SCHEMA))
         ledger = stack.enter_context(ledger_path.open("wb"))
         for unit in journal.in_order():
-            costs.write(shifted(from_ipc(unit.costs), "index", counts.entries))
+            rows = shifted(from_ipc(unit.costs), "index", counts.entries)
+            costs.write(shifted(rows, "file", counts.file_number(unit)) if unit.rows else rows)
             media.write(shifted(from_ipc(unit.media), "record", counts.entries))
             ledger.write(unit.ledger)
             counts.entries += unit.entries

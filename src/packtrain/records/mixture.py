@@ -12,6 +12,7 @@ import yaml
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
+from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
 
 ALIASES: Mapping[str, str] = {"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"}
@@ -126,6 +127,8 @@ def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
 
 def _resolve(path: str, format: str | None, folder: str) -> str:
     """A path relative to the mixture file; a name on the hub stays as it is where nothing local bears it."""
+    if is_remote(path):
+        return path
     local = os.path.join(folder, os.path.expanduser(path))
     hub = is_hub_name(path) or (format == "hf_dataset" and "/" not in path)
     return path if hub and not os.path.lexists(local) else local

@@ -26,6 +26,9 @@ from packtrain.records.formats.files import (
 from packtrain.records.formats.json_object import BOM, parse_object
 from packtrain.records.formats.saved_dataset import dataset_files, is_saved_dataset
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
+from packtrain.records.shards.address import is_remote
+from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, open_format
 
 # Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
@@ -84,7 +87,7 @@ def iter_units(specs: Sequence[SourceSpec]) -> Iterator[Unit]:
     """The units of all sources, numbered in reading order without gaps."""
     number = 0
     for source, spec in enumerate(specs):
-        for unit in open_format(spec.format).units(spec):
+        for unit in remote_units(spec) if is_remote(spec.path) else open_format(spec.format).units(spec):
             yield replace(unit, number=number, source=source)
             number += 1
 
@@ -92,14 +95,23 @@ def iter_units(specs: Sequence[SourceSpec]) -> Iterator[Unit]:
 def read_unit(specs: Sequence[SourceSpec], unit: Unit) -> Iterator[Entry]:
     """The entries of one unit."""
     spec = specs[unit.source]
-    return _reader(spec.format).read(spec, unit)
+    reader = _reader(spec.format)
+    return remote_entries(spec, reader, unit) if is_remote(spec.path) else reader.read(spec, unit)
+
+
+def read_place(specs: Sequence[SourceSpec], source: int, file: str, plain: Plain, at: int, origin: str) -> Entry:
+    """The one entry at a place of a file, as `read_unit` gave it."""
+    spec = specs[source]
+    return _reader(spec.format).read_at(spec, file, plain, at, origin)
 
 
 def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
     """How many entries `read_unit` yields; by reading only where a format cannot tell."""
     spec = specs[unit.source]
     reader = _reader(spec.format)
-    return reader.count(spec, unit) if isinstance(reader, Counts) else sum(1 for _ in reader.read(spec, unit))
+    if isinstance(reader, Counts) and not is_remote(spec.path):
+        return reader.count(spec, unit)
+    return sum(1 for _ in read_unit(specs, unit))
 
 
 def data_files(specs: Sequence[SourceSpec]) -> list[str]:
@@ -117,6 +129,8 @@ def loses_more(stage: str, reason: str) -> bool:
 
 def recognise(path: str) -> str:
     """The format of what stands at a path, by its content and, where that leaves it open, by its name."""
+    if is_remote(path):
+        return _kind_of_remote(path)
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         return "hf_dataset" if is_saved_dataset(path) else _kind_of_folder(path)
@@ -160,14 +174,21 @@ def _source(
         raise ConfigError("dataset_format", got=format, expected="one of " + ", ".join((*FORMATS, YAML)), fix=hint)
     if format is None:
         format = recognise(path)
+    elif is_remote(path):
+        if format == "hf_dataset":
+            raise ConfigError("dataset_format", got=f"{format} and {path}", expected="the format of the remote files")
+        if not list_files(path, format):
+            raise _nothing_there(path)
     elif format != "hf_dataset":
         if not (os.path.exists(path) or is_pattern(path)):
             raise _nothing_there(path)
         if not any(os.path.lexists(file) for file in list_files(path, format)):
             expected = f"files ending in {', '.join(ENDINGS[format])}"
             raise ConfigError(path, got="no such file", expected=expected, fix="check the path and the format")
-    local = os.path.exists(path) or is_pattern(path)
+    local = not is_remote(path) and (os.path.exists(path) or is_pattern(path))
     path = os.path.abspath(path) if local else path
+    if is_remote(path) and not is_pattern(path) and list_files(path, format) != [path]:
+        path = path.rstrip("/") + "/"  # a folder, and from now on it can be told without asking
     root = os.path.expanduser(item.media_root or media_root or (dataset_root(path) if local else "."))
     if not os.path.isdir(root):
         raise ConfigError("media_root", got=f"{root!r}, which is no folder", expected="the folder of the media")
@@ -205,14 +226,29 @@ def _nothing_there(path: str) -> ConfigError:
     return ConfigError(
         "dataset_path",
         got=f"{path!r}, and nothing is there",
-        expected="a file, a folder, a pattern, a YAML mixture, or a hub name such as org/name",
+        expected="a file, a folder, a pattern, a URL, a YAML mixture, or a hub name such as org/name",
         fix="check the path; relative paths start at the working directory, in a mixture at the YAML file",
     )
 
 
 def _kind_of_folder(folder: str) -> str:
     """The format of the data files in a folder. A few .json files beside other data are settings, not data."""
-    kinds = {kind for file in walk(folder) if (kind := kind_of_name(file))}
+    return _one_kind({kind for file in walk(folder) if (kind := kind_of_name(file))}, folder)
+
+
+def _kind_of_remote(path: str) -> str:
+    """The format of a remote file, folder or pattern, by the content of the first file that is there."""
+    kind = kind_of_name(expand_braces(path)[0])
+    if kind is None and not is_pattern(path):
+        folder = {kind for kind in ENDINGS if list_files(path, kind) not in ([], [path])}
+        kind = _one_kind(folder, path) if folder else None
+    found = remote_head(path, kind or "jsonl", LOOK)
+    if found is None:
+        raise _nothing_there(path)
+    return _kind_of_content(found[1], found[0])
+
+
+def _one_kind(kinds: set[str], folder: str) -> str:
     kinds = kinds - {"json"} or kinds
     if len(kinds) == 1:
         return kinds.pop()
@@ -234,6 +270,11 @@ def _kind_of_file(path: str) -> str:
                 break
     except RecordError:
         pass  # what could be read has to do; the fault is reported when the data are read
+    return _kind_of_content(head, path)
+
+
+def _kind_of_content(head: bytes, path: str) -> str:
+    """The format of a file that begins so and is called so."""
     named = kind_of_name(path)
     if head.startswith(b"PAR1"):
         return "parquet"

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaRef
+from packtrain.records.shards.plain import Plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +51,12 @@ class Entry:
     value: Mapping[str, Any] | None = None
     error: RecordError | None = None
     media: Mapping[str, MediaRef] = field(default_factory=dict)  # media that travel beside the value (tar members)
+    at: int = -1  # its place: a byte of the decompressed file, or a row of a table
+    check: int = 0  # crc32 of its raw text; 0 where it has none
 
 
 class Format(Protocol):
-    """A way in which records are stored. Two verbs; both must keep memory flat whatever the size of the data."""
+    """A way in which records are stored. Every verb must keep memory flat whatever the size of the data."""
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """The pieces in reading order; `number` and `source` are filled in by the caller (leave them 0)."""
@@ -62,6 +65,13 @@ class Format(Protocol):
     def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
         """The entries of one piece. A broken entry is yielded with its error; it never ends the iteration early
         without an entry that says so."""
+        ...
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The one entry at a place that `read` gave; `plain` holds the decompressed bytes of `file`.
+
+        OSError where the bytes cannot be had; what does not belong there is an entry with its error.
+        """
         ...
 
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.records.shards.address import is_remote
+from packtrain.records.shards.listing import has_wildcards, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 # The endings by which a folder's data files are found; a file that is named directly may be called anything.
@@ -82,12 +84,14 @@ def _too_many(pattern: str) -> ConfigError:
 
 def is_pattern(path: str) -> bool:
     """Does this path name several files by wildcards or braces? A file that exists under that name is no pattern."""
+    if is_remote(path):
+        return has_wildcards(path) or _BRACES.search(path) is not None
     return not os.path.lexists(path) and (any(mark in path for mark in "*?[") or _BRACES.search(path) is not None)
 
 
 def dataset_root(path: str) -> str:
     """The folder to which names in messages, and media, are relative."""
-    if os.path.isdir(path):
+    if os.path.isdir(path) or (is_remote(path) and path.endswith("/")):
         return path
     if not is_pattern(path):
         return os.path.dirname(path) or "."
@@ -97,6 +101,8 @@ def dataset_root(path: str) -> str:
 
 def list_files(path: str, format: str) -> list[str]:
     """The files of a source in reading order: one file, those of a folder, or those that a pattern names."""
+    if is_remote(path):
+        return list_remote(expand_braces(path), ENDINGS[format])
     if os.path.isdir(path):
         return sorted(walk(path, ENDINGS[format]))
     if not is_pattern(path):

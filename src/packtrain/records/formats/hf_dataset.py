@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import ConfigError, PacktrainError, RecordError
 from packtrain.records.formats.files import failed_unit
 from packtrain.records.formats.saved_dataset import STATE_FILE, check_split, is_saved_dataset, saved_files, split_folder
-from packtrain.records.formats.tables import Arrow
+from packtrain.records.formats.tables import Arrow, row_entry
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 STREAM_BROKE = "stream broke, the rest of the dataset is missing"
+NO_ROW = "the dataset has no such row"
 
 
 class HFDataset:
@@ -27,6 +30,9 @@ class HFDataset:
 
     def __init__(self) -> None:
         self._arrow = Arrow()
+        self._loaded: dict[SourceSpec, Any] = {}  # datasets that are read at single places
+        self._cursors: dict[SourceSpec, tuple[int, Iterator[Any]]] = {}  # streams, and the row that comes next
+        self._lock = threading.Lock()
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Ranges of rows of saved arrow files, or the rows themselves where they can only be streamed."""
@@ -48,11 +54,40 @@ class HFDataset:
             yield from self._arrow.read(spec, unit)
             return
         for row, value in enumerate(unit.payload, start=unit.first):
-            origin = f"{unit.file}:{row}"
-            if isinstance(value, RecordError):
-                yield Entry(origin=origin, error=value)
-            else:
-                yield Entry(origin=origin, value=value)
+            yield row_entry(f"{unit.file}:{row}", row, value)
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The row of that number. A stream moves forward to it, and begins anew where it has passed it."""
+        if in_files(spec):
+            return self._arrow.read_at(spec, file, plain, at, origin)
+        try:
+            with self._lock:
+                return row_entry(origin, at, self._streamed(spec, at) if spec.streaming else self._random(spec, at))
+        except PacktrainError:
+            raise
+        except Exception as error:  # the library raises whatever its many readers and the network raise
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def _random(self, spec: SourceSpec, at: int) -> Any:
+        """A row of a dataset that `load_dataset` keeps in files of its own."""
+        if spec not in self._loaded:
+            self._loaded[spec] = _split(spec).with_format("arrow")  # so that no medium is decoded
+        rows = self._loaded[spec]
+        return rows[at].to_pylist()[0] if 0 <= at < len(rows) else RecordError("read", NO_ROW, str(at))
+
+    def _streamed(self, spec: SourceSpec, at: int) -> Any:
+        """A row of a stream."""
+        position, rows = self._cursors.pop(spec, (0, iter(())))  # taken away while in use: a fault ends it
+        if spec not in self._loaded:
+            self._loaded[spec] = _stream(spec)
+        if position == 0 or position > at:
+            position, rows = 0, iter(self._loaded[spec])
+        for row in rows:
+            position += 1
+            if position > at:
+                self._cursors[spec] = position, rows
+                return row
+        return RecordError("read", NO_ROW, str(at))
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         """How many entries `read` yields."""
@@ -74,6 +109,12 @@ class HFDataset:
             yield Unit(number=0, source=0, file=name, first=first, payload=rows)
 
 
+@functools.lru_cache(maxsize=1024)
+def in_files(spec: SourceSpec) -> bool:
+    """Do the entries of a source stand in data files of ours to read, rather than in what `load_dataset` makes?"""
+    return spec.format != "hf_dataset" or is_saved_dataset(spec.path)
+
+
 @functools.cache
 def hub_revision(spec: SourceSpec) -> str | None:
     """The commit of a dataset on the hub, asked once per process; None for local data, and where it cannot be asked."""
@@ -87,8 +128,8 @@ def hub_revision(spec: SourceSpec) -> str | None:
         return None
 
 
-def _stream(spec: SourceSpec) -> Any:
-    """The rows that `load_dataset` streams, or downloads first; decoding is switched off."""
+def _split(spec: SourceSpec) -> Any:
+    """What `load_dataset` gives for one split."""
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -108,7 +149,13 @@ def _stream(spec: SourceSpec) -> Any:
             fix="check the name, the network and, for a private dataset, that you are logged in",
         ) from error
     check_split(spec, [str(split) for split in splits])
-    stream = splits[spec.split] if spec.streaming else splits[spec.split].to_iterable_dataset()
+    return splits[spec.split]
+
+
+def _stream(spec: SourceSpec) -> Any:
+    """The rows that `load_dataset` streams, or downloads first; decoding is switched off."""
+    split = _split(spec)
+    stream = split if spec.streaming else split.to_iterable_dataset()
     # Where the features are not declared they are inferred from the first rows, and then hold no media to decode.
     return stream.decode(False) if stream.features else stream
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import codecs
 import json
+import zlib
 from collections.abc import Iterator
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks
 from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import LONGEST, NOT_JSON, NOT_UTF8, TOO_DEEP, TOO_LONG, parse_object
+from packtrain.records.formats.plain_file import plain_blocks
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 NOT_A_LIST = "file holds no list of objects"
@@ -23,6 +26,9 @@ AFTER_END = "data after the end of the list"
 
 SPACE = " \t\r\n"
 NEAR_END = 16  # characters; longer than the longest literal that a window's end may cut
+BOM = "\ufeff"
+
+Element = tuple[int, str | RecordError]  # the byte at which it starts; a fault stands where its element would
 
 
 class JsonArray:
@@ -49,14 +55,15 @@ class JsonArray:
             yield failed
             return
         name = shown_name(spec, unit.file)
-        for number, element in enumerate(unit.payload, start=unit.first):
-            origin = f"{name}:{number}"
-            try:
-                if isinstance(element, RecordError):
-                    raise element
-                yield Entry(origin=origin, value=parse_object(element))
-            except RecordError as error:
-                yield Entry(origin=origin, error=error)
+        for number, (at, element) in enumerate(unit.payload, start=unit.first):
+            yield _entry(f"{name}:{number}", at, element)
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The element that starts at a byte."""
+        try:
+            return _entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
+        except RecordError as error:
+            return Entry(origin=origin, error=error, at=at)
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         """How many entries `read` yields."""
@@ -64,10 +71,10 @@ class JsonArray:
 
     def _stretches(self, file: str, key: str | None) -> Iterator[Unit]:
         """Units of about `block` characters."""
-        elements: list[str | RecordError] = []
+        elements: list[Element] = []
         size, first = 0, 1
-        for element in self._elements(file, key):
-            elements.append(element)
+        for at, element in self._elements(file, key):
+            elements.append((at, element))
             size += 64 + (len(element) if isinstance(element, str) else 0)
             if size >= self.block:
                 yield Unit(number=0, source=0, file=file, first=first, payload=elements)
@@ -76,9 +83,9 @@ class JsonArray:
         if elements:
             yield Unit(number=0, source=0, file=file, first=first, payload=elements)
 
-    def _elements(self, file: str, key: str | None) -> Iterator[str | RecordError]:
+    def _elements(self, file: str, key: str | None) -> Iterator[Element]:
         """The texts of the elements of the list at the top, or under `key`; at a fault one error, then nothing."""
-        window = _Window(file, self.longest)
+        window = _Window(file_blocks(file), self.longest)
         try:
             if key is None:
                 yield from window.elements()
@@ -89,9 +96,9 @@ class JsonArray:
                     else:
                         window.skip()
             if window.peek():
-                yield RecordError("read", AFTER_END, f"at character {window.position + 1}")
+                yield -1, RecordError("read", AFTER_END, f"at character {window.position + 1}")
         except RecordError as error:
-            yield error
+            yield -1, error
 
     def _key_of_list(self, file: str) -> str | None:
         """The key under which the list stands; None where the file itself is the list.
@@ -99,7 +106,7 @@ class JsonArray:
         An object is read twice: only at its end is it known that it holds one list and not two. A fault on the way is
         left to the second reading where a list was found before it.
         """
-        window = _Window(file, self.longest)
+        window = _Window(file_blocks(file), self.longest)
         opening = window.peek()
         if opening == "[":
             return None
@@ -115,7 +122,7 @@ class JsonArray:
                 first = next(elements := window.elements(), None)
                 for _ in elements:
                     pass
-                if first is None or first.startswith("{"):
+                if first is None or first[1].startswith("{"):
                     (empty if first is None else filled).append(key)
         except RecordError:
             if not (filled or window.in_objects):
@@ -129,17 +136,30 @@ class JsonArray:
         return (filled or empty)[0]
 
 
+def _entry(origin: str, at: int, element: str | RecordError) -> Entry:
+    """The text of an element as an entry."""
+    if isinstance(element, RecordError):
+        return Entry(origin=origin, error=element, at=at)
+    check = zlib.crc32(element.encode())
+    try:
+        return Entry(origin=origin, value=parse_object(element), at=at, check=check)
+    except RecordError as error:
+        return Entry(origin=origin, error=error, at=at, check=check)
+
+
 class _Window:
     """A stretch of a file's text that slides forward; values are decoded inside it and then forgotten."""
 
-    def __init__(self, file: str, longest: int) -> None:
+    def __init__(self, blocks: Iterator[bytes], longest: int) -> None:
         self.key = ""  # under which `elements` or `skip` is to read
         self.in_objects = False  # inside a list whose first element was an object
-        self._blocks = file_blocks(file)
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")()
+        self._blocks = blocks
+        self._decode = codecs.getincrementaldecoder("utf-8")()
+        self._begun = False  # has a character been decoded?
         self._scan = json.JSONDecoder().raw_decode
         self._longest = longest
         self._text, self._at, self._forgotten = "", 0, 0
+        self._bytes, self._counted = 0, 0  # bytes of the file before the text's character `_counted`
         self._ended = False
         self._fault: RecordError | None = None
 
@@ -147,6 +167,13 @@ class _Window:
     def position(self) -> int:
         """Characters read so far."""
         return self._forgotten + self._at
+
+    def byte(self) -> int:
+        """Bytes of the file before the current place."""
+        passed = self._text[self._counted : self._at]
+        self._bytes += len(passed) if passed.isascii() else len(passed.encode())
+        self._counted = self._at
+        return self._bytes
 
     def peek(self) -> str:
         """The next character that is not white space, not taken; "" at the end of the file."""
@@ -178,15 +205,16 @@ class _Window:
                 return
             self._take(",")
 
-    def elements(self) -> Iterator[str]:
-        """The texts of the elements of a list."""
+    def elements(self) -> Iterator[tuple[int, str]]:
+        """The elements of a list: the byte at which each starts, and its text."""
         self._take("[")
         if self.peek() == "]":
             self._take("]")
             return
         self.in_objects = self.peek() == "{"
         while True:
-            yield self.value()
+            self.peek()
+            yield self.byte(), self.value()
             if self.peek() == "]":
                 self.in_objects = False
                 self._take("]")
@@ -257,16 +285,17 @@ class _Window:
 
         What stands before a fault is kept; the fault is raised when the text before it is used up.
         """
+        self.byte()
         parts = [self._text[self._at :]]
-        self._forgotten, self._at = self._forgotten + self._at, 0
+        self._forgotten, self._at, self._counted = self._forgotten + self._at, 0, 0
         wanted = max(1, len(parts[0]))
         while wanted > 0 and not self._ended:
             try:
                 block = next(self._blocks, None)
                 self._ended = block is None
-                parts.append(self._decode.decode(block or b"", final=self._ended))
+                parts.append(self._without_bom(self._decode.decode(block or b"", final=self._ended)))
             except UnicodeDecodeError as error:
-                parts.append(str(error.object[: error.start], "utf-8"))
+                parts.append(self._without_bom(str(error.object[: error.start], "utf-8")))
                 detail = f"after character {self._forgotten + sum(map(len, parts))}: the rest cannot be read"
                 self._fault = RecordError("read", NOT_UTF8, detail)
             except RecordError as error:
@@ -274,3 +303,13 @@ class _Window:
             self._ended = self._ended or self._fault is not None
             wanted -= len(parts[-1])
         self._text = "".join(parts)
+
+    def _without_bom(self, text: str) -> str:
+        """A byte order mark is no text, and only the first character of a file can be one."""
+        if self._begun or not text:
+            return text
+        self._begun = True
+        if not text.startswith(BOM):
+            return text
+        self._bytes = len(BOM.encode())
+        return text[1:]

@@ -7,6 +7,7 @@ only be read from its beginning: its units carry their lines.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
@@ -14,12 +15,14 @@ from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks, file_compression, unreadable
 from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import BOM, LONGEST, TOO_LONG, parse_object
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 BLANK = b" \t\r\n"  # what JSON calls white space; anything else on a line is content
 SKIPPING = 1 << 16  # bytes read at once while passing over a line that is too long
+FIRST_LOOK = 1 << 14  # bytes read at first to find the end of one line; then twice as many, and so on
 
-Line = bytes | RecordError  # a fault stands where its line would
+Line = tuple[int, bytes | RecordError]  # the byte at which it starts; a fault stands where its line would
 
 
 class JsonLines:
@@ -47,14 +50,12 @@ class JsonLines:
             yield failed
             return
         name = shown_name(spec, unit.file)
-        for number, line in self._lines(unit):
-            origin = f"{name}:{number}"
-            try:
-                if isinstance(line, RecordError):
-                    raise line
-                yield Entry(origin=origin, value=parse_object(line))
-            except RecordError as error:
-                yield Entry(origin=origin, error=error)
+        for number, (at, line) in self._lines(unit):
+            yield _entry(f"{name}:{number}", at, line)
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The line that starts at a byte."""
+        return _entry(origin, at, self._line_at(plain, at))
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         """How many entries `read` yields; nothing is parsed."""
@@ -63,9 +64,24 @@ class JsonLines:
     def _lines(self, unit: Unit) -> Iterator[tuple[int, Line]]:
         """The lines of a unit that are not blank, with their numbers."""
         lines: Iterable[Line] = self._lines_of_range(unit) if unit.payload is None else unit.payload
-        for number, line in enumerate(lines, start=unit.first):
+        for number, (at, line) in enumerate(lines, start=unit.first):
             if isinstance(line, RecordError) or line.removeprefix(BOM).strip(BLANK):
-                yield number, line
+                yield number, (at, line)
+
+    def _line_at(self, plain: Plain, at: int) -> bytes | RecordError:
+        """One line without its newline; no more than the longest allowed is read."""
+        pieces: list[bytes] = []
+        length, look = 0, FIRST_LOOK
+        while length <= self.longest:
+            wanted = min(look, self.longest + 1 - length)
+            piece = plain.read_at(at + length, wanted)
+            line, newline, _ = piece.partition(b"\n")
+            pieces.append(line)
+            length += len(line)
+            if newline or len(piece) < wanted:
+                return b"".join(pieces)
+            look *= 2
+        return self._too_long()
 
     def _ranges(self, file: str) -> Iterator[Unit]:
         """Cut a plain file at the first line start in each block: a unit owns the lines that start inside it."""
@@ -88,32 +104,32 @@ class JsonLines:
 
     def _lines_of_range(self, unit: Unit) -> Iterator[Line]:
         """The lines that start inside a byte range; the last one may reach beyond it."""
+        position = unit.start
         try:
             with open(unit.file, "rb") as handle:
                 handle.seek(unit.start)
-                position = unit.start
                 while position < unit.stop:
                     line = handle.readline(self.longest + 1)
                     if not line:
                         size = os.fstat(handle.fileno()).st_size
                         detail = f"it ends at byte {size}, and had {unit.stop} when it was first looked at"
-                        yield RecordError("read", "file has shrunk while it was read", detail)
+                        yield position, RecordError("read", "file has shrunk while it was read", detail)
                         return
-                    position += len(line)
+                    at, position = position, position + len(line)
                     if len(line) > self.longest and not line.endswith(b"\n"):
                         position += _skip_line(handle)
-                        yield self._too_long()
+                        yield at, self._too_long()
                     else:
-                        yield line
+                        yield at, line.removesuffix(b"\n")
         except OSError as error:
-            yield unreadable(error)
+            yield position, unreadable(error)
 
     def _stretches(self, file: str) -> Iterator[Unit]:
         """Units of about `block` bytes of lines, made while decompressing."""
         lines: list[Line] = []
         size, first = 0, 1
-        for line in self._lines_of_stream(file):
-            lines.append(line)
+        for at, line in self._lines_of_stream(file):
+            lines.append((at, line))
             size += 64 + (len(line) if isinstance(line, bytes) else 0)  # even an empty line takes memory
             if size >= self.block:
                 yield Unit(number=0, source=0, file=file, first=first, payload=lines)
@@ -125,24 +141,35 @@ class JsonLines:
     def _lines_of_stream(self, file: str) -> Iterator[Line]:
         """The lines of a compressed file. At a fault the line it cut is given up for the error that says so."""
         parts: list[bytes] = []  # of the line that is not complete yet; empty once it is known to be too long
-        length = 0
+        at, length = 0, 0
         try:
             for block in file_blocks(file):
                 *ended, rest = block.split(b"\n")
                 for piece in ended:
                     length += len(piece)
-                    yield self._too_long() if length > self.longest else b"".join([*parts, piece])
-                    parts, length = [], 0
+                    yield at, self._too_long() if length > self.longest else b"".join([*parts, piece])
+                    at, parts, length = at + length + 1, [], 0
                 length += len(rest)
                 parts = [*parts, rest] if length <= self.longest else []
         except RecordError as error:
-            yield error
+            yield at, error
             return
         if length:
-            yield self._too_long() if length > self.longest else b"".join(parts)
+            yield at, self._too_long() if length > self.longest else b"".join(parts)
 
     def _too_long(self) -> RecordError:
         return RecordError("read", TOO_LONG, f"the line has more than {self.longest:,} bytes")
+
+
+def _entry(origin: str, at: int, line: bytes | RecordError) -> Entry:
+    """A line as an entry."""
+    if isinstance(line, RecordError):
+        return Entry(origin=origin, error=line, at=at)
+    check = zlib.crc32(line)
+    try:
+        return Entry(origin=origin, value=parse_object(line), at=at, check=check)
+    except RecordError as error:
+        return Entry(origin=origin, error=error, at=at, check=check)
 
 
 def _skip_line(handle: BinaryIO) -> int:

@@ -5,8 +5,9 @@ Every row of a unit becomes exactly one entry: where a stretch of a table is dam
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -16,6 +17,16 @@ import pyarrow.parquet as pq
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import unreadable
 from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.table_rows import (
+    ArrowRows,
+    OpenTable,
+    ParquetRows,
+    RowReader,
+    Source,
+    arrow_source,
+    is_sound,
+)
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 BAD_TABLE = "table cannot be read"
@@ -49,6 +60,8 @@ class Table:
 
     def __init__(self) -> None:
         self._cursor: Cursor | None = None
+        self._rows_at = RowReader(self.open_rows)
+        self._lock = threading.Lock()  # a process has one reader, and may read in several threads
 
     def ranges(self, path: str) -> Iterator[tuple[int, int]]:
         """The rows of each unit. Raises RecordError or an arrow error at a fault, after the ranges before it."""
@@ -56,6 +69,10 @@ class Table:
 
     def open(self, path: str) -> Cursor:
         """A cursor before the first row."""
+        raise NotImplementedError
+
+    def open_rows(self, source: Source, key: Hashable) -> OpenTable:
+        """The rows of one file, to be read at any place; `key` tells it from other files."""
         raise NotImplementedError
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
@@ -85,17 +102,29 @@ class Table:
         try:
             for _, batch, sound in self._rows(unit):
                 for value in plain_rows(batch, sound):
-                    if isinstance(value, RecordError):
-                        yield Entry(origin=f"{name}:{row}", error=value)
-                    else:
-                        yield Entry(origin=f"{name}:{row}", value=value)
+                    yield row_entry(f"{name}:{row}", row, value)
                     row += 1
             problem = RecordError("read", CUT_OFF, f"the file has no row {row} any more") if row < unit.stop else None
         except (pa.ArrowException, OSError, ValueError) as error:
             problem = _table_error(DAMAGED, error)
         if problem:
             for lost in range(row, unit.stop):
-                yield Entry(origin=f"{name}:{lost}", error=problem)
+                yield Entry(origin=f"{name}:{lost}", error=problem, at=lost)
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The row of that number."""
+        try:
+            with self._lock:
+                found = self._rows_at.row(file, plain, at)
+                if found is None:
+                    raise RecordError("read", CUT_OFF, f"the file has no row {at} any more")
+                return row_entry(origin, at, next(plain_rows(*found)))
+        except RecordError as error:
+            return Entry(origin=origin, error=error, at=at)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # the system's fault, not the table's
+            return Entry(origin=origin, error=_table_error(DAMAGED, error), at=at)
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         """How many entries `read` yields."""
@@ -133,6 +162,11 @@ class Parquet(Table):
         """A cursor before the first row."""
         return _ParquetCursor(path)
 
+    def open_rows(self, source: Source, key: Hashable) -> OpenTable:
+        """The rows of one file."""
+        table = _open_parquet(source if isinstance(source, str) else arrow_source(source))
+        return ParquetRows(table, key, chunk_rows)
+
 
 class Arrow(Table):
     """Reads Arrow files of both kinds (IPC file and IPC stream), memory-mapped."""
@@ -164,11 +198,22 @@ class Arrow(Table):
         """A cursor before the first row."""
         return _ArrowCursor(path)
 
+    def open_rows(self, source: Source, key: Hashable) -> OpenTable:
+        """The rows of one file."""
+        return ArrowRows(arrow_source(source), key)
+
 
 def chunk_rows(num_bytes: int, num_rows: int) -> int:
     """How many rows to hold as plain Python at a time: a power of two, so that chunks and units end together."""
     fitting = min(MAX_CHUNK_ROWS, CHUNK * num_rows // max(1, num_bytes))
     return 1 << max(0, fitting.bit_length() - 1)
+
+
+def row_entry(origin: str, row: int, value: dict[str, Any] | RecordError) -> Entry:
+    """A row, or why it cannot be had, as an entry."""
+    if isinstance(value, RecordError):
+        return Entry(origin=origin, error=value, at=row)
+    return Entry(origin=origin, value=value, at=row)
 
 
 def plain_rows(batch: pa.RecordBatch, sound: bool = True) -> Iterator[dict[str, Any] | RecordError]:
@@ -240,25 +285,16 @@ class _ArrowCursor:
                 if (batch := next(self._batches, None)) is None:
                     return
                 wanted = self.row + batch.num_rows > start  # passing over a mapped batch costs nothing
-                self._held = batch, wanted and _is_sound(batch)
+                self._held = batch, wanted and is_sound(batch)
             batch, sound = self._held
             if self.row + batch.num_rows > start:
                 yield self.row, batch, sound
             self.row, self._held = self.row + batch.num_rows, None
 
 
-def _is_sound(batch: pa.RecordBatch) -> bool:
-    """Arrow trusts the offsets in a file; wrong ones would be read beyond the end of memory."""
-    try:
-        batch.validate(full=True)
-    except (pa.ArrowException, ValueError):
-        return False
-    return True
-
-
-def _open_parquet(path: str) -> pq.ParquetFile:
+def _open_parquet(source: Any) -> pq.ParquetFile:
     # Buffered reading, so that a column of a large row group is not loaded at once.
-    return pq.ParquetFile(path, buffer_size=1 << 18, pre_buffer=False, page_checksum_verification=True)
+    return pq.ParquetFile(source, buffer_size=1 << 18, pre_buffer=False, page_checksum_verification=True)
 
 
 def _arrow_batches(path: str) -> Iterator[pa.RecordBatch]:

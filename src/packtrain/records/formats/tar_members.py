@@ -14,10 +14,12 @@ from typing import BinaryIO, Protocol
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks, file_compression, unreadable
+from packtrain.records.shards.plain import Plain
 
 BLOCK = tarfile.BLOCKSIZE
 UNDECODABLE = "backslashreplace"  # names must stay different, and be writable as text
 MAX_HEADER = 1 << 20  # bytes of a long name or of a pax header
+AHEAD = 1 << 14  # bytes read at once from a place: headers and texts are small and stand together
 
 NOT_TAR = "not a tar archive"
 CUT_OFF = "archive is cut off"
@@ -51,7 +53,10 @@ class PlainBytes:
 
     def read(self, size: int) -> bytes:
         """Exactly `size` bytes, or fewer at the end."""
-        return self._file.read(size)
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            raise unreadable(error) from error
 
     def skip(self, size: int) -> int:
         """Pass over bytes without reading them."""
@@ -97,12 +102,39 @@ class StreamedBytes:
             yield piece
 
 
+class PlacedBytes:
+    """An archive from one place on; what is passed over is not read."""
+
+    def __init__(self, plain: Plain, at: int) -> None:
+        self._plain, self._at = plain, at
+        self._held, self._start = b"", at  # bytes read ahead, and where they begin
+
+    def read(self, size: int) -> bytes:
+        """Exactly `size` bytes, or fewer at the end."""
+        begin = self._at - self._start
+        if begin + size > len(self._held):
+            self._held, self._start, begin = self._plain.read_at(self._at, max(size, AHEAD)), self._at, 0
+        data = self._held[begin : begin + size]
+        self._at += len(data)
+        return data
+
+    def skip(self, size: int) -> int:
+        """Pass over bytes. Where the archive ends before that, the next read finds nothing."""
+        self._at += size
+        return size
+
+    def tell(self) -> int:
+        """Bytes before this place, of the decompressed archive."""
+        return self._at
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One file, folder or link in an archive. Its name is a label; nothing is ever opened or written under it."""
 
     name: str
     kind: bytes  # tar's type flag
+    header: int  # where its first header stands: before its own there may be one for a long name
     offset: int  # of the content
     size: int
     sparse: bool
@@ -124,7 +156,6 @@ class Members:
     def __init__(self, source: Bytes) -> None:
         self._source = source
         self._left = 0  # bytes up to the next header that have not been passed
-        self._global: dict[str, str] = {}
         self.ended = False  # has the end mark been seen, so that every member is known to be complete?
 
     def __iter__(self) -> Iterator[Member]:
@@ -155,6 +186,7 @@ class Members:
     def _next(self, first: bool) -> Member | None:
         """The next member with what its extra headers say; None after the end mark."""
         extra: dict[str, str] = {}
+        begin = self._source.tell()
         while True:
             block = self._source.read(BLOCK)
             if len(block) < BLOCK:
@@ -174,14 +206,19 @@ class Members:
             if header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
                 extra |= _pax_fields(self._content(header))
             elif header.type == tarfile.XGLTYPE:
-                self._global |= _pax_fields(self._content(header))
+                self._take_global(_pax_fields(self._content(header)))
             elif header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
                 name = self._content(header).split(b"\0", 1)[0].decode("utf-8", UNDECODABLE)
                 extra |= {"path": name} if header.type == tarfile.GNUTYPE_LONGNAME else {"linkpath": name}
             else:
-                return self._member(header, block, self._global | extra)
+                return self._member(header, block, extra, begin)
 
-    def _member(self, header: tarfile.TarInfo, block: bytes, fields: dict[str, str]) -> Member:
+    def _take_global(self, fields: dict[str, str]) -> None:
+        """A header for all members that follow. It may not change where or what they are: single ones are read too."""
+        if changing := [key for key in fields if key in ("path", "size") or key.startswith("GNU.sparse.")]:
+            raise RecordError("read", DAMAGED, f"a global header that sets {changing[0]!r} for every member")
+
+    def _member(self, header: tarfile.TarInfo, block: bytes, fields: dict[str, str], begin: int) -> Member:
         sparse = header.type == tarfile.GNUTYPE_SPARSE
         more = sparse and block[482] != 0  # an old GNU sparse map may go on in further blocks
         while more:
@@ -196,6 +233,7 @@ class Members:
         return Member(
             name=fields.get("GNU.sparse.name", fields.get("path", header.name)),
             kind=kind,
+            header=begin,
             offset=self._source.tell(),
             # Only files have content; the size field of a link or a folder counts for nothing.
             size=0 if kind in _WITHOUT_CONTENT else int(size),

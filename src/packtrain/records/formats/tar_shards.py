@@ -5,6 +5,7 @@ What cannot be trusted is not delivered: where an archive ends without its end m
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaKind, MediaRef
 from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8, TOO_LONG, parse_object
-from packtrain.records.formats.tar_members import Member, Members, open_members
+from packtrain.records.formats.tar_members import Member, Members, PlacedBytes, open_members
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 LINK = "link in archive"
@@ -20,6 +22,7 @@ SPECIAL = "special file in archive"
 DUPLICATE = "two members with the same extension"
 NO_EXTENSION = "member has no extension"
 MEDIA_TOO_LARGE = "media member is too large"
+NO_SAMPLE = "no sample stands there"
 
 MEDIA_KINDS: dict[str, MediaKind] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"), "image"),
@@ -47,30 +50,41 @@ class TarShards:
             yield failed
             return
         name = shown_name(spec, unit.file)
-        sample: _Sample | None = None
-        ended = False
         try:
             with open_members(unit.file) as (members, plain):
-                try:
-                    for member in members:
-                        key, extension = split_name(member.name)
-                        if member.is_folder or _is_unnamed(key):
-                            continue
-                        if sample is None or key != sample.key:
-                            if sample:
-                                yield sample.entry(name)
-                            sample = _Sample(key, unit.file if plain else None)
-                        self._add(sample, extension, member, members)
-                finally:
-                    ended = members.ended
-            if sample:
-                yield sample.entry(name)
+                for found in self._samples(members, unit.file if plain else None):
+                    if isinstance(found, _Sample):
+                        yield found.entry(f"{name}:{found.key}")
+                    else:
+                        yield Entry(origin=f"{name}:{found[0]}" if found[0] else name, error=found[1])
         except RecordError as error:
-            if sample and ended:  # a fault behind the end mark hurts no sample
-                yield sample.entry(name)
-            elif sample:
-                name = f"{name}:{sample.key}"
             yield Entry(origin=name, error=error)
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The sample whose first header stands at a byte; media stay where they are, or are held within bounds."""
+        for found in self._samples(Members(PlacedBytes(plain, at)), plain.path):
+            return found.entry(origin) if isinstance(found, _Sample) else Entry(origin=origin, error=found[1], at=at)
+        return Entry(origin=origin, error=RecordError("read", NO_SAMPLE, f"at byte {at}"), at=at)
+
+    def _samples(self, members: Members, archive: str | None) -> Iterator[_Sample | tuple[str, RecordError]]:
+        """The samples, and at a fault the key of the sample that it may have hurt."""
+        sample: _Sample | None = None
+        try:
+            for member in members:
+                key, extension = split_name(member.name)
+                if member.is_folder or _is_unnamed(key):
+                    continue
+                if sample is None or key != sample.key:
+                    if sample:
+                        yield sample
+                    sample = _Sample(key, archive, member.header)
+                self._add(sample, extension, member, members)
+            if sample:
+                yield sample
+        except RecordError as error:
+            if sample and members.ended:  # a fault behind the end mark hurts no sample
+                yield sample
+            yield sample.key if sample and not members.ended else "", error
 
     def _add(self, sample: _Sample, extension: str, member: Member, members: Members) -> None:
         """Take one member into its sample; its content is read only where it is needed and in bounds."""
@@ -114,8 +128,9 @@ class TarShards:
 class _Sample:
     """The members of one sample, gathered while they pass."""
 
-    def __init__(self, key: str, archive: str | None) -> None:
+    def __init__(self, key: str, archive: str | None, at: int) -> None:
         self.key = key
+        self.at = at  # where its first header stands
         self.archive = archive  # the plain archive in which media can stay
         self.extensions: set[str] = set()
         self.texts: dict[str, bytes] = {}
@@ -123,16 +138,16 @@ class _Sample:
         self.held = 0  # bytes of media
         self.problem: RecordError | None = None
 
-    def entry(self, shard: str) -> Entry:
+    def entry(self, origin: str) -> Entry:
         """The sample as an entry."""
-        origin = f"{shard}:{self.key}"
+        check = zlib.crc32(b"".join(self.texts.values())) if self.texts else 0
         try:
             if self.problem:
                 raise self.problem
             value = parse_object(self.texts["json"]) if "json" in self.texts else self._texts()
-            return Entry(origin=origin, value=value, media=self.media)
+            return Entry(origin=origin, value=value, media=self.media, at=self.at, check=check)
         except RecordError as error:
-            return Entry(origin=origin, error=error)
+            return Entry(origin=origin, error=error, at=self.at, check=check)
 
     def _texts(self) -> dict[str, Any]:
         """The value of a sample without json: its text members under the names that schemas know."""

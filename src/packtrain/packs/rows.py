@@ -1,0 +1,167 @@
+"""The rows of a cost table as delivery needs them: one file, written once, memory-mapped by every process.
+
+rows-<fingerprint>.arrow   one row for each row of the table, in its order; the list of data files is in its metadata
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packtrain.core.errors import ArtifactError
+from packtrain.core.fingerprint import digest, file_state
+from packtrain.costs.table import COSTS, CostTable, DataFile
+
+VERSION = 1
+ROWS_PER_BATCH = 65_536  # in memory at a time while the file is written
+_FINGERPRINT, _FILES = b"packtrain.fingerprint", b"packtrain.files"
+_COPIED = ("tokens", "patches", "supervised_tokens", "images", "videos", "frames")
+ROW_SCHEMA = pa.schema(
+    [("id", pa.string()), ("origin", pa.string()), ("source", pa.int32()), ("file", pa.int32())]
+    + [(name, pa.int64()) for name in ("at", "check", *_COPIED)]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row: which sample it is, where it stands, and what delivering it must come to."""
+
+    id: str
+    origin: str
+    source: int  # number of its source in the request
+    file: int  # number in `RowTable.files`
+    at: int
+    check: int
+    tokens: int
+    patches: int
+    supervised_tokens: int
+    images: int
+    videos: int
+    frames: int
+
+
+class RowTable:
+    """The rows of one cost table under one set of limits. It pickles as its path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def make(cls, table: CostTable, folder: str | Path) -> RowTable:
+        """The rows of a table, written into the folder if they are not there; any number of processes may ask."""
+        fingerprint = fingerprint_of(table)
+        path = Path(folder) / f"rows-{fingerprint}.arrow"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with _alone(path):
+                if not path.exists():
+                    _write(table, path, fingerprint)
+        made = cls(path)
+        if made.fingerprint != fingerprint or len(made) != len(table):
+            got = f"{len(made):,} rows of {made.fingerprint}"
+            raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix="delete it")
+        return made
+
+    @classmethod
+    def open(cls, path: str | Path) -> RowTable:
+        """The rows in a file, or in a folder that holds one such file."""
+        path = Path(path)
+        if path.is_dir():
+            found = sorted(path.glob("rows-*.arrow"))
+            if len(found) != 1:
+                names = ", ".join(file.name for file in found) or "none"
+                raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
+            path = found[0]
+        made = cls(path)
+        len(made)  # so that a file that cannot be used is noticed here
+        return made
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def row(self, number: int) -> Row:
+        """One row; only its own values are read."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        return Row(**{name: column[number].as_py() for name, column in self._columns.items()})
+
+    def column(self, name: str) -> np.ndarray:
+        """One column of numbers."""
+        return np.asarray(self._columns[name].to_numpy())
+
+    @property
+    def fingerprint(self) -> str:
+        """Which table, under which limits, these are the rows of."""
+        return str(self._table.schema.metadata[_FINGERPRINT].decode())
+
+    @cached_property
+    def files(self) -> tuple[DataFile, ...]:
+        """The data files by their number."""
+        return tuple(DataFile(*file) for file in json.loads(self._table.schema.metadata[_FILES]))
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        try:
+            found = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            fix = "delete it, it is made again"
+            raise ArtifactError(str(self.path), got=str(error), expected="rows of a cost table", fix=fix) from None
+        if not found.schema.equals(ROW_SCHEMA) or _FILES not in (found.schema.metadata or {}):
+            got, expected = ", ".join(found.schema.names), ", ".join(ROW_SCHEMA.names)
+            raise ArtifactError(str(self.path), got=got, expected=expected, fix="delete it, it is made again")
+        return found
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        return {name: self._table[name] for name in ROW_SCHEMA.names}
+
+    def __reduce__(self) -> tuple[type[RowTable], tuple[Path]]:
+        return RowTable, (self.path,)
+
+
+def fingerprint_of(table: CostTable) -> str:
+    """A hash of what decides the rows: the measured table itself, and the limits set on top of it."""
+    state = file_state(table.folder / COSTS)
+    return digest([VERSION, state, table.summary["inputs"], table.limits.given(), len(table)])
+
+
+def _write(table: CostTable, path: Path, fingerprint: str) -> None:
+    """Write the rows in stretches, whole or not at all."""
+    # Not by process id: on a shared disk another machine may have a process of the same one.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    schema = ROW_SCHEMA.with_metadata({_FINGERPRINT: fingerprint, _FILES: json.dumps(table.files)})
+    sources = np.array([file.source for file in table.files], np.int32)
+    names = [name for name in ROW_SCHEMA.names if name != "source"]
+    try:
+        with temporary.open("wb") as file:
+            with pa.ipc.new_file(file, schema) as writer:
+                for start in range(0, len(table), ROWS_PER_BATCH):
+                    found = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
+                    found["source"] = sources[found["file"]]
+                    columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
+                    writer.write_batch(pa.record_batch(columns, schema=schema))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process write while the others wait; where a disk has no locks they write the same, each its own."""
+    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

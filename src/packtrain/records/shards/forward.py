@@ -1,0 +1,226 @@
+"""A file that may be compressed, as plain bytes from front to back, and reading at any place on top of that."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.records.formats.compression import CUT_OFF, DAMAGED, GZIP_WITH_HEADER, compression_of
+from packtrain.records.shards.address import PAUSES, Identity, raw_chunks
+from packtrain.records.stretch import Stretch
+
+BLOCK = 1 << 18  # the most bytes of one block
+ZSTD_INPUT = 1 << 11  # four bytes of zstd may expand to 128 KiB: so one call makes 64 MiB at the very most
+LOOK_BACK = 1 << 22  # bytes behind the reading place that can be read again without starting over
+TOO_LARGE = "table is too large to be read without a place on disk"
+TABLE_HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # formats that are read from their end, or all over
+
+
+def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES) -> Iterator[bytes]:
+    """The content of a file in blocks of at most BLOCK bytes.
+
+    Where the compressed stream is damaged or ends early, a RecordError that names the file; checksums are verified.
+    """
+    chunks = raw_chunks(path, identity, pauses)
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        if len(head) >= 4:
+            break
+    kind = compression_of(head) if head else "none"
+    stored = _with_head(head, chunks)
+    try:
+        if kind == "gzip":
+            yield from _gunzip(stored)
+        elif kind == "zstd":
+            yield from _gathered(_unzstd(stored))
+        else:
+            for chunk in stored:
+                yield from _cut(chunk)
+    except zlib.error as error:
+        raise RecordError("read", DAMAGED, f"{path}: {error}") from error
+    except EOFError as error:
+        raise RecordError("read", CUT_OFF, f"{path}: {error}") from error
+
+
+def _with_head(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield head
+    yield from chunks
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    """One piece of data in blocks."""
+    if len(data) <= BLOCK:
+        yield data
+        return
+    for start in range(0, len(data), BLOCK):
+        yield data[start : start + BLOCK]
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks: small pieces are put together."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= BLOCK:
+            yield from _cut(b"".join(held))
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of all gzip members, one after the other."""
+    member, begun = zlib.decompressobj(GZIP_WITH_HEADER), False
+    for chunk in chunks:
+        while chunk:
+            if not begun and not (chunk := chunk.lstrip(b"\0")):
+                break  # zeros between and after members are padding
+            begun = True
+            if block := member.decompress(chunk, BLOCK):
+                yield block
+            chunk = member.unused_data if member.eof else member.unconsumed_tail
+            if member.eof:
+                member, begun = zlib.decompressobj(GZIP_WITH_HEADER), False
+    while begun and (block := member.decompress(b"", BLOCK)):
+        yield block  # the input is used up while the last call's output was full
+    if begun and not member.eof:
+        raise EOFError("the gzip stream ends before its end mark")
+
+
+def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of all zstd frames, one after the other."""
+    try:
+        import zstandard  # a machine that has no such files need not have it
+    except ImportError as error:
+        raise ConfigError(
+            "reading a zstd file", got="no module named 'zstandard'", fix="pip install zstandard"
+        ) from error
+    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
+    for chunk in chunks:
+        for start in range(0, len(chunk), ZSTD_INPUT):
+            piece = chunk[start : start + ZSTD_INPUT]
+            while piece:
+                begun = True
+                try:
+                    content = frame.decompress(piece)
+                except zstandard.ZstdError as error:
+                    raise zlib.error(str(error)) from error
+                yield content
+                piece = frame.unused_data if frame.eof else b""
+                if frame.eof:
+                    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
+    if begun:
+        raise EOFError("the zstd stream ends inside a frame")
+
+
+class ForwardPlain:
+    """Any place of a file that can only be read forward: it goes on from where it is, or starts over.
+
+    Nothing is stored but the last few megabytes, so a place far behind costs reading the file from its beginning.
+    """
+
+    path: str | None = None
+
+    def __init__(self, file: str, identity: Identity, pauses: Sequence[float] = PAUSES) -> None:
+        self._file, self._identity, self._pauses = file, identity, pauses
+        self._lock = threading.Lock()
+        self.starts = 0  # how often the file was opened
+        self._begin()
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only where the file ends."""
+        with self._lock:
+            if position < self._first:
+                self._begin()
+            try:
+                self._advance(position, position + max(0, length))
+            except BaseException:
+                self._begin()  # a generator that has raised is at its end, which would look like the file's
+                raise
+            at, parts = self._first, []
+            for block in self._held:
+                parts.append(block[max(0, position - at) : max(0, position + length - at)])
+                at += len(block)
+            return b"".join(parts)
+
+    def _begin(self) -> None:
+        self._blocks: Iterator[bytes] | None = None
+        self._held: deque[bytes] = deque()
+        self._first = self._end = 0  # the places of what is held
+
+    def _advance(self, position: int, stop: int) -> None:
+        """Hold the bytes up to `stop`; drop what lies far before `position`."""
+        while self._end < stop:
+            if self._blocks is None:
+                self.starts += 1
+                self._blocks = decompressed(self._file, self._identity, self._pauses)
+            if (block := next(self._blocks, None)) is None:
+                return
+            self._held.append(block)
+            self._end += len(block)
+            while self._end - self._first > LOOK_BACK and self._first + len(self._held[0]) <= position:
+                self._first += len(self._held.popleft())
+
+    def close(self) -> None:
+        """Give the source back."""
+        self._begin()
+
+
+class MemoryPlain:
+    """A whole file in memory, with a path for libraries that want one where the system has such files."""
+
+    def __init__(self, blocks: Iterator[bytes], name: str, most: int) -> None:
+        self.path: str | None = None
+        self._fd = os.memfd_create("packtrain", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
+        held, size = [], 0
+        try:
+            for block in blocks:
+                size += len(block)
+                if size > most:
+                    fix = "give the shard cache a folder with more room, or a larger budget"
+                    raise RecordError("read", TOO_LARGE, f"{name} has more than {most:,} bytes: {fix}")
+                if self._fd >= 0:
+                    write_all(self._fd, block)
+                else:
+                    held.append(block)
+        except BaseException:
+            self.close()
+            raise
+        if self._fd >= 0:
+            self.path = f"/proc/self/fd/{self._fd}"
+            self._stretch = Stretch(fd=self._fd, size=size)
+        else:
+            self._stretch = Stretch(data=b"".join(held))
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only where the file ends."""
+        return self._stretch.read_at(position, length)
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def direct_plain(file: str, identity: Identity, most: int, pauses: Sequence[float]) -> ForwardPlain | MemoryPlain:
+    """A file without a place on disk: read forward, or held in memory where its format is read all over."""
+    forward = ForwardPlain(file, identity, pauses)
+    if forward.read_at(0, 6).startswith(TABLE_HEADS):
+        forward.close()
+        return MemoryPlain(decompressed(file, identity, pauses), file, most)
+    return forward
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything: a call may take less than it is given."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,90 @@
+"""Random places of a local gzip file without storing its content: an index of points where decompression can begin."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from packtrain.core.errors import RecordError
+from packtrain.records.formats.compression import DAMAGED
+from packtrain.records.shards.address import Identity
+from packtrain.records.shards.cache import ShardCache
+from packtrain.records.shards.folder import CacheFault, NoRoom
+from packtrain.records.shards.forward import decompressed
+
+KIND = "gzip index of "
+SPACING = 4 << 20  # bytes of content between two points: each read decompresses half of that on average
+MOST_POINTS = 1 << 10  # per file as compressed; a point takes up to 32 KiB
+BUFFER = 1 << 16
+
+
+def indexed_gzip() -> Any | None:
+    """The package that makes such indices, where it is installed."""
+    try:
+        import indexed_gzip as package
+    except ImportError:
+        return None
+    return package
+
+
+class IndexedGzip:
+    """The content of a gzip file at any place. Its index is made in one pass, and kept in the cache if there is one."""
+
+    path: str | None = None
+
+    def __init__(self, path: str, identity: Identity, cache: ShardCache | None) -> None:
+        self._path, self._identity = path, identity
+        self._spacing = max(SPACING, (identity.size or 0) // MOST_POINTS)
+        self._file: Any = None
+        if cache is not None:
+            try:
+                ready = cache.made(path, KIND, self._index())
+            except (NoRoom, CacheFault):
+                pass
+            else:
+                try:
+                    if self._file is None:
+                        self._file = self._open(index_file=ready.path)
+                finally:
+                    cache.release(ready)
+        if self._file is None:
+            self._build()
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only where the file ends."""
+        try:
+            return self._file.pread(max(0, length), position)  # type: ignore[no-any-return]
+        except EOFError:
+            return b""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _open(self, **options: Any) -> Any:
+        package = indexed_gzip()
+        assert package is not None, "the caller has asked"
+        return package.IndexedGzipFile(self._path, spacing=self._spacing, buffer_size=BUFFER, **options)
+
+    def _build(self) -> None:
+        """Go through the whole file; first on our own, since the package takes a cut-off file for a shorter one."""
+        for _ in decompressed(self._path, self._identity, ()):
+            pass
+        file = self._open(skip_crc_check=True)
+        try:
+            file.build_full_index()
+        except OSError:
+            file.close()
+            raise
+        except Exception as error:  # its own errors have no common class
+            file.close()
+            raise RecordError("read", DAMAGED, f"{self._path}: {error}") from error
+        self._file = file
+
+    def _index(self) -> Iterator[bytes]:
+        """The index as the blocks of a file."""
+        self._build()
+        stored = io.BytesIO()
+        self._file.export_index(fileobj=stored)
+        yield stored.getvalue()

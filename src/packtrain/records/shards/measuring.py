@@ -1,0 +1,94 @@
+"""Measuring remote files: one after the other through a local copy, held while its entries are read."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+from packtrain.core.errors import ConfigError, DataError, RecordError
+from packtrain.core.values import MediaRef
+from packtrain.records.formats.compression import CANNOT_OPEN
+from packtrain.records.formats.files import list_files, shown_name
+from packtrain.records.shards.address import identify
+from packtrain.records.shards.cache import ShardCache
+from packtrain.records.shards.forward import decompressed
+from packtrain.records.source import Entry, Format, SourceSpec, Unit
+
+FOLDER, BYTES = "PACKTRAIN_SHARD_CACHE", "PACKTRAIN_SHARD_CACHE_BYTES"  # environment variables
+SHARE, MOST = 10, 64 << 30  # by default a tenth of the disk, and no more than this
+LARGEST = 256 << 20  # bytes of a medium that is taken out of its shard; larger ones can be read only meanwhile
+
+
+def measuring_cache() -> ShardCache:
+    """The cache that measuring uses: in the user's cache folder, unless the environment names another."""
+    base = os.environ.get("PACKTRAIN_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "packtrain"
+    )
+    return _cache(os.environ.get(FOLDER) or os.path.join(base, "shards"), os.environ.get(BYTES, ""))
+
+
+@functools.cache
+def _cache(folder: str, budget: str) -> ShardCache:
+    folder = os.path.abspath(os.path.expanduser(folder))
+    if budget and not budget.isdecimal():
+        raise ConfigError(BYTES, got=budget, expected="a number of bytes")
+    if not budget:
+        os.makedirs(folder, exist_ok=True)
+    return ShardCache(folder, int(budget) if budget else min(MOST, shutil.disk_usage(folder).total // SHARE))
+
+
+def remote_units(spec: SourceSpec) -> Iterator[Unit]:
+    """One unit for each file: so a file is fetched by the worker that reads it, and by no other."""
+    for file in list_files(spec.path, spec.format):
+        yield Unit(number=0, source=0, file=file)
+
+
+def remote_entries(spec: SourceSpec, reader: Format, unit: Unit) -> Iterator[Entry]:
+    """The entries of one remote file, as those of a local file with the same name would be."""
+    name = shown_name(spec, unit.file)
+    try:
+        with measuring_cache().copy(unit.file) as path:
+            local = replace(spec, path=path)
+            for piece in reader.units(local):
+                for entry in reader.read(local, piece):
+                    yield _renamed(entry, shown_name(local, path), name)
+    except RecordError as error:
+        yield Entry(origin=name, error=error)
+    except OSError as error:
+        raise DataError(
+            f"data file {unit.file}",
+            got=str(error),
+            fix="see whether its server can be reached; the same command continues where this one ended",
+        ) from error
+
+
+def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None:
+    """The first file that a URL stands for and that is there, and how its content begins."""
+    for file in list_files(path, format):
+        head = b""
+        try:
+            for block in decompressed(file, identify(file)):
+                head += block
+                if len(head) >= length:
+                    break
+        except RecordError as error:
+            if error.reason == CANNOT_OPEN:
+                continue
+        return file, head
+    return None
+
+
+def _renamed(entry: Entry, copy: str, name: str) -> Entry:
+    """The entry of a copy as that of the file itself; media leave the copy, which may be gone when they are read."""
+    media = {key: _taken(ref) for key, ref in entry.media.items()}
+    return replace(entry, origin=name + entry.origin.removeprefix(copy), media=media)
+
+
+def _taken(ref: MediaRef) -> MediaRef:
+    if ref.archive is None or ref.size > LARGEST:
+        return ref
+    with open(ref.archive, "rb") as file:
+        return MediaRef(name=ref.name, data=os.pread(file.fileno(), ref.size, ref.offset))
