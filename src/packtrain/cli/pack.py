@@ -110,12 +110,26 @@ def inspect(
     sample: Annotated[str | None, typer.Option("--sample", help="Show where the sample with this id went.")] = None,
     blocked: Annotated[bool, typer.Option("--blocked", help="Show which limit stopped how many placements.")] = False,
     epoch: Annotated[int | None, typer.Option("--epoch", help="Which epoch --pack counts in. Default: 0.")] = None,
+    batch: Annotated[
+        bool,
+        typer.Option("--batch", help="With --pack: decode the pack and show it token by token, as the model gets it."),
+    ] = False,
+    all_tokens: Annotated[
+        bool, typer.Option("--all-tokens", help="With --batch: one line for each media token, too.")
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="With --batch: the attention backend it is for, sdpa, flex, varlen, flash_attention_2 or"
+            " flash_attention_3. Default: sdpa."
+        ),
+    ] = None,
     costs: Annotated[Path | None, typer.Option(help="The cost table, if it has moved since the plan was made.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look into a plan: its summary, one pack, one sample, the limits.
+    """Look into a plan: its summary, one pack, one sample, the limits; or one pack as the model will get it.
 
-    Example: packtrain inspect plan --pack 0
+    Example: packtrain inspect plan --pack 0 --batch
     """
     from packtrain.app import inspect as looking
     from packtrain.app.show_pack import plan_json, show_blocked, show_pack, show_places, show_plan
@@ -126,7 +140,10 @@ def inspect(
         raise ConfigError("packtrain inspect", got="several of --pack, --sample, --blocked", expected="one of them")
     if epoch is not None and pack is None:
         raise ConfigError("--epoch", got=epoch, expected="--pack beside it: which pack of that epoch")
-    if pack is not None:
+    _check_batch_options(pack, batch, all_tokens, backend)
+    if pack is not None and batch:
+        _inspect_batch(plan, costs, pack, epoch or 0, backend or "sdpa", all_tokens, as_json)
+    elif pack is not None:
         found, table = looking.open_plan(plan, costs)
         samples = looking.pack_samples(found, table, pack, epoch or 0)
         if as_json:
@@ -149,3 +166,28 @@ def inspect(
             show_blocked(found, output)
         else:
             show_plan(found, balance, output)
+
+
+def _check_batch_options(pack: int | None, batch: bool, all_tokens: bool, backend: str | None) -> None:
+    if batch and pack is None:
+        raise ConfigError("--batch", got="no --pack", expected="--pack beside it: which pack to decode")
+    for option, given in (("--all-tokens", all_tokens), ("--backend", backend is not None)):
+        if given and not batch:
+            raise ConfigError(option, got="no --batch", expected="--batch beside it: the pack as the model gets it")
+
+
+def _inspect_batch(
+    plan: Path, costs: Path | None, pack: int, epoch: int, backend: str, all_tokens: bool, as_json: bool
+) -> None:
+    from packtrain.app.inspect import open_plan
+    from packtrain.app.inspect_batch import inspect_batch
+    from packtrain.app.places import cache_dir
+    from packtrain.app.show_batch import batch_json, show_batch
+
+    found, table = open_plan(plan, costs)
+    with interruptible("nothing was changed"):
+        seen = inspect_batch(found, table, pack, epoch, backend=backend, cache=cache_dir() / "rows")
+    if as_json:
+        print_json(batch_json(seen))
+    else:
+        show_batch(seen, output, all_tokens=all_tokens)
