@@ -1,0 +1,156 @@
+"""PackedRow -> the batch of one packed row: samples side by side, isolated by positions that restart.
+
+    samples       a a a a | b b | c c c | padding
+    position_ids  0 1 2 3 | 0 1 | 0 1 2 | 0 1
+    labels        . a a a | . b | . c c | . .      (. carries no loss: nothing is predicted across a boundary)
+    cu_seq_lens   0         4     6       9     11
+
+There is no attention_mask and no cache: with either of them models stop looking for these restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packtrain.batches.join import (
+    EMPTY_TOKENS,
+    checked,
+    count_patches,
+    image_blocks_touch,
+    join_media,
+    pack_name,
+    too_long,
+)
+from packtrain.batches.values import Batch, describe
+from packtrain.core.errors import ConfigError, DataError
+from packtrain.families.contracts import BatchContract
+from packtrain.packs.values import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantShapes:
+    """Every batch has the same shapes, so that compiled code is compiled once."""
+
+    tokens: int
+    segments: int  # samples of a pack, and one more for padding
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.segments < 1:
+            raise ConfigError("constant shapes", got=f"{self.tokens} tokens, {self.segments} segments", expected="more")
+
+
+class PackCollator:
+    """One pack becomes one row. A pack without samples becomes a row without loss (`info.supervised_tokens` is 0)."""
+
+    def __init__(
+        self,
+        contract: BatchContract,
+        *,
+        pad_id: int,
+        capacity: int | None = None,
+        dtype: torch.dtype | None = None,
+        constant: ConstantShapes | None = None,
+        boundaries: bool = False,
+        pad_to_multiple: int = 1,
+        patch_size: int = 0,
+    ) -> None:
+        if capacity is not None and constant is not None and constant.tokens < capacity:
+            raise ConfigError(
+                "constant shapes",
+                got=f"{constant.tokens} tokens for packs of up to {capacity}",
+                expected="at least the capacity of a pack",
+            )
+        if pad_to_multiple < 1:
+            raise ConfigError("pad_to_multiple", got=pad_to_multiple, expected="1 or more")
+        self._contract, self._pad_id, self._capacity, self._dtype = contract, pad_id, capacity, dtype
+        self._constant, self._boundaries = constant, boundaries or constant is not None
+        self._multiple, self._patch_size = pad_to_multiple, patch_size
+
+    def __call__(self, rows: Sequence[PackedRow]) -> Batch:
+        if len(rows) != 1:
+            raise ConfigError(
+                "batch size",
+                got=f"{len(rows)} packs in one batch",
+                expected="one: a pack is a whole row already",
+                fix="use a longer capacity instead of several rows",
+            )
+        samples = rows[0].samples
+        checked(samples, self._contract)
+        padding = self._padding(rows[0])
+        batch = self._tokens(samples, padding)
+        if self._contract.token_types is not None:
+            batch[self._contract.token_types] = self._token_types(rows[0], padding)
+        batch |= join_media(samples, self._contract, dtype=self._dtype)
+        if self._boundaries:
+            batch |= self._segments(rows[0], padding)
+        batch["use_cache"] = False  # a cache would hide the restarts, and models make one unless told not to
+        patches = count_patches(samples, self._patch_size)
+        return Batch(batch, describe(rows, samples, padding=padding, patches=patches))
+
+    def _padding(self, row: PackedRow) -> int:
+        """How many tokens fill up, after a last look at the length of the pack."""
+        tokens = sum(len(sample) for sample in row.samples)
+        limits = [self._capacity, self._constant.tokens if self._constant is not None else None]
+        limit = min((limit for limit in limits if limit is not None), default=tokens)
+        if tokens > limit:
+            raise too_long([row], row.samples, tokens, limit)
+        if self._constant is not None:
+            return self._constant.tokens - tokens
+        shown = tokens or EMPTY_TOKENS
+        return -(-shown // self._multiple) * self._multiple - tokens
+
+    def _tokens(self, samples: Sequence[EncodedSample], padding: int) -> dict[str, Any]:
+        """Ids, labels and positions; padding is one more segment, which nothing else can see."""
+        ids = [sample.input_ids for sample in samples] + [_filled(padding, self._pad_id)]
+        labels = [sample.labels for sample in samples] + [_filled(padding, IGNORED)]
+        mrope = self._contract.positions == "mrope"
+        behind = torch.arange(padding).expand(4 if mrope else 1, -1)
+        positions = torch.cat([*(sample.position_ids for sample in samples), behind], dim=1)
+        return {
+            "input_ids": torch.cat(ids)[None],
+            "labels": torch.cat(labels)[None],
+            "position_ids": positions[:, None] if mrope else positions,
+        }
+
+    def _token_types(self, row: PackedRow, padding: int) -> Tensor:
+        """Which tokens are images, for models whose images see themselves in both directions.
+
+        Such a model takes neighbouring image tokens for one image, whichever samples they belong to.
+        """
+        for before, after in zip(row.samples, row.samples[1:], strict=False):
+            if image_blocks_touch(before, after):
+                raise DataError(
+                    f"{pack_name(row)}, samples {before.id!r} and {after.id!r}",
+                    got="one ends and the next begins with an image, which the model would see as one image",
+                    expected="text between the images of two samples, as the model's own template writes it",
+                    fix="use the model's chat template, or put text in front of the image",
+                )
+        kinds = [(sample.token_kinds == IMAGE).long() for sample in row.samples]
+        return torch.cat([*kinds, _filled(padding, TEXT)])[None]
+
+    def _segments(self, row: PackedRow, padding: int) -> dict[str, Any]:
+        """Where segments begin and end, for kernels that take them as numbers."""
+        lengths = [len(sample) for sample in row.samples] + ([padding] if padding else [])
+        longest = max(lengths)
+        if self._constant is not None:
+            if len(lengths) > self._constant.segments:
+                raise DataError(
+                    pack_name(row),
+                    got=f"{len(row.samples)} samples" + (" and padding" if padding else ""),
+                    expected=f"at most {self._constant.segments} segments",
+                    fix="raise the number of segments of the constant shapes, or limit the samples of a pack",
+                )
+            # Segments of no length, behind the last.
+            lengths += [0] * (self._constant.segments - len(lengths))
+            longest = self._constant.tokens
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def _filled(tokens: int, value: int) -> Tensor:
+    return torch.full((tokens,), value, dtype=torch.int64)

@@ -1,0 +1,201 @@
+"""Which attention a model uses: the names users know, what each needs, and how it is switched on.
+
+| backend            | isolates samples by                           | needs                              |
+|--------------------|-----------------------------------------------|------------------------------------|
+| varlen             | torch's variable-length kernel                | a GPU and bf16 or fp16, else a loop |
+| flash_attention_2/3| the flash-attn packages                       | the package, a GPU, bf16 or fp16   |
+| flex               | a block mask                                  | a GPU for training                 |
+| sdpa               | a dense mask                                  | nothing                            |
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.families.contracts import BatchContract
+from packtrain.models import varlen
+from packtrain.models.parts import ModelParts, model_parts
+
+BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa")
+VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run
+_FLASH = ("flash_attention_3", "flash_attention_2")
+_BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def set_attention(
+    model: Any,
+    backend: str,
+    contract: BatchContract,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> str:
+    """Switch a model to a backend and return the name of what really runs.
+
+    `device` and `dtype` say where it will run, if not where its weights are now.
+    """
+    device, dtype = _place(model, device, dtype)
+    if backend == "auto":
+        backend = choose_backend(model, contract, device=device, dtype=dtype)
+    reason = refusal(model, backend, contract, device=device, dtype=dtype)
+    if reason:
+        raise ConfigError(
+            "attention backend",
+            got=f"{backend} for {contract.model_type}: {reason}",
+            expected="one of " + ", ".join(BACKENDS),
+            fix=nearest(backend, BACKENDS) if backend not in BACKENDS else "use auto, or sdpa, which always works",
+        )
+    parts = model_parts(model)
+    if backend == "varlen":
+        _use_varlen(model, parts)
+    elif backend == "flex":
+        # Vision towers are dense, or loop over images: flex would compile for every size of them.
+        _implement(model, text="sdpa", vision="sdpa")
+        # Named directly, because the Qwen classes do not say that they can, although they can.
+        _name(parts.language, "flex_attention")
+    else:
+        _implement(model, text=backend, vision=backend)
+    _relay_boundaries(parts, as_mask=backend == "varlen")
+    if backend == "varlen" and not varlen.has_kernel(device, dtype, _head_dim(model)):
+        return VARLEN_LOOP
+    return backend
+
+
+def choose_backend(
+    model: Any,
+    contract: BatchContract,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> str:
+    """The fastest backend that is expected to work; flex only when asked for."""
+    device, dtype = _place(model, device, dtype)
+    for backend in _FLASH:
+        if not refusal(model, backend, contract, device=device, dtype=dtype):
+            return backend
+    kernel = varlen.has_kernel(device, dtype, _head_dim(model))
+    if kernel and not refusal(model, "varlen", contract, device=device, dtype=dtype):
+        return "varlen"
+    return "sdpa"
+
+
+def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.device, dtype: torch.dtype) -> str:
+    """Why a backend cannot be used for this model here, or an empty string."""
+    if backend not in BACKENDS:
+        return "no such backend"
+    if backend in contract.refused_backends:
+        return contract.refused_backends[backend]
+    config = _text_config(model)
+    if backend in ("varlen", "sdpa") and getattr(config, "attn_logit_softcapping", None) is not None:
+        return "the model caps its attention scores, which this backend cannot express"
+    dropout = getattr(config, "attention_dropout", None)
+    if backend == "varlen" and dropout:
+        return f"its kernel has no dropout, and attention_dropout is {dropout}; set it to 0"
+    if backend in _FLASH:
+        return _flash_refusal(model, backend, device, dtype)
+    return ""
+
+
+def _flash_refusal(model: Any, backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    number = backend[-1]
+    if device.type != "cuda":
+        return f"it needs a GPU, and the model is on {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it needs bf16 or fp16, and the model is in {str(dtype).removeprefix('torch.')}"
+    if not (is_flash_attn_3_available() if number == "3" else is_flash_attn_2_available()):
+        return f"the package of FlashAttention {number} is not installed; varlen needs none"
+    if not getattr(model_parts(model).language, "_supports_flash_attn", False):
+        return "transformers does not offer it for this model"
+    return ""
+
+
+# ---- switching
+
+
+def _implement(model: Any, *, text: str, vision: str) -> None:
+    """Through transformers' own switch, for the model and every part of it."""
+    parts = model.config.sub_configs
+    names = {"": text, **{key: vision if "vision" in key else text for key in parts}}
+    try:
+        model.set_attn_implementation(names if parts else text)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            "attention backend", got=f"{text}: {error}", fix="use varlen or sdpa, which need no package"
+        ) from error
+
+
+def _use_varlen(model: Any, parts: ModelParts) -> None:
+    varlen.register()
+    _implement(model, text=varlen.VARLEN, vision="sdpa")
+    # Towers of fixed size are batches of equal rows, at which sdpa is good. Those that take many images as one row
+    # hand their boundaries over only to a name with flash in it, which transformers would look for on the hub.
+    if parts.vision is not None and _takes_segments(parts.vision):
+        _name(parts.vision, varlen.VISION_VARLEN)
+
+
+def _name(part: nn.Module, name: str) -> None:
+    """An implementation by name for one part of a model, without asking whether its class allows it."""
+    for module in part.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation_internal"):
+            config._attn_implementation_internal = name
+
+
+def _takes_segments(tower: nn.Module) -> bool:
+    return any("cu_seqlens" in inspect.signature(module.forward).parameters for module in tower.modules())
+
+
+class _Relay:
+    """Takes a batch's boundaries past the vision tower, which would mistake them for its own, to the language model."""
+
+    def __init__(self, *, as_mask: bool) -> None:
+        self._as_mask, self._held = as_mask, dict[str, Any]()
+
+    def take(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self._held = {name: kwargs[name] for name in _BOUNDARIES if kwargs.get(name) is not None}
+        return args, {name: value for name, value in kwargs.items() if name not in _BOUNDARIES}
+
+    def give(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        kwargs = {**kwargs, **self._held}
+        self._held = {}
+        ends = kwargs.get("cu_seq_lens_q")
+        if self._as_mask and isinstance(ends, Tensor) and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = varlen.as_mask(ends)  # nothing needs to be looked for any more
+        return args, kwargs
+
+
+def _relay_boundaries(parts: ModelParts, *, as_mask: bool) -> None:
+    """Hooks that replace those of an earlier call."""
+    for handle in getattr(parts.inner, "_packtrain_relay", ()):
+        handle.remove()
+    relay = _Relay(as_mask=as_mask)
+    handles = [parts.language.register_forward_pre_hook(relay.give, with_kwargs=True)]
+    if parts.language is not parts.inner:
+        handles.append(parts.inner.register_forward_pre_hook(relay.take, with_kwargs=True))
+    parts.inner._packtrain_relay = handles  # type: ignore[assignment]
+
+
+# ---- about a model
+
+
+def _place(
+    model: Any, device: torch.device | str | None, dtype: torch.dtype | None
+) -> tuple[torch.device, torch.dtype]:
+    weight = next(iter(model.parameters()))
+    return torch.device(device) if device is not None else weight.device, dtype or weight.dtype
+
+
+def _text_config(model: Any) -> Any:
+    return model.config.get_text_config()
+
+
+def _head_dim(model: Any) -> int:
+    config = _text_config(model)
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

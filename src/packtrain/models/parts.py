@@ -1,0 +1,50 @@
+"""The parts of a transformers model that packing touches: the inner model, its language model, its vision tower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_LANGUAGE = ("language_model", "text_model")
+_VISION = ("visual", "vision_tower", "vision_model")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelParts:
+    """Where hooks go. They go on the inner model, because adapters call the outer one past its hooks."""
+
+    inner: nn.Module  # gets the whole batch, media included
+    language: nn.Module  # gets embeddings; the inner model itself where there is no vision
+    vision: nn.Module | None
+
+    def projector(self) -> list[nn.Parameter]:
+        """What stands between tower and language model: every parameter of the inner model outside of both."""
+        if self.vision is None:
+            return []
+        inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}
+        return [p for p in self.inner.parameters() if id(p) not in inside]
+
+
+def model_parts(model: Any) -> ModelParts:
+    """The parts of a model, also of one inside DDP, a compiled one, or one with adapters."""
+    inner = _unwrapped(model)
+    inner = getattr(inner, getattr(inner, "base_model_prefix", "") or "model", inner)
+    language = next((part for name in _LANGUAGE if (part := getattr(inner, name, None)) is not None), inner)
+    vision = next((part for name in _VISION if (part := getattr(inner, name, None)) is not None), None)
+    return ModelParts(inner=inner, language=language, vision=vision)
+
+
+def _unwrapped(model: Any) -> Any:
+    """The transformers model inside wrappers."""
+    from transformers import PreTrainedModel
+
+    found = model
+    while not isinstance(found, PreTrainedModel):
+        within = [getattr(found, name, None) for name in ("module", "_orig_mod", "base_model", "model")]
+        inside = next((part for part in within if part is not None and part is not found), None)
+        if inside is None:
+            return model
+        found = inside
+    return found

@@ -1,0 +1,223 @@
+"""Attention inside segments through torch's variable-length kernel, in the shape that transformers calls.
+
+Segments are found once per forward pass and travel as the `attention_mask` argument: a (1, 1, 1, segments + 1) int32
+tensor of their ends. Models hand a mask of four dimensions on untouched, through layers, checkpointing and wrappers.
+On CPU, and in fp32, the kernel does not exist: a loop over segments computes the same, slowly.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from packtrain.core.errors import ConfigError
+
+VARLEN = "packtrain_varlen"
+# Vision towers hand all their images over in one call only to an implementation that is called flash.
+VISION_VARLEN = "packtrain_flash_varlen"
+_HALF = (torch.float16, torch.bfloat16)
+_LARGEST_HEAD = 256
+
+
+def register() -> None:
+    """Make both names known to transformers; doing it again changes nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for name in (VARLEN, VISION_VARLEN):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, find_segments)
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the real kernel runs for such tensors, rather than the loop."""
+    return device.type == "cuda" and dtype in _HALF and head_dim % 8 == 0 and head_dim <= _LARGEST_HEAD
+
+
+def as_mask(ends: Tensor) -> Tensor:
+    """Ends of segments in the form that models hand on as an attention mask."""
+    return ends.to(torch.int32).view(1, 1, 1, -1)
+
+
+# ---- where segments end
+
+
+def find_segments(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> Tensor:
+    """The ends of segments, from asking the mask only whether each token sees the one before it: O(tokens)."""
+    if q_length != kv_length or not _is_zero(q_offset) or not _is_zero(kv_offset):
+        return _dense(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            device=device,
+        )
+    assert mask_function is not None
+    rows = torch.arange(batch_size, device=device)[:, None]
+    heads = torch.zeros_like(rows)
+    after = torch.arange(1, q_length, device=device)[None]
+    if bool(torch.as_tensor(mask_function(rows, heads, after - 1, after)).any()):
+        raise ConfigError(
+            "attention backend 'varlen'",
+            got="a model whose tokens see tokens behind them",
+            expected="causal attention inside segments",
+            fix="use the backend sdpa or flex",
+        )
+    linked = torch.as_tensor(mask_function(rows, heads, after, after - 1)).expand(batch_size, q_length - 1)
+    if attention_mask is not None:  # padding becomes a segment of its own
+        real = attention_mask.to(device=device, dtype=torch.bool)[:, :q_length]
+        linked = linked & (real[:, 1:] == real[:, :-1])
+    first = torch.ones((batch_size, 1), dtype=torch.bool, device=device)
+    starts = torch.cat([first, ~linked], dim=1).flatten().nonzero().flatten()
+    return as_mask(torch.cat([starts, starts.new_tensor([batch_size * q_length])]))
+
+
+def _is_zero(offset: Any) -> bool:
+    return int(offset) == 0
+
+
+def _dense(**arguments: Any) -> Tensor:
+    """An ordinary mask: with keys from a cache, while generating, queries are not segments."""
+    from transformers.masking_utils import sdpa_mask
+
+    mask = sdpa_mask(**arguments, allow_is_causal_skip=False)
+    assert mask is not None
+    return mask
+
+
+# ---- attention
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of (rows, heads, tokens, head dim) tensors inside segments; gives (rows, tokens, heads, head dim)."""
+    _refuse(dropout, others)
+    if attention_mask is not None and attention_mask.dtype != torch.int32:
+        return _sdpa(query, key, value, attention_mask, scaling)
+    rows, _, tokens, head_dim = query.shape
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    ends = cu_seq_lens_q if cu_seq_lens_q is not None else attention_mask
+    if ends is None:
+        ends = torch.arange(0, rows * tokens + 1, tokens, device=query.device)
+    ends = ends.flatten().to(torch.int32)
+    dtype = _autocast(query)
+    q, k, v = (part.transpose(1, 2).flatten(0, 1).to(dtype) for part in (query, key, value))
+    window = (sliding_window - 1 if sliding_window is not None and causal else -1, 0 if causal else -1)
+    if has_kernel(query.device, dtype, head_dim):
+        # A longest length that is too large is right as well, and knowing the true one would wait for the GPU.
+        out = _kernel(q, k, v, ends, max_length_q or tokens, scaling, window)
+    else:
+        out = _loop(q, k, v, ends, scaling, window)
+    return out.view(rows, tokens, *out.shape[1:]), None
+
+
+def _refuse(dropout: float, others: dict[str, Any]) -> None:
+    """What the kernel cannot express must not be left out silently."""
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if dropout:
+        unknown.append("dropout")
+    if unknown:
+        raise ConfigError(
+            "attention backend 'varlen'",
+            got=f"attention with {' and '.join(unknown)}",
+            expected="plain attention, with or without a sliding window",
+            fix="set attention_dropout to 0" if unknown == ["dropout"] else "use another backend, for example flex",
+        )
+
+
+def _autocast(query: Tensor) -> torch.dtype:
+    """Rotary embeddings may have turned queries and keys to fp32 under autocast; the kernel gets what was meant."""
+    kind = query.device.type
+    if query.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return query.dtype
+
+
+@cache
+def _varlen() -> tuple[Callable[..., Tensor], bool]:
+    """The kernel, and whether it takes fewer keys than queries by itself."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _kernel(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scaling: float | None, window: tuple[int, int]
+) -> Tensor:
+    varlen_attn, takes_groups = _varlen()
+    options: dict[str, Any] = {"scale": scaling, "window_size": window}
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and takes_groups:
+        options["enable_gqa"] = True
+    elif groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return varlen_attn(q, k, v, ends, ends, longest, longest, **options)
+
+
+def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, window: tuple[int, int]) -> Tensor:
+    """The same with one ordinary attention for each segment."""
+    gqa = q.shape[1] != k.shape[1]
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))  # (1, heads, tokens, head dim)
+    bounds = ends.tolist()
+    found = []
+    for start, end in pairwise(bounds):
+        if start == end:
+            continue
+        inside = slice(start, end)
+        mask = _band(end - start, window[0], q.device) if 0 <= window[0] < end - start else None
+        found.append(
+            scaled_dot_product_attention(
+                q[:, :, inside],
+                k[:, :, inside],
+                v[:, :, inside],
+                attn_mask=mask,
+                is_causal=window[1] == 0 and mask is None,
+                scale=scaling,
+                enable_gqa=gqa,
+            )
+        )
+    return torch.cat(found, dim=2)[0].transpose(0, 1)
+
+
+def _band(length: int, left: int, device: torch.device) -> Tensor:
+    """Each token sees itself and `left` tokens before it."""
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None]
+    return (distance >= 0) & (distance <= left)
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> tuple[Tensor, None]:
+    """With a mask of queries and keys, as it is while generating."""
+    gqa = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+    return out.transpose(1, 2).contiguous(), None

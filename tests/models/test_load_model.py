@@ -1,0 +1,47 @@
+"""Loading models: weights come back as they were saved, and only from safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from packtrain.core.errors import ConfigError
+from packtrain.models import tiny
+from packtrain.models.load import load_model
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+def test_saved_weights_come_back(family: str, tmp_path: Path) -> None:
+    made = load_model(f"tiny:{family}", cache_dir=tmp_path / "cache", seed=3)
+    made.save_pretrained(tmp_path / "saved")
+    again = load_model(str(tmp_path / "saved"), cache_dir=tmp_path / "cache")
+    wanted = made.state_dict()
+    assert set(again.state_dict()) == set(wanted)
+    assert all(torch.equal(value, wanted[name]) for name, value in again.state_dict().items())
+    assert not again.training
+    half = load_model(str(tmp_path / "saved"), cache_dir=tmp_path / "cache", dtype=torch.bfloat16)
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+
+
+def test_seeds_make_tiny_models_differ(tmp_path: Path) -> None:
+    one, same, other = (load_model("tiny:llama", cache_dir=tmp_path, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.lm_head.weight, same.lm_head.weight)
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write("llama", tmp_path / "model")
+    with pytest.raises(ConfigError, match="no weights"):
+        load_model(str(folder), cache_dir=tmp_path)
+    assert load_model(str(folder), cache_dir=tmp_path, random_weights=True).config.model_type == "llama"
+    (folder / "pytorch_model.bin").write_bytes(b"not looked into")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin"):
+        load_model(str(folder), cache_dir=tmp_path)
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no folder of that name"):
+        load_model("nowhere", cache_dir=tmp_path)
