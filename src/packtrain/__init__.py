@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "CostTable",
+    "DatasetConfig",
     "LoaderState",
+    "MultiModalDataset",
+    "MultiModalIterableDataset",
     "PackPlan",
     "Packing",
     "PackingConfig",
@@ -23,6 +26,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from packtrain.app.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
     from packtrain.app.measure import measure
     from packtrain.app.pack import pack
     from packtrain.app.plan import plan
@@ -37,7 +41,10 @@ if TYPE_CHECKING:
 # Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
 _LAZY = {
     "CostTable": "packtrain.costs.table",
+    "DatasetConfig": "packtrain.app.datasets",
     "LoaderState": "packtrain.plans.schedule",
+    "MultiModalDataset": "packtrain.app.datasets",
+    "MultiModalIterableDataset": "packtrain.app.datasets",
     "PackPlan": "packtrain.plans.plan",
     "Packing": "packtrain.plans.arrays",
     "PackingConfig": "packtrain.plans.config",

@@ -77,6 +77,57 @@ def test_micro_steps_hold_each_pack_once_whatever_the_world(
         assert EMPTY < 0
 
 
+@settings(max_examples=80, deadline=None)
+@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 12), balance=st.sampled_from(BALANCES))
+def test_a_step_goes_on_with_the_micro_steps_it_would_have_had(
+    plan: PackPlan, size: int, world: int, balance: Any
+) -> None:
+    schedule = Schedule(plan, packs_per_step=size, balance=balance)
+    for number in range(schedule.num_steps(0)):
+        whole = schedule.micro_steps(0, number, world)
+        for micro_step in range(len(whole) + 1):
+            before = whole[:micro_step][whole[:micro_step] != EMPTY]
+            assert set(before) == set(schedule.step(0, number)[: len(before)]), "what is done is a prefix of the step"
+            rest = schedule.micro_steps(0, number, world, done=len(before))
+            if len(before):
+                assert rest.tolist() == whole[micro_step:].tolist()
+            else:
+                assert rest.tolist() == whole.tolist(), "micro-steps without packs are no progress"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    packs=st.integers(1, 60),
+    size=st.integers(1, 40),
+    worlds=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_each_pack_is_trained_once_however_often_the_world_changes(
+    packs: int, size: int, worlds: list[int], data: st.DataObject
+) -> None:
+    schedule = Schedule(made_plan([{"tokens": range(1, packs + 1)}]), packs_per_step=size)
+    for number in range(schedule.num_steps(0)):
+        trained: list[int] = []
+        for world in worlds:  # each of them saves after some micro-step
+            rest = schedule.micro_steps(0, number, world, done=len(trained))
+            left = len(schedule.step(0, number)) - len(trained)
+            assert len(rest) == (-(-left // world) if trained else schedule.accumulation(world))
+            taken = rest[: data.draw(st.integers(0, len(rest)))]
+            trained += taken[taken != EMPTY].tolist()
+            assert set(trained) == set(schedule.step(0, number)[: len(trained)])
+        last = schedule.micro_steps(0, number, worlds[-1], done=len(trained))
+        trained += last[last != EMPTY].tolist()
+        assert sorted(trained) == sorted(schedule.step(0, number).tolist())
+
+
+@pytest.mark.parametrize("done", [-1, 4])
+def test_more_than_a_step_cannot_be_done(done: int) -> None:
+    schedule = Schedule(made_plan([{"tokens": [1, 2, 3]}]), packs_per_step=5)
+    assert schedule.micro_steps(0, 0, 2, done=3).shape == (0, 2)
+    with pytest.raises(IndexError, match=f"{done} packs of a step of 3"):
+        schedule.micro_steps(0, 0, 2, done=done)
+
+
 def test_no_rank_has_the_heaviest_pack_of_every_micro_step(plan: PackPlan) -> None:
     work = plan.predicted_work(0)
     schedule = Schedule(plan, packs_per_step=16)
@@ -213,6 +264,19 @@ def test_states_survive_json(plan: PackPlan) -> None:
         assert again == state
         schedule.check(again)
     assert set(json.loads(schedule.start().to_json())) == {"schedule", "epoch", "next_pack"}
+
+
+def test_the_state_after_so_many_steps_is_found_over_epochs() -> None:
+    schedule = Schedule(
+        made_plan([{"tokens": range(1, 11)}, {"tokens": [1]}, {"tokens": range(1, 8)}]), packs_per_step=4
+    )
+    found = [(state.epoch, state.next_pack) for state in map(schedule.state_after, range(7))]
+    assert found == [(0, 0), (0, 4), (0, 8), (1, 0), (2, 0), (2, 4), (2, 7)]
+    for steps in range(7):
+        schedule.check(schedule.state_after(steps))
+    for steps in (-1, 7):
+        with pytest.raises(IndexError):
+            schedule.state_after(steps)
 
 
 @pytest.mark.parametrize(

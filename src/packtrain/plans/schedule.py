@@ -43,15 +43,24 @@ class LoaderState:
         """From text; anything else than a state is refused."""
         try:
             found = json.loads(text)
-            state = cls(**found)
+        except ValueError:
+            found = text
+        return cls.from_plain(found)
+
+    @classmethod
+    def from_plain(cls, found: object) -> LoaderState:
+        """From plain values by name; anything else than a state is refused."""
+        try:
+            state = cls(**found)  # type: ignore[arg-type]
             good = isinstance(state.schedule, str) and all(
                 isinstance(value, int) and not isinstance(value, bool) and value >= 0
                 for value in (state.epoch, state.next_pack)
             )
-        except (ValueError, TypeError):
+        except TypeError:
             good = False
         if not good:
-            raise ArtifactError("loader state", got=text[:200], expected="schedule, epoch and next_pack as JSON")
+            shown = str(found)[:200]
+            raise ArtifactError("loader state", got=shown, expected="schedule, epoch and next_pack as JSON")
         return state
 
 
@@ -94,11 +103,38 @@ class Schedule:
             raise IndexError(f"step {number} of {self.num_steps(epoch)}")
         return self.order(epoch)[number * self.packs_per_step : (number + 1) * self.packs_per_step]
 
-    def micro_steps(self, epoch: int, number: int, world: int) -> np.ndarray:
-        """The packs of one step by micro-step and rank, filled up with EMPTY: shape (accumulation, world)."""
+    def accumulation(self, world: int) -> int:
+        """Micro-steps of one optimizer step on this many ranks."""
+        return -(-self.packs_per_step // world)
+
+    def micro_steps(self, epoch: int, number: int, world: int, done: int = 0) -> np.ndarray:
+        """The packs of one step by micro-step and rank, filled up with EMPTY: shape (accumulation, world).
+
+        The packs of the first micro-steps are always the first of the step's order, so how many packs are `done` says
+        where a step stands. What is left after them takes the micro-steps that it would have had, if the number of
+        ranks is still the same, and otherwise as few as it needs.
+        """
         packs = self.step(epoch, number)
-        rows = -(-self.packs_per_step // world)
-        return turned(np.concatenate([np.full(rows * world - len(packs), EMPTY), packs]).reshape(rows, world))
+        if not 0 <= done <= len(packs):
+            raise IndexError(f"{done} packs of a step of {len(packs)}")
+        whole = self.accumulation(world)
+        rest = packs[done:]
+        rows = -(-len(rest) // world) if done else whole
+        filled = np.concatenate([np.full(rows * world - len(rest), EMPTY), rest]).reshape(rows, world)
+        return turned(filled, first=whole - rows)
+
+    def state_after(self, steps: int) -> LoaderState:
+        """The state after this many optimizer steps of the whole run."""
+        if not 0 <= steps <= self.num_steps():
+            raise IndexError(f"{steps} of {self.num_steps()} steps")
+        left = steps
+        for epoch in range(self.plan.num_epochs):
+            here = self.num_steps(epoch)
+            if left < here:
+                return LoaderState(schedule=self.hash, epoch=epoch, next_pack=left * self.packs_per_step)
+            left -= here
+        last = self.plan.num_epochs - 1
+        return LoaderState(schedule=self.hash, epoch=last, next_pack=self.plan.epoch(last).num_packs)
 
     def start(self) -> LoaderState:
         """The state before the first pack."""
@@ -136,14 +172,15 @@ class Schedule:
         return np.lexsort((key, windows))
 
 
-def turned(rows: np.ndarray) -> np.ndarray:
-    """Every other row reversed; the last two axes are micro-steps and ranks.
+def turned(rows: np.ndarray, first: int = 0) -> np.ndarray:
+    """Every other row reversed; the last two axes are micro-steps, counted from `first`, and ranks.
 
     >>> turned(np.array([[1, 2], [3, 4]])).tolist()
     [[1, 2], [4, 3]]
     """
     found = rows.copy()
-    found[..., 1::2, :] = rows[..., 1::2, ::-1]
+    odd = 1 - first % 2
+    found[..., odd::2, :] = rows[..., odd::2, ::-1]
     return found
 
 

@@ -1,0 +1,170 @@
+"""Batches in the order of a schedule, with a state that is a position: a DataLoader over packs.
+
+The state says which packs the caller has been given. What workers have prepared beyond that does not count, and going
+on from a state reads nothing that lies before it, so it takes as long at the end of an epoch as at its beginning.
+
+    for batch in loader:
+        model(**batch).loss.backward()
+        if batch.info.keys[0].last:  # the last micro-step of its optimizer step
+            optimizer.step()
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from packtrain.batches.position import Progress, Standing
+from packtrain.batches.sampler import PackSampler, Span, rank_and_world
+from packtrain.core.errors import DataError, PacktrainError
+from packtrain.packs.source import PackSource
+from packtrain.packs.values import EMPTY_PACK, PackedRow
+from packtrain.plans.schedule import Schedule
+
+Collate = Callable[[Sequence[PackedRow]], Any]
+_WORKER_LOST = re.compile(r"DataLoader worker \(|DataLoader timed out")  # how torch says it
+_RAISED_BY_WORKER = "Caught "  # how errors begin that a worker has raised
+
+
+class PackLoader(DataLoader):
+    """This rank's batches, one pack each, an epoch at a time or the whole run; see `Standing` for where each begins."""
+
+    batch_sampler: PackSampler
+
+    def __init__(
+        self,
+        source: PackSource,
+        schedule: Schedule,
+        collator: Collate,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        span: Span = "epoch",
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        here = rank_and_world()
+        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        sampler = PackSampler(schedule, rank, world, span=span)
+        self._standing = Standing(sampler)
+        super().__init__(
+            source,  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            collate_fn=collator,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            # Workers that stay spare the start of processes in every epoch.
+            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+            # DataLoader draws a seed whenever it is iterated. From the global generator it would change dropout.
+            generator=torch.Generator().manual_seed(schedule.seed),
+        )
+
+    # ---- where it stands
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of packs."""
+        return self.batch_sampler.schedule
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.schedule.num_steps()
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-steps of an optimizer step; the last of an epoch may have fewer, see `PackKey.last`."""
+        return self.batch_sampler.accumulation
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration delivers, or goes on with."""
+        return self.batch_sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        self._standing.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The LoaderState as plain values: behind the last batch that was handed out."""
+        return self._standing.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same schedule, saved on any number of ranks and workers."""
+        self._standing.load(state)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        progress = self._standing.begin()
+        return _Delivery(self, super().__iter__(), progress)
+
+
+class _Delivery:
+    """One iteration over the batches of a loader."""
+
+    def __init__(self, loader: PackLoader, batches: Iterator[Any], progress: Progress) -> None:
+        self._loader, self._batches, self._progress = loader, batches, progress
+
+    def __iter__(self) -> _Delivery:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._loader._standing.end(self._progress)
+            raise
+        except PacktrainError as error:
+            said = _as_said(error)
+            if said is error:
+                raise
+            raise said from error
+        except (RuntimeError, OSError, EOFError) as error:
+            if not self._is_loss(error):
+                raise
+            raise self._lost(error) from error
+        self._progress.advance()
+        return batch
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Does this error say that a worker is gone, and not that one has raised it?"""
+        if isinstance(error, RuntimeError):
+            return _WORKER_LOST.match(str(error)) is not None
+        # The connection to a worker that died in the middle of handing over a batch.
+        return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
+
+    def _lost(self, error: Exception) -> DataError:
+        """What to say of a worker that died: where, and which packs were in the making."""
+        loader = self._loader
+        # When the signal of the death comes, torch raises its own error, wherever we are: let it be here.
+        with suppress(RuntimeError):
+            time.sleep(0.2)
+        keys = self._progress.ahead(max(1, loader.num_workers * (loader.prefetch_factor or 1)))
+        packs = ", ".join(str(key.pack) for key in keys if key.pack != EMPTY_PACK)
+        return DataError(
+            f"loader of rank {loader.batch_sampler.rank}"
+            + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
+            got=f"a worker process was lost while packs {packs} were in the making: {type(error).__name__}: {error}",
+            expected="workers that live as long as the loader",
+            fix="mostly the system has killed it for its memory: use fewer workers or a smaller prefetch_factor",
+        )
+
+
+def _as_said(error: PacktrainError) -> PacktrainError:
+    """An error of a worker as the worker said it: torch hands it over with a traceback in place of its first line."""
+    text, name = str(error), f"{type(error).__module__}.{type(error).__qualname__}: "
+    if not text.startswith(_RAISED_BY_WORKER) or name not in text:
+        return error
+    return type(error)(text[text.rindex(name) + len(name) :].rstrip())

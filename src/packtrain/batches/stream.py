@@ -1,0 +1,75 @@
+"""The packs of one rank as a stream: an IterableDataset in the order of a schedule, shared out over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from packtrain.batches.position import Standing
+from packtrain.batches.sampler import PackSampler, rank_and_world
+from packtrain.packs.source import PackSource
+from packtrain.packs.values import PackedRow
+from packtrain.plans.schedule import Schedule
+
+
+class PackStream(IterableDataset[PackedRow]):
+    """This rank's packs of one epoch after the other, in the order in which a PackLoader delivers them.
+
+    In a worker of a DataLoader it gives every n-th pack, and DataLoader puts them together in order again. Its state is
+    that of the process it is iterated in: with workers, take a PackLoader, which knows what was handed out.
+    """
+
+    def __init__(
+        self, source: PackSource, schedule: Schedule, *, rank: int | None = None, world: int | None = None
+    ) -> None:
+        here = rank_and_world()
+        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        self._source = source
+        self._standing = Standing(PackSampler(schedule, rank, world))
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Rank, world, and the epoch and pack with which the next iteration begins: what a copy elsewhere needs."""
+        sampler = self._standing.sampler
+        return sampler.rank, sampler.world, sampler.epoch, sampler.next_pack
+
+    @classmethod
+    def at(cls, source: PackSource, schedule: Schedule, place: tuple[int, int, int, int]) -> PackStream:
+        """A stream that stands where another one stood."""
+        rank, world, epoch, next_pack = place
+        stream = cls(source, schedule, rank=rank, world=world)
+        stream._standing.sampler.seek(epoch, next_pack)
+        return stream
+
+    def __len__(self) -> int:
+        """Micro-steps of the epoch."""
+        return len(self._standing.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        self._standing.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The LoaderState as plain values: behind the last pack that was handed out."""
+        return self._standing.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same schedule, saved on any number of ranks."""
+        self._standing.load(state)
+
+    def __iter__(self) -> Iterator[PackedRow]:
+        progress = self._standing.begin()
+        worker = get_worker_info()
+        first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        number = 0
+        while (turn := progress.next) is not None:
+            # Before the pack is handed out: a state that is asked for while the caller has it counts it.
+            progress.advance()
+            if number % every == first:
+                yield self._source[turn.key]
+            number += 1
+        self._standing.end(progress)
+        if self._standing.over:
+            self._source.close()

@@ -1,0 +1,220 @@
+"""What transformers.Trainer needs to train a schedule pack by pack, and the arguments that would lose data.
+
+Trainer counts the batches of its first epoch and takes every other epoch to be as long; plans differ from epoch to
+epoch. So the whole run is one epoch to it, in which every optimizer step has the same number of batches, and its
+arithmetic, resuming included, is exact. Epochs of the plan are shown by `PlanProgress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import (
+    DataCollatorWithPadding,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    default_data_collator,
+)
+
+from packtrain.batches.loader import PackLoader
+from packtrain.batches.sampler import rank_and_world
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.packs.values import IGNORED
+from packtrain.plans.schedule import LoaderState, Schedule
+
+_SAVED = "packtrain"  # under this name the position stands in trainer_state.json
+
+
+class PackedData(Protocol):
+    """A dataset that knows its own order."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of its packs."""
+        ...
+
+    def get_collator(self) -> Any:
+        """What makes batches of them."""
+        ...
+
+    def loader(self, **options: Any) -> PackLoader:
+        """A loader over them."""
+        ...
+
+
+def trainer_arguments(schedule: Schedule, *, world: int | None = None) -> dict[str, Any]:
+    """The TrainingArguments that follow from a schedule; give them beside your own."""
+    world = rank_and_world()[1] if world is None else world
+    return {
+        "per_device_train_batch_size": 1,  # one pack is one row
+        "gradient_accumulation_steps": schedule.accumulation(world),
+        "max_steps": schedule.num_steps(),
+        "num_train_epochs": schedule.plan.num_epochs,
+        "remove_unused_columns": False,
+        "ignore_data_skip": False,
+        "dataloader_drop_last": False,
+        "logging_nan_inf_filter": False,  # it would show the mean of earlier losses instead of a NaN
+    }
+
+
+def check_arguments(args: TrainingArguments, schedule: Schedule, *, world: int | None = None) -> None:
+    """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once."""
+    wanted = trainer_arguments(schedule, world=args.world_size if world is None else world)
+    steps = wanted.pop("max_steps")
+    del wanted["num_train_epochs"]  # max_steps counts
+    problems = [
+        f"{name}: {getattr(args, name)} instead of {value} ({_WHY[name]})"
+        for name, value in wanted.items()
+        if getattr(args, name) != value
+    ]
+    if not 0 < args.max_steps <= steps:
+        problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (so many steps has the plan)")
+    problems += [why for wrong, why in _REFUSED if wrong(args)]
+    if problems:
+        raise ConfigError(
+            "training arguments",
+            got="\n            ".join(problems),
+            expected="arguments that agree with the schedule of packs",
+            fix="TrainingArguments(**trainer_arguments(schedule), ...) sets them",
+        )
+
+
+_WHY: Mapping[str, str] = {
+    "per_device_train_batch_size": "a pack is a whole row; use a longer packing_length instead",
+    "gradient_accumulation_steps": "packs per step, divided by the number of ranks",
+    "remove_unused_columns": "batches are made by the collator, not by columns",
+    "ignore_data_skip": "a resumed run would train the first packs again and never the last",
+    "dataloader_drop_last": "nothing is dropped at delivery; packing_drop_last decides it in the plan",
+    "logging_nan_inf_filter": "a loss that is not a number must be seen",
+}
+_REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
+    (
+        lambda args: args.n_gpu > 1,
+        "one process for several GPUs: a pack cannot be divided; start one process for each GPU, as torchrun does",
+    ),
+    (
+        lambda args: bool(args.auto_find_batch_size),
+        "auto_find_batch_size: the size of a batch is that of a pack; pack with a shorter packing_length",
+    ),
+    (
+        lambda args: getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential"),
+        "train_sampling_strategy: the schedule has the order; its `balance` evens out the work of ranks",
+    ),
+    (
+        lambda args: args.world_size > 1 and not args.average_tokens_across_devices,
+        "average_tokens_across_devices: False would weigh the tokens of ranks with short packs more",
+    ),
+)
+
+
+def token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """The sum of token losses over the number of supervised tokens of the whole step, on all ranks.
+
+    Every token weighs the same, however steps are divided, and a pack without loss has a loss of 0, where a mean of its
+    own would be no number. Several models compute that mean whatever Trainer tells them.
+    """
+    targets = labels[..., 1:]
+    supervised = targets != IGNORED
+    logits = outputs["logits"][..., :-1, :][supervised]  # before they become fp32, which takes the most memory
+    total = cross_entropy(logits.float(), targets[supervised], reduction="sum")
+    items = supervised.sum() if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(items, device=total.device).clamp(min=1)
+
+
+class PackedTraining:
+    """Stands before Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
+
+    The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
+    a loss or a collator of your own they are `token_loss` and the dataset's.
+    """
+
+    args: TrainingArguments
+    train_dataset: PackedData
+    data_collator: Any
+    compute_loss_func: Any
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.data_collator in (default_data_collator, None) or isinstance(
+            self.data_collator, DataCollatorWithPadding
+        ):
+            self.data_collator = self.train_dataset.get_collator()  # what Trainer takes when none is given
+        self.compute_loss_func = self.compute_loss_func or token_loss
+        schedule = self.train_dataset.schedule
+        check_arguments(self.args, schedule)
+        self.add_callback(PlanProgress(schedule))  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> PackLoader:
+        """This rank's packs of the whole run."""
+        args = self.args
+        return self.train_dataset.loader(
+            collator=self.data_collator,
+            span="run",
+            rank=args.process_index,
+            world=args.world_size,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers,
+            pin_memory=args.dataloader_pin_memory,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+        )
+
+
+class PlanProgress(TrainerCallback):
+    """Says in which epoch of the plan a run is, keeps its position in checkpoints, and refuses those of other runs."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
+        self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """A checkpoint goes on with the schedule that it was made with, where it stopped."""
+        if state.global_step:
+            saved = (state.stateful_callbacks or {}).get(_SAVED)
+            if saved is None:
+                raise ArtifactError(
+                    "checkpoint",
+                    got=f"step {state.global_step} without a position in a plan",
+                    expected="a checkpoint of a run over packs",
+                    fix="load its weights and start a new run instead of resuming",
+                )
+            found = LoaderState.from_plain(saved)
+            self._schedule.check(found)
+            here = self._schedule.state_after(state.global_step)
+            if found != here:
+                raise ArtifactError("checkpoint", got=str(asdict(found)), expected=f"{asdict(here)} at its step")
+        return control
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Where the run stands; what is to happen at the end of an epoch happens at the end of the plan's epochs."""
+        step = state.global_step
+        if state.stateful_callbacks is None:
+            state.stateful_callbacks = {}
+        state.stateful_callbacks[_SAVED] = asdict(self._schedule.state_after(step))
+        state.epoch = self._epoch(step)
+        if step in self._ends[:-1]:  # Trainer sees the end of the last one itself
+            control.should_log |= args.logging_strategy == "epoch"
+            control.should_save |= args.save_strategy == "epoch"
+            control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
+        return control
+
+    def _epoch(self, step: int) -> float:
+        """Epochs of the plan that have been trained."""
+        before = 0
+        for epoch, end in enumerate(self._ends):
+            if step <= end and end > before:
+                return epoch + (step - before) / (end - before)
+            before = end
+        return float(len(self._ends))

@@ -1,0 +1,146 @@
+"""Packs by name: a key in, the encoded samples of that pack out, in whatever process asks.
+
+Nothing is encoded before it is asked for, and nothing is kept: a pack is a pure function of its key, so it is the same
+in any process, in any order, on any rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from packtrain.core.errors import DataError, RecordError
+from packtrain.core.values import LedgerEntry, Record
+from packtrain.packs.expected import Expected
+from packtrain.packs.rows import Row
+from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackedRow, PackKey
+from packtrain.plans.plan import PackPlan
+
+if TYPE_CHECKING:
+    from packtrain.records.media import MediaStore
+
+STAGE = "deliver"  # of ledger entries of samples that were planned and could not be delivered
+PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt after a fault while media were read
+
+
+class Rows(Protocol):
+    """The rows of the cost table."""
+
+    def row(self, number: int) -> Row:
+        """One row: its id, origin, source and what it was measured to cost."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads single records. It must pickle, and a process that is forked must not share open files with its parent."""
+
+    def opened(self, number: int) -> AbstractContextManager[Record]:
+        """The record of one row, for the length of a block. DataError where it is not what was measured."""
+        ...
+
+    def store(self, source: int) -> MediaStore:
+        """Where the media of one source are."""
+        ...
+
+
+class Encoder(Protocol):
+    """Encodes single records. It must pickle."""
+
+    def encode(
+        self, record: Record, store: MediaStore, *, row: int, expected: Expected | None, start: int, tokens: int
+    ) -> EncodedSample:
+        """One sample, or a piece of it.
+
+        RecordError: it never can be encoded. DriftError: it is not as long as planned. OSError: it cannot be read now.
+        """
+        ...
+
+
+class PackSource:
+    """The packs of a plan as a map-style dataset: `source[PackKey(epoch, pack)]` is a PackedRow.
+
+    A sample that can never be decoded is left out, and the row says so. Whatever else goes wrong stops the run.
+    """
+
+    def __init__(
+        self,
+        plan: PackPlan,
+        rows: Rows,
+        reader: Reader,
+        encoder: Encoder,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.plan = plan
+        self._rows, self._reader, self._encoder, self._sleep = rows, reader, encoder, sleep
+
+    def __len__(self) -> int:
+        return self.plan.num_packs
+
+    def __getitem__(self, key: PackKey) -> PackedRow:
+        if key.pack == EMPTY_PACK:
+            return PackedRow(key=key)
+        pack = self.plan.epoch(key.epoch).pack(key.pack)
+        samples, failures = [], []
+        for number, start, tokens in zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True):
+            row = self._rows.row(number)
+            try:
+                samples.append(self._encoded(number, row, start, tokens))
+            except RecordError as error:
+                failures.append(_left_out(row, error))
+            except Exception as error:
+                error.add_note(f"while sample {row.id} of pack {key.pack}, epoch {key.epoch}, was encoded")
+                raise
+        return PackedRow(key=key, samples=tuple(samples), failures=tuple(failures))
+
+    def close(self) -> None:
+        """Nothing is needed any more."""
+
+    def _encoded(self, number: int, row: Row, start: int, tokens: int) -> EncodedSample:
+        expected = Expected(
+            tokens=row.tokens,
+            patches=row.patches,
+            supervised_tokens=row.supervised_tokens,
+            images=row.images,
+            videos=row.videos,
+        )
+        store = self._reader.store(row.source)
+        for pause in (*PAUSES, None):
+            try:
+                with self._reader.opened(number) as record:
+                    return self._encoder.encode(
+                        record, store, row=number, expected=expected, start=start, tokens=tokens
+                    )
+            except OSError as error:
+                if pause is None:
+                    raise _unreadable(row, error) from error
+                self._sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A plan in a folder travels as its path and is memory-mapped where it arrives."""
+        state = dict(self.__dict__)
+        if self.plan.folder is not None:
+            state["plan"] = self.plan.folder
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not isinstance(self.plan, PackPlan):
+            self.plan = PackPlan.load(self.plan)
+
+
+def _left_out(row: Row, error: RecordError) -> LedgerEntry:
+    detail = f"{error.stage}: {error.detail}" if error.detail else error.stage
+    return LedgerEntry(id=row.id, origin=row.origin, stage=STAGE, reason=error.reason, detail=detail)
+
+
+def _unreadable(row: Row, error: OSError) -> DataError:
+    return DataError(
+        f"sample {row.id} ({row.origin})",
+        got=f"{type(error).__name__}: {error}",
+        expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
+        fix="see whether the disk or the network that holds the media works, then resume",
+    )

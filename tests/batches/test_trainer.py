@@ -1,0 +1,234 @@
+"""Trainer trains every pack once, resumes bit by bit at any step, and the ways that would lose data are shown to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_packs import plan_of, reads
+from small_training import G, Model, Packs, PackTrainer, arguments, same, trainer_of, weights
+
+from packtrain.batches.loader import PackLoader
+from packtrain.batches.trainer import PlanProgress, check_arguments, token_loss, trainer_arguments
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.plans.schedule import Schedule
+
+pytestmark = pytest.mark.contract
+EPOCHS = (10, 7, 9)  # packs of each epoch: 3, 2 and 3 steps of 4
+
+
+def all_packs(*epochs: int) -> Counter[tuple[int, int]]:
+    return Counter((epoch, pack) for epoch, packs in enumerate(epochs) for pack in range(packs))
+
+
+def real(trained: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [key for key in trained if key[1] >= 0]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PackTrainer]:
+    """A run without interruption, with a checkpoint after every step."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = trainer_of(Packs(plan_of(*EPOCHS)), folder)
+    trainer.train()
+    return folder, trainer
+
+
+def test_every_pack_of_every_epoch_is_trained_once(whole: tuple[Path, PackTrainer]) -> None:
+    trainer = whole[1]
+    assert Counter(real(trainer.trained)) == all_packs(*EPOCHS)
+    assert trainer.state.global_step == trainer.state.max_steps == 8
+    assert not same(weights(trainer), list(Model().parameters()))
+
+
+def test_epochs_are_those_of_the_plan(whole: tuple[Path, PackTrainer]) -> None:
+    shown = [line["epoch"] for line in whole[1].state.log_history if "loss" in line]
+    assert shown == pytest.approx([1 / 3, 2 / 3, 1, 1.5, 2, 2 + 1 / 3, 2 + 2 / 3, 3], abs=1e-3)
+
+
+@pytest.mark.parametrize(("step", "workers"), [(1, 0), (2, 2), (3, 0), (4, 0), (5, 2), (7, 0), (8, 0)])
+def test_resumed_at_any_step_it_is_the_same_run(
+    whole: tuple[Path, PackTrainer], tmp_path: Path, step: int, workers: int
+) -> None:
+    folder, before = whole
+    data = Packs(plan_of(*EPOCHS), log=tmp_path / "log")
+    again = trainer_of(data, tmp_path, dataloader_num_workers=workers)
+    again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert again.trained == before.trained[step * G :]
+    assert same(weights(again), weights(before))
+    assert sorted(reads(tmp_path / "log")) == sorted(pack for _, pack in real(before.trained[step * G :]))
+
+
+def test_workers_change_nothing(whole: tuple[Path, PackTrainer], tmp_path: Path) -> None:
+    trainer = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, dataloader_num_workers=2, save_strategy="no")
+    trainer.train()
+    assert trainer.trained == whole[1].trained
+    assert same(weights(trainer), weights(whole[1]))
+
+
+def test_what_happens_at_the_end_of_epochs_happens_there(tmp_path: Path) -> None:
+    trainer = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, save_strategy="epoch", logging_strategy="epoch")
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (3, 5, 8)]
+    assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [3, 5, 8]
+
+
+def test_a_checkpoint_of_another_schedule_is_refused(whole: tuple[Path, PackTrainer], tmp_path: Path) -> None:
+    checkpoint = str(whole[0] / "checkpoint-2")
+    for other in (Packs(plan_of(*EPOCHS), size=5), Packs(plan_of(*EPOCHS, seed=1))):
+        with pytest.raises(ArtifactError, match="loader state"):
+            trainer_of(other, tmp_path).train(resume_from_checkpoint=checkpoint)
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(whole: tuple[Path, PackTrainer], tmp_path: Path) -> None:
+    foreign = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, max_steps=2)
+    foreign.remove_callback(PlanProgress)
+    foreign.train()
+    with pytest.raises(ArtifactError, match="without a position"):
+        trainer_of(Packs(plan_of(*EPOCHS)), tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+# ---- the loss
+
+
+def test_every_token_of_a_step_weighs_the_same(tmp_path: Path) -> None:
+    data, model = Packs(plan_of(7)), Model(dropout=0.0)
+    batches = [batch for batch in data.loader() if batch.info.keys[0].step == 1]
+    assert len(batches) == 3, "one pack less than a step has"
+    with torch.no_grad():
+        losses = [token_loss(model(batch["input_ids"]), batch["labels"]) for batch in batches]
+    counts = [batch.info.supervised_tokens for batch in batches]
+    assert len(set(counts)) > 1
+    wanted = sum(loss.item() * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
+    args = arguments(tmp_path, **{**trainer_arguments(data.schedule), "learning_rate": 0.0, "save_strategy": "no"})
+    trainer = PackTrainer(model=model, args=args, train_dataset=data)
+    trainer.train()
+    assert [line["loss"] for line in trainer.state.log_history if "loss" in line][1] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_pack_without_loss_has_a_loss_of_nothing() -> None:
+    logits = torch.randn(1, 8, 90, requires_grad=True)
+    loss = token_loss({"logits": logits}, torch.full((1, 8), -100), num_items_in_batch=torch.tensor(5))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad is not None
+    assert logits.grad.abs().sum() == 0
+    assert token_loss({"logits": logits}, torch.full((1, 8), -100)).item() == 0.0
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size: 2 instead of 1"),
+        ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps: 3 instead of 4"),
+        ({"max_steps": 9}, "max_steps: 9 instead of 1 to 8"),
+        ({"max_steps": -1}, "max_steps: -1"),
+        ({"ignore_data_skip": True}, "train the first packs again and never the last"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
+        ({"remove_unused_columns": True}, "remove_unused_columns"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+        ({"logging_nan_inf_filter": True}, "logging_nan_inf_filter"),
+    ],
+)
+def test_arguments_that_would_lose_data_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, **given)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
+    schedule = Schedule(plan_of(8), packs_per_step=4)
+    args = arguments(tmp_path, per_device_train_batch_size=8, ignore_data_skip=True, max_steps=2)
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(args, schedule)
+    for name in ("per_device_train_batch_size", "ignore_data_skip", "gradient_accumulation_steps"):
+        assert name in str(caught.value)
+
+
+def test_arguments_follow_from_the_number_of_ranks() -> None:
+    schedule = Schedule(plan_of(10, 7), packs_per_step=6)
+    found = [trainer_arguments(schedule, world=world)["gradient_accumulation_steps"] for world in (1, 2, 4, 8)]
+    assert found == [6, 3, 2, 1]
+    assert trainer_arguments(schedule, world=4)["max_steps"] == 4
+
+
+def test_fewer_steps_than_the_plan_has_may_be_trained(tmp_path: Path) -> None:
+    trainer = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, max_steps=4, save_strategy="no")
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert trainer.state.epoch == pytest.approx(1.5)
+
+
+# ---- the obvious ways, and what they lose
+
+
+def test_trainer_takes_all_epochs_to_be_as_long_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Epochs(PackTrainer):
+        def get_train_dataloader(self) -> PackLoader:
+            return self.train_dataset.loader(collator=None, rank=0, world=1)  # an epoch at a time
+
+    epochs = (5, 11)
+    data = Packs(plan_of(*epochs))
+    options = {**trainer_arguments(data.schedule), "max_steps": -1, "save_strategy": "no"}
+    with monkeypatch.context() as patch:
+        patch.setattr("packtrain.batches.trainer.check_arguments", lambda *_: None)
+        losing = Epochs(
+            model=Model(),
+            args=arguments(tmp_path / "a", **options),
+            train_dataset=data,
+            data_collator=None,
+        )
+    losing.train()
+    assert Counter(real(losing.trained)) < all_packs(*epochs), "the end of the longer epoch is never trained"
+    ours = trainer_of(data, tmp_path / "b", save_strategy="no")
+    ours.train()
+    assert Counter(real(ours.trained)) == all_packs(*epochs)
+
+
+def test_skipping_no_data_on_resume_trains_packs_twice_and_others_never(
+    whole: tuple[Path, PackTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packtrain.batches.trainer.check_arguments", lambda *_: None)
+    folder, before = whole
+    again = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, ignore_data_skip=True)
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+    trained = Counter(real(before.trained[: 3 * G] + again.trained))
+    assert max(trained.values()) > 1
+    assert set(trained) < set(all_packs(*EPOCHS))
+
+
+def test_a_loader_that_draws_from_the_global_generator_changes_dropout(tmp_path: Path) -> None:
+    """The same packs in the same order, an epoch at a time and all at once: only drawing tells them apart."""
+    data = Packs(plan_of(8, 8))
+
+    def train(span: str, own_generator: bool) -> PackTrainer:
+        class Spans(PackTrainer):
+            def get_train_dataloader(self) -> PackLoader:
+                loader = self.train_dataset.loader(collator=None, rank=0, world=1, span=span)
+                if not own_generator:
+                    loader.generator = None
+                return loader
+
+        trainer = Spans(
+            model=Model(),
+            args=arguments(tmp_path / "run", save_strategy="no", **trainer_arguments(data.schedule)),
+            train_dataset=data,
+            data_collator=None,
+        )
+        trainer.train()
+        return trainer
+
+    ours = [train(span, True) for span in ("epoch", "run")]
+    assert ours[0].trained == ours[1].trained
+    assert same(weights(ours[0]), weights(ours[1]))
+    drawn = [train(span, False) for span in ("epoch", "run")]
+    assert drawn[0].trained == drawn[1].trained
+    assert not same(weights(drawn[0]), weights(drawn[1]))
