@@ -12,7 +12,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
 from packtrain.batches.loader import PackLoader
-from packtrain.batches.trainer import PackedTraining, token_loss, trainer_arguments
+from packtrain.batches.loss import token_loss
+from packtrain.batches.trainer import PackedTraining, trainer_arguments
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.schedule import Schedule
 

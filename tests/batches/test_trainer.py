@@ -12,7 +12,8 @@ from made_packs import plan_of, reads
 from small_training import G, Model, Packs, PackTrainer, arguments, same, trainer_of, weights
 
 from packtrain.batches.loader import PackLoader
-from packtrain.batches.trainer import PlanProgress, check_arguments, token_loss, trainer_arguments
+from packtrain.batches.loss import token_loss
+from packtrain.batches.trainer import PlanProgress, check_arguments, trainer_arguments
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.plans.schedule import Schedule
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import (
     DataCollatorWithPadding,
     TrainerCallback,
@@ -24,9 +21,9 @@ from transformers import (
 )
 
 from packtrain.batches.loader import PackLoader
+from packtrain.batches.loss import token_loss
 from packtrain.batches.sampler import rank_and_world
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.packs.values import IGNORED
 from packtrain.plans.schedule import LoaderState, Schedule
 
 _SAVED = "packtrain"  # under this name the position stands in trainer_state.json
@@ -112,20 +109,6 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
         "average_tokens_across_devices: False would weigh the tokens of ranks with short packs more",
     ),
 )
-
-
-def token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-    """The sum of token losses over the number of supervised tokens of the whole step, on all ranks.
-
-    Every token weighs the same, however steps are divided, and a pack without loss has a loss of 0, where a mean of its
-    own would be no number. Several models compute that mean whatever Trainer tells them.
-    """
-    targets = labels[..., 1:]
-    supervised = targets != IGNORED
-    logits = outputs["logits"][..., :-1, :][supervised]  # before they become fp32, which takes the most memory
-    total = cross_entropy(logits.float(), targets[supervised], reduction="sum")
-    items = supervised.sum() if num_items_in_batch is None else num_items_in_batch
-    return total / torch.as_tensor(items, device=total.device).clamp(min=1)
 
 
 class PackedTraining:
