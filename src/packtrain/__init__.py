@@ -9,20 +9,31 @@ __version__ = "0.1.0"
 __all__ = [
     "CostTable",
     "DatasetConfig",
+    "FailureWatch",
     "LoaderState",
     "MultiModalDataset",
     "MultiModalIterableDataset",
+    "OnlineDataset",
+    "PackLoader",
     "PackPlan",
+    "PackedTraining",
     "Packing",
     "PackingConfig",
     "PacktrainError",
+    "RankWatch",
     "Schedule",
     "SchemaOptions",
     "__version__",
+    "load_model",
     "measure",
     "pack",
     "pack_arrays",
     "plan",
+    "prepare_model",
+    "step_tokens",
+    "token_loss",
+    "trainer_arguments",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -30,8 +41,17 @@ if TYPE_CHECKING:
     from packtrain.app.measure import measure
     from packtrain.app.pack import pack
     from packtrain.app.plan import plan
+    from packtrain.app.verify import verify
+    from packtrain.batches.failures import FailureWatch
+    from packtrain.batches.loader import PackLoader
+    from packtrain.batches.loss import step_tokens, token_loss
+    from packtrain.batches.online import OnlineDataset
+    from packtrain.batches.trainer import PackedTraining, trainer_arguments
+    from packtrain.batches.watch import RankWatch
     from packtrain.core.errors import PacktrainError
     from packtrain.costs.table import CostTable
+    from packtrain.models.load import load_model
+    from packtrain.models.prepare import prepare_model
     from packtrain.plans.arrays import Packing, pack_arrays
     from packtrain.plans.config import PackingConfig
     from packtrain.plans.plan import PackPlan
@@ -40,6 +60,17 @@ if TYPE_CHECKING:
 
 # Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
 _LAZY = {
+    "PackLoader": "packtrain.batches.loader",
+    "PackedTraining": "packtrain.batches.trainer",
+    "trainer_arguments": "packtrain.batches.trainer",
+    "token_loss": "packtrain.batches.loss",
+    "step_tokens": "packtrain.batches.loss",
+    "load_model": "packtrain.models.load",
+    "prepare_model": "packtrain.models.prepare",
+    "verify": "packtrain.app.verify",
+    "FailureWatch": "packtrain.batches.failures",
+    "RankWatch": "packtrain.batches.watch",
+    "OnlineDataset": "packtrain.batches.online",
     "CostTable": "packtrain.costs.table",
     "DatasetConfig": "packtrain.app.datasets",
     "LoaderState": "packtrain.plans.schedule",

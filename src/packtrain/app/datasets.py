@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from packtrain.app.dataset_config import DatasetConfig
 from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome, work_of
-from packtrain.app.places import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest
+from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
 from packtrain.estimates.shapes import read_shape
 from packtrain.models.tiny import resolve

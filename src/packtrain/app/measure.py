@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, ParamSpec
 
-from packtrain.app.places import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
+from packtrain.core.places import cache_dir
 from packtrain.core.values import MediaLimits
 from packtrain.costs.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.costs.judge import FailureBudget

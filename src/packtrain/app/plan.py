@@ -14,8 +14,8 @@ from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, study_outcome
 from packtrain.advice.values import Study
 from packtrain.app.config import RunConfig, load_config
-from packtrain.app.places import cache_dir
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import read_shape

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from packtrain.app.demo_data import write_dataset
-from packtrain.app.places import cache_dir
+from packtrain.core.places import cache_dir
 from packtrain.bench.memory import peak_pss
 from packtrain.core.seeds import stream
 from packtrain.costs.columns import Rows

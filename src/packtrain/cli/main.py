@@ -13,6 +13,7 @@ from packtrain.cli.demo import demo
 from packtrain.cli.measure import measure
 from packtrain.cli.pack import inspect, pack
 from packtrain.cli.plan import plan
+from packtrain.cli.verify import verify
 
 app = typer.Typer(
     help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
@@ -46,6 +47,7 @@ app.command("measure", short_help="What every record will cost, exact, from head
 app.command("plan", short_help="The config that model, data and GPUs deserve, and a report.")(plan)
 app.command("pack", short_help="Which samples share a pack, under any number of limits.")(pack)
 app.command("inspect", short_help="Look into a plan: one pack, one sample, the limits.")(inspect)
+app.command("verify", short_help="Prove that packing is correct for a model and a backend.")(verify)
 app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
 bench.command("measure")(benchmarks.measure)
 bench.command("pack")(benchmarks.pack)

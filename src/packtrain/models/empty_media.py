@@ -67,11 +67,19 @@ class EmptyMediaHook:
 
 
 def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook | None:
-    """Let a model's vision tower take part in batches without media; None where there is no tower."""
+    """Let a model's vision tower take part in batches without media; None where there is no tower.
+
+    Hooks that an earlier call put there are replaced.
+    """
     parts = model_parts(model)
     if parts.vision is None or not contract.media:
         return None
-    return EmptyMediaHook(parts, contract)
+    earlier: EmptyMediaHook | None = getattr(parts.inner, "_packtrain_empty_media", None)
+    if earlier is not None:
+        earlier.remove()
+    hook = EmptyMediaHook(parts, contract)
+    parts.inner._packtrain_empty_media = hook  # type: ignore[assignment]
+    return hook
 
 
 def is_gathered(inner: nn.Module, *, beside: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from packtrain.core import places
 from packtrain.core.errors import ConfigError
 from packtrain.models.tiny import PREFIX, build_model, resolve
 
@@ -14,13 +15,14 @@ from packtrain.models.tiny import PREFIX, build_model, resolve
 def load_model(
     name_or_path: str,
     *,
-    cache_dir: Path,
+    cache_dir: Path | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     random_weights: bool = False,
 ) -> Any:
     """The model in evaluation mode on the CPU. Tiny models are random; others only with `random_weights`."""
     folder = Path(name_or_path).expanduser()
+    cache_dir = places.cache_dir() / "models" if cache_dir is None else cache_dir
     if name_or_path.startswith(PREFIX) or random_weights:
         return build_model(resolve(name_or_path, cache_dir), seed).to(dtype)
     if folder.is_dir():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, DataError, RecordError
+from packtrain.core.places import cache_dir
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.compression import CANNOT_OPEN
 from packtrain.records.formats.files import list_files, shown_name
@@ -24,10 +25,7 @@ LARGEST = 256 << 20  # bytes of a medium that is taken out of its shard; larger 
 
 def measuring_cache() -> ShardCache:
     """The cache that measuring uses: in the user's cache folder, unless the environment names another."""
-    base = os.environ.get("PACKTRAIN_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "packtrain"
-    )
-    return _cache(os.environ.get(FOLDER) or os.path.join(base, "shards"), os.environ.get(BYTES, ""))
+    return _cache(os.environ.get(FOLDER) or str(cache_dir() / "shards"), os.environ.get(BYTES, ""))
 
 
 @functools.cache

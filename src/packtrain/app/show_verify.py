@@ -1,0 +1,49 @@
+"""How a verdict looks in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from packtrain.proofs.values import Verdict
+
+
+def show_verdict(verdict: Verdict, console: Console) -> None:
+    """What was checked, how far apart packed and alone are, and how that was judged."""
+    about = ", ".join((verdict.model, verdict.backend, verdict.dtype, verdict.device))
+    table = Table(title=escape(f"Packed against alone, largest differences: {about}"), title_justify="left")
+    table.add_column("check", no_wrap=True)
+    table.add_column("difference", justify="right")
+    table.add_column("allowed", justify="right")
+    table.add_column("")
+    table.add_column("where", overflow="fold")
+    for finding in verdict.findings:
+        table.add_row(
+            escape(finding.check),
+            _number(finding.difference),
+            _number(finding.allowed),
+            "pass" if finding.passed else "[bold red]FAIL[/]",
+            escape(finding.where),
+        )
+    console.print(table)
+    console.print(f"one row of {verdict.tokens:,} tokens: {escape(', '.join(verdict.samples))}", soft_wrap=True)
+    console.print("How it was judged:")
+    for line in verdict.judged:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    for line in verdict.left_out:
+        console.print(f"[yellow]not checked:[/] {escape(line)}", soft_wrap=True)
+    if verdict.passed:
+        console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks")
+        console.print(f"next: packtrain measure DATA --model {escape(verdict.model)} --out costs", soft_wrap=True)
+        return
+    console.print(
+        f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks;"
+        " packed training with this model and backend would be wrong"
+    )
+    other = "another version of transformers" if verdict.backend == "sdpa" else "--backend sdpa"
+    console.print(f"next: try {other}, and report this table with the versions in use", soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    return "0" if value == 0 else f"{value:.0f}" if value >= 1 and value == int(value) else f"{value:.2e}"

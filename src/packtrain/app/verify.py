@@ -1,0 +1,172 @@
+"""The proof for users: a model's name, a backend and perhaps their data in, a verdict out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.places import cache_dir
+from packtrain.costs.request import Request
+from packtrain.families.contracts import contract_for
+from packtrain.families.encoder import LossOn
+from packtrain.models.tiny import PREFIX, build_model, resolve
+from packtrain.packs.tokenizer import finished_tokenizer
+from packtrain.proofs.shapes import SHAPES, shaped_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from packtrain.proofs.values import Verdict
+    from packtrain.records.source import SourceSpec
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DEVICES = ("cpu", "cuda")
+_MULTIPLE = 64  # rows are filled up to it, so that padding is part of what is proved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where the model runs, and in which precision."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def verify(
+    model: str,
+    *,
+    backend: str = "auto",
+    data: str | Path | None = None,
+    samples: int = 6,
+    dtype: str | None = None,
+    device: str | None = None,
+    shape: str = "tiny",
+    media_root: str | Path | None = None,
+    dataset_format: str | None = None,
+    loss_on: LossOn | None = None,
+    allow_outside_root: bool = False,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Prove that a model on a backend gives packed samples what it gives each of them alone."""
+    _check(model, shape, samples)
+    place = _place(device, dtype)
+    from packtrain.batches.collate import PackCollator
+    from packtrain.models.attention import VARLEN_LOOP, choose_backend
+    from packtrain.packs.encode import SampleEncoder
+    from packtrain.proofs.made_up import made_up_samples
+    from packtrain.proofs.run import verify_model
+
+    request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
+    encoder = SampleEncoder(request)
+    say("samples")
+    if data is not None:
+        from packtrain.proofs.user_data import samples_of  # only now: reading data needs more packages than proving
+
+        made = samples_of(request, encoder, samples)
+    else:
+        made = made_up_samples(request, encoder, seed)
+    say("model")
+    loaded = _load(model, request.model, place, seed)
+    chosen = choose_backend(loaded, encoder.contract) if backend == "auto" else backend
+    collate = PackCollator(
+        encoder.contract,
+        pad_id=encoder.pad_id,
+        dtype=place.dtype,
+        pad_to_multiple=_MULTIPLE,
+        boundaries=chosen.startswith(("varlen", "flash")),
+    )
+    verdict = verify_model(
+        loaded,
+        [one.sample for one in made],
+        encoder.contract,
+        collate,
+        backend=chosen,
+        backward=not (chosen == "flex" and place.device.type == "cpu"),
+        costs=[one.cost for one in made],
+        patch_size=_patch_size(loaded),
+        name=model,
+        say=say,
+    )
+    if verdict.backend != VARLEN_LOOP:
+        return verdict
+    note = "torch's varlen kernel: it needs a GPU, bf16 or fp16 and heads of a multiple of 8; a loop stood in for it"
+    return replace(verdict, left_out=(*verdict.left_out, note))
+
+
+def _check(model: str, shape: str, samples: int) -> None:
+    if shape not in SHAPES:
+        raise ConfigError("shape", got=shape, expected=", ".join(SHAPES), fix=nearest(shape, SHAPES))
+    if shape != "tiny" and not model.startswith(PREFIX):
+        raise ConfigError(
+            "shape", got=f"{shape} for {model}", expected=f"a model {PREFIX}FAMILY: others have a shape of their own"
+        )
+    if samples < 2:
+        raise ConfigError("samples", got=samples, expected="at least two: one has no neighbour")
+
+
+def _place(device: str | None, dtype: str | None) -> _Place:
+    try:
+        import torch
+        from transformers.utils import logging
+    except ImportError as error:
+        raise ConfigError("packtrain verify", got=str(error), fix="pip install 'packtrain[train]'") from error
+    logging.set_verbosity_error()
+    if device is not None and device.split(":")[0] not in DEVICES:
+        raise ConfigError("device", got=device, expected=", ".join(DEVICES), fix=nearest(device, DEVICES))
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError("dtype", got=dtype, expected=", ".join(DTYPES), fix=nearest(dtype, DTYPES))
+    available = torch.cuda.is_available()
+    if device is not None and device.startswith("cuda") and not available:
+        raise ConfigError("device", got=device, expected="a GPU that torch can use", fix="use --device cpu")
+    used = torch.device(device or ("cuda" if available else "cpu"))
+    return _Place(device=used, dtype=getattr(torch, DTYPES[dtype or ("bf16" if used.type == "cuda" else "fp32")]))
+
+
+def _request(
+    model: str,
+    shape: str,
+    data: str | Path | None,
+    media_root: str | Path | None,
+    dataset_format: str | None,
+    loss_on: LossOn | None,
+    allow_outside_root: bool,
+    seed: int,
+) -> Request:
+    folder = resolve(model, cache_dir() / "models").absolute()
+    request = Request(
+        specs=_sources(data, media_root, dataset_format) if data is not None else (),
+        model=str(shaped_folder(folder, shape)),
+        loss_on=loss_on,
+        allow_outside_root=allow_outside_root,
+        seed=seed,
+    )
+    contract_for(request.settings())  # what is refused is refused before anything is loaded
+    return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
+
+
+def _sources(data: str | Path, media_root: str | Path | None, dataset_format: str | None) -> tuple[SourceSpec, ...]:
+    from packtrain.records.open import open_sources
+
+    root = str(media_root) if media_root is not None else None
+    return tuple(open_sources(str(data), format=dataset_format, media_root=root))
+
+
+def _load(name: str, folder: str, place: _Place, seed: int) -> Any:
+    from packtrain.models.load import load_model
+
+    if not name.startswith(PREFIX):
+        return load_model(name, cache_dir=cache_dir() / "models", dtype=place.dtype).to(place.device)
+    model = build_model(folder, seed).to(place.device)
+    for weight in model.parameters():  # as loading does it: rotary frequencies stay fp32
+        weight.data = weight.data.to(place.dtype)
+    return model
+
+
+def _patch_size(model: Any) -> int:
+    """Side of a patch of the vision tower; 0 where there is none."""
+    side = getattr(getattr(model.config, "vision_config", None), "patch_size", 0)
+    return int(side[0] if isinstance(side, (list, tuple)) else side)

@@ -1,0 +1,79 @@
+"""`packtrain verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from packtrain.cli.common import STARTS_OVER, Json, errors, interruptible, output, print_json
+
+
+def verify(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A model folder with weights, a hub name, or tiny:FAMILY.")
+    ],
+    backend: Annotated[
+        str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex or sdpa.")
+    ] = "auto",
+    data: Annotated[
+        str | None, typer.Option(help="Take samples from the beginning of this data. Default: made-up samples.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="How many samples of the data to pack.")] = 6,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16. Default: bf16 on a GPU, fp32 on a CPU.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU, if there is one.")] = None,
+    shape: Annotated[
+        str,
+        typer.Option(help="Of tiny:FAMILY: tiny, or small or medium with heads of 64 or 128."),
+    ] = "tiny",
+    media_root: Annotated[
+        Path | None, typer.Option(help="Where relative media paths start. Default: the data file's folder.")
+    ] = None,
+    dataset_format: Annotated[str | None, typer.Option(help="Format of the data. Default: recognised.")] = None,
+    loss_on: Annotated[
+        str | None,
+        typer.Option(help="assistant, completion or all. Default: assistant for chats, all for plain text."),
+    ] = None,
+    allow_outside_root: Annotated[
+        bool, typer.Option("--allow-outside-root", help="Allow media outside the media root (absolute paths, links).")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of made-up samples and random weights.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Prove that packing is correct for a model and an attention backend.
+
+    Packed logits, loss and gradients are compared with those of each sample alone, and nothing may move in a sample
+    when its neighbour is changed. Exit code 0: all checks passed, 1: one failed.
+
+    Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --backend varlen --data train.jsonl
+    """
+    from packtrain.app.show_verify import show_verdict
+    from packtrain.app.verify import verify as prove
+
+    with interruptible(STARTS_OVER), errors.status("verifying") as status:
+        if as_json or not errors.is_terminal:
+            status.stop()
+        verdict = prove(
+            model,
+            backend=backend,
+            data=data,
+            samples=samples,
+            dtype=dtype,
+            device=device,
+            shape=shape,
+            media_root=media_root,
+            dataset_format=dataset_format,
+            loss_on=loss_on,  # type: ignore[arg-type]
+            allow_outside_root=allow_outside_root,
+            seed=seed,
+            say=lambda what: status.update(f"verifying: {what}"),
+        )
+    if as_json:
+        print_json(verdict.as_json())
+    else:
+        show_verdict(verdict, output)
+    if not verdict.passed:
+        raise typer.Exit(1)

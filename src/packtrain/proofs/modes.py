@@ -1,0 +1,103 @@
+"""The states in which a model is looked at: evaluation, training without dropout, checkpointing, full precision.
+
+Each is a context that leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mode:
+    """One state: evaluating or training, with or without gradient checkpointing."""
+
+    name: str
+    training: bool = False
+    checkpointing: bool = False
+
+
+EVALUATION = Mode(name="eval")
+TRAINING = Mode(name="train", training=True)
+CHECKPOINTING = Mode(name="checkpointed", training=True, checkpointing=True)
+
+
+def supports_checkpointing(model: Any) -> bool:
+    """Can gradient checkpointing be turned on?"""
+    return bool(getattr(model, "supports_gradient_checkpointing", False))
+
+
+@contextmanager
+def in_mode(model: Any, mode: Mode) -> Iterator[None]:
+    """The model in one state, without dropout."""
+    was = {module: module.training for module in model.modules()}
+    had = bool(getattr(model, "is_gradient_checkpointing", False))
+    with without_dropout(model):
+        try:
+            _checkpoint(model, mode.checkpointing, had)
+            model.train(mode.training)
+            yield
+        finally:
+            _checkpoint(model, had, mode.checkpointing)
+            for module, training in was.items():
+                module.training = training
+
+
+def _checkpoint(model: Any, wanted: bool, present: bool) -> None:
+    if wanted and not present:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif present and not wanted:
+        model.gradient_checkpointing_disable()
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Every dropout at probability 0, also those that an attention keeps as a number: what is random proves nothing."""
+    found: list[tuple[nn.Module, str, float]] = []
+    for module in model.modules():
+        names = ["p"] if isinstance(module, nn.modules.dropout._DropoutNd) else []
+        names += [name for name in vars(module) if "drop" in name]
+        found += [(module, name, value) for name in names if isinstance(value := getattr(module, name), float)]
+    try:
+        for module, name, _ in found:
+            setattr(module, name, 0.0)
+        yield
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)
+
+
+@contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """The same weights in fp32, in place; going back loses nothing, because every half-precision value is exact there.
+
+    What already is fp32 (rotary frequencies, say) is left alone, and so stays fp32 afterwards.
+    """
+    halves = (torch.bfloat16, torch.float16)
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in halves]
+    kinds = [tensor.dtype for tensor in tensors]
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.float()
+        yield
+    finally:
+        for tensor, kind in zip(tensors, kinds, strict=True):
+            tensor.grad = None
+            tensor.data = tensor.data.to(kind)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """fp32 means fp32: no reduced products on GPUs, which convolutions use unless told otherwise."""
+    was = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = was

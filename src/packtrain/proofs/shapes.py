@@ -1,0 +1,63 @@
+"""Tiny models made wider: heads of the size that GPU kernels take, still small enough for any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# How much wider than tiny: heads of 16 become heads of 64 or 128, a width of 64 becomes 256 or 512.
+SHAPES: Mapping[str, int] = {"tiny": 1, "small": 4, "medium": 8}
+_WIDTHS = frozenset(
+    (
+        *("hidden_size", "intermediate_size", "head_dim", "embed_dim", "out_hidden_size"),
+        *("mrope_section", "query_pre_attn_scalar"),
+    )
+)
+# A matrix with four times as many columns needs entries half as large for sums of the same size.
+_SPREAD = "initializer_range"
+
+
+def widened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """A tiny model's config with every width multiplied; depth, vocabulary and vision geometry stay.
+
+    >>> widened({"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": {"mrope_section": [2, 3, 3]}}, 4)
+    {'hidden_size': 256, 'num_attention_heads': 4, 'rope_parameters': {'mrope_section': [8, 12, 12]}}
+    """
+    wide: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            wide[key] = widened(value, times)
+        elif key in _WIDTHS:
+            wide[key] = [times * one for one in value] if isinstance(value, list) else times * value
+        elif key == _SPREAD:
+            wide[key] = value / times**0.5
+        else:
+            wide[key] = value
+    return wide
+
+
+def shaped_folder(tiny: Path, shape: str) -> Path:
+    """The folder of a tiny model made wider, beside it; made at most once."""
+    folder = tiny.with_name(f"{tiny.name}-{shape}") if SHAPES[shape] > 1 else tiny
+    if folder.is_dir():
+        return folder
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=tiny.parent))
+    try:
+        for file in tiny.iterdir():
+            shutil.copy(file, fresh / file.name)
+        config = json.loads((tiny / "config.json").read_bytes())
+        (fresh / "config.json").write_text(
+            json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n", encoding="utf-8"
+        )
+        os.rename(fresh, folder)
+    except OSError:
+        if not folder.is_dir():  # anything but another process having been faster
+            raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder

@@ -1,0 +1,77 @@
+"""Samples from the user's own data: the first usable ones of every kind, small enough to be proved with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from packtrain.core.errors import DataError, RecordError
+from packtrain.core.values import Record
+from packtrain.costs.measurer import FamilyRule, Measurer
+from packtrain.costs.request import Request
+from packtrain.packs.encode import SampleEncoder
+from packtrain.proofs.values import Priced
+from packtrain.records.open import iter_units, read_unit
+from packtrain.records.source import Entry
+
+MOST_LOOKED_AT = 500  # entries of the data
+MOST_TOKENS = 8_192  # of all samples together, because logits of every token are kept
+_KINDS = 4  # text, image, images, video
+
+
+def samples_of(request: Request, encoder: SampleEncoder, count: int) -> list[Priced]:
+    """Up to `count` samples, of different kinds as far as the beginning of the data has them."""
+    rule = FamilyRule(request)
+    measurer = Measurer(request, rule)
+    found: dict[str, list[Priced]] = {}
+    looked_at = 0
+    for entry, source in islice(_entries(request), MOST_LOOKED_AT):
+        looked_at += 1
+        try:
+            record = measurer.record(entry, source)
+            cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
+            kind = _kind(record)
+            if cost.tokens > MOST_TOKENS // 2 or len(found.get(kind, ())) >= count:
+                continue
+            sample = encoder.encode(record, measurer.store(source))
+        except RecordError:
+            continue  # measuring says what is wrong with it
+        found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
+        if len(found) == _KINDS and sum(map(len, found.values())) >= count:
+            break
+    chosen = _of_every_kind(found, count)
+    if len(chosen) < 2:
+        raise DataError(
+            "--data",
+            got=f"{len(chosen)} usable among the first {looked_at:,} records",
+            expected=f"at least two, of no more than {MOST_TOKENS // 2:,} tokens",
+            fix="packtrain measure says what is wrong with each record; leave --data out for made-up samples",
+        )
+    return chosen
+
+
+def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
+    for unit in iter_units(request.specs):
+        for entry in read_unit(request.specs, unit):
+            yield entry, unit.source
+
+
+def _kind(record: Record) -> str:
+    kinds = [medium.kind for medium in record.media()]
+    if "video" in kinds:
+        return "video"
+    return "images" if len(kinds) > 1 else "image" if kinds else "text"
+
+
+def _of_every_kind(found: dict[str, list[Priced]], count: int) -> list[Priced]:
+    """One of each kind in turn, within the bound on tokens."""
+    chosen: list[Priced] = []
+    queues = [list(queue) for queue in found.values()]
+    while len(chosen) < count and any(queues):
+        for queue in queues:
+            if not queue or len(chosen) >= count:
+                continue
+            one = queue.pop(0)
+            if sum(len(other.sample) for other in chosen) + len(one.sample) <= MOST_TOKENS:
+                chosen.append(one)
+    return chosen

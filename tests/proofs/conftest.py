@@ -1,0 +1,80 @@
+"""What the tests of proofs share: tiny models with samples made for them, and the command line in this process."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain import cli
+from packtrain.core.values import Cost
+from packtrain.costs.request import Request
+from packtrain.families.contracts import BatchContract
+from packtrain.models import tiny
+from packtrain.packs.encode import SampleEncoder
+from packtrain.packs.values import EncodedSample
+from packtrain.proofs.made_up import made_up_samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """One tiny model's folder, and samples for it."""
+
+    folder: Path
+    contract: BatchContract
+    pad_id: int
+    samples: tuple[EncodedSample, ...]
+    costs: tuple[Cost, ...]
+
+    def some(self, *ids: str) -> list[EncodedSample]:
+        return [sample for sample in self.samples if sample.id in ids]
+
+
+@pytest.fixture(scope="session")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """A family's tiny model, made once."""
+    folders = tmp_path_factory.mktemp("proved")
+
+    @functools.cache
+    def subject(family: str) -> Subject:
+        request = Request(specs=(), model=str(tiny.write(family, folders / family)))
+        encoder = SampleEncoder(request)
+        made = made_up_samples(request, encoder)
+        return Subject(
+            folder=folders / family,
+            contract=encoder.contract,
+            pad_id=encoder.pad_id,
+            samples=tuple(one.sample for one in made),
+            costs=tuple(one.cost for one in made),
+        )
+
+    return subject
+
+
+@pytest.fixture
+def run(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line's own entry: exit code, stdout, stderr."""
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["packtrain", *map(str, arguments)])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return run
