@@ -24,8 +24,8 @@ demo: install  ## make a small dataset and run the whole pipeline on it
 	$(BIN)/packtrain demo
 
 lint: install
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
 
 types: install
 	$(BIN)/mypy

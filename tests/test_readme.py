@@ -33,7 +33,7 @@ def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """One after the other, with a tiny model in place of the one from the hub."""
     blocks = (ROOT / "README.md").read_text().split("```")[1::2]
     commands = [command for block in blocks for command in re.findall(r"^packtrain (.*)$", block, re.M)]
-    assert [command.split()[0] for command in commands] == ["measure", "plan", "pack", "inspect"]
+    assert [command.split()[0] for command in commands] == ["measure", "plan", "pack", "inspect", "verify"]
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path, pictures=160).rename(tmp_path / "train.jsonl")
@@ -54,7 +54,17 @@ def test_links_and_options_exist(document: Path) -> None:
         assert (document.parent / target).exists(), target
     options = {
         option
-        for command in (["measure"], ["demo"], ["pack"], ["plan"], ["inspect"], ["bench", "pack"], ["bench", "measure"])
+        for command in (
+            ["measure"],
+            ["demo"],
+            ["pack"],
+            ["plan"],
+            ["inspect"],
+            ["bench", "pack"],
+            ["bench", "measure"],
+            ["verify"],
+            ["bench", "loader"],
+        )
         for option in re.findall(
             r"--[a-z-]+", CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "300"}).output
         )
