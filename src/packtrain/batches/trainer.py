@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 from transformers import (
@@ -20,13 +21,16 @@ from transformers import (
     default_data_collator,
 )
 
+from packtrain.batches.failures import FailureWatch
 from packtrain.batches.loader import PackLoader
 from packtrain.batches.loss import token_loss
 from packtrain.batches.sampler import rank_and_world
+from packtrain.batches.values import BatchInfo
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.plans.schedule import LoaderState, Schedule
 
-_SAVED = "packtrain"  # under this name the position stands in trainer_state.json
+_SAVED, _FAILURES = "packtrain", "packtrain.failures"  # under these names they stand in trainer_state.json
+LEDGER = "ledger.jsonl"
 
 
 class PackedData(Protocol):
@@ -115,7 +119,8 @@ class PackedTraining:
     """Stands before Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
 
     The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
-    a loss or a collator of your own they are `token_loss` and the dataset's.
+    a loss or a collator of your own they are `token_loss` and the dataset's. Samples that cannot be decoded are counted
+    by `failures`, by default into `ledger.jsonl` of the output folder; all ranks stop together when there are too many.
     """
 
     args: TrainingArguments
@@ -123,7 +128,7 @@ class PackedTraining:
     data_collator: Any
     compute_loss_func: Any
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, failures: FailureWatch | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         if self.data_collator in (default_data_collator, None) or isinstance(
             self.data_collator, DataCollatorWithPadding
@@ -132,7 +137,15 @@ class PackedTraining:
         self.compute_loss_func = self.compute_loss_func or token_loss
         schedule = self.train_dataset.schedule
         check_arguments(self.args, schedule)
-        self.add_callback(PlanProgress(schedule))  # type: ignore[attr-defined]
+        ledger = Path(str(self.args.output_dir)) / LEDGER
+        self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
+        for callback in (PlanProgress(schedule), JointDecision(self.failures)):
+            self.add_callback(callback)  # type: ignore[attr-defined]
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Trainer's own, with what the batch lacks taken down."""
+        self.failures.take(getattr(inputs, "info", BatchInfo()))
+        return super().training_step(model, inputs, *args, **options)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> PackLoader:
         """This rank's packs of the whole run."""
@@ -201,3 +214,25 @@ class PlanProgress(TrainerCallback):
                 return epoch + (step - before) / (end - before)
             before = end
         return float(len(self._ends))
+
+
+class JointDecision(TrainerCallback):
+    """At the end of each step all ranks decide together whether too many samples could not be delivered."""
+
+    def __init__(self, failures: FailureWatch) -> None:
+        self._failures = failures
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Go on with what was counted before a checkpoint."""
+        saved = (state.stateful_callbacks or {}).get(_FAILURES)
+        if state.global_step and saved is not None:
+            self._failures.load_state_dict(saved)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._failures.decide()
+        if state.stateful_callbacks is None:
+            state.stateful_callbacks = {}
+        state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._failures.finish()

@@ -164,4 +164,6 @@ def _alone(path: Path) -> Iterator[None]:
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in path.parent.glob(f".{path.name}.*.tmp"):  # by processes that were killed: we hold the lock
+                left.unlink(missing_ok=True)
         yield

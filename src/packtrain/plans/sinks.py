@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 from contextlib import suppress
@@ -99,6 +101,10 @@ class FolderSink:
         self._refuse_existing()
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(parents=True)
+        self._alive = os.open(self._work, os.O_RDONLY)
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(self._alive, fcntl.LOCK_EX)
+        self._remove_abandoned()
         self._ledger = (self._work / LEDGER).open("w", encoding="utf-8", errors="backslashreplace")
         return self
 
@@ -107,6 +113,20 @@ class FolderSink:
             with suppress(OSError, pa.ArrowException):  # closing writes, and fails again where the disk is full
                 file.close()
         shutil.rmtree(self._work, ignore_errors=True)
+        os.close(self._alive)
+
+    def _remove_abandoned(self) -> None:
+        """Remove what killed processes have left of this plan: only a living one holds the lock on its folder."""
+        for path in self._out.parent.glob(f".{glob.escape(self._out.name)}.*.tmp"):
+            if path == self._work or not path.name.split(".")[-2].isdigit():
+                continue
+            with suppress(OSError):  # locked, gone by now, or on a disk without locks
+                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(folder)
 
     def begin(self, number: int, entries: pa.Schema, packs: pa.Schema) -> None:
         for name, schema in (("entries", entries), ("packs", packs)):
