@@ -11,6 +11,7 @@ on from a state reads nothing that lies before it, so it takes as long at the en
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,7 +109,15 @@ class PackLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress = self._standing.begin()
+        if self.num_workers and self._forks():
+            self.dataset.warm_up()  # seconds in every worker otherwise
         return _Delivery(self, super().__iter__(), progress)
+
+
+    def _forks(self) -> bool:
+        """Do workers begin with what this process has loaded?"""
+        context = self.multiprocessing_context or multiprocessing
+        return context.get_start_method() == "fork"
 
 
 class _Delivery:

@@ -55,6 +55,10 @@ class Standing:
         epochs = self.sampler.schedule.plan.num_epochs
         if not 0 <= epoch < epochs:
             raise _no_such_epoch(epoch, epochs)
+        if self._newest is not None and self._newest.complete:
+            self.end(self._newest)
+        if self.over and self.sampler.span == "epoch":
+            self.sampler.seek(epoch, 0)  # it was delivered to its end: once more
         if epoch != self.sampler.epoch:
             self._newest = None
         self.over = False

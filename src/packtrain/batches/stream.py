@@ -65,10 +65,12 @@ class PackStream(IterableDataset[PackedRow]):
         first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         number = 0
         while (turn := progress.next) is not None:
-            # Before the pack is handed out: a state that is asked for while the caller has it counts it.
+            row = self._source[turn.key] if number % every == first else None
+            # Before the pack is handed out: a state that is asked for while the caller has it counts it. Not before it
+            # is there: one that could not be read has not been handed out.
             progress.advance()
-            if number % every == first:
-                yield self._source[turn.key]
+            if row is not None:
+                yield row
             number += 1
         self._standing.end(progress)
         if self._standing.over:

@@ -92,6 +92,11 @@ class SampleEncoder:
         decoded = self.decode_media(record, store) if start == 0 else self._headers(record, store)
         return self.assemble(record, decoded, row=row, expected=expected, start=start, tokens=tokens)
 
+    def warm_up(self) -> None:
+        """Load the media processors and the model's shell now instead of with the first medium."""
+        self._media()
+        self._positions.warm_up()
+
     # ---- media
 
     def decode_media(self, record: Record, store: MediaStore) -> tuple[Decoded, ...]:

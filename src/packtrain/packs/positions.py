@@ -27,6 +27,11 @@ class Positions:
         self._mrope = contract.positions == "mrope"
         self._shell: Any = None
 
+    def warm_up(self) -> None:
+        """Build the shell, where one is needed and not there yet."""
+        if self._mrope and self._shell is None:
+            self._shell = model_shell(self._folder)
+
     def of(self, input_ids: Tensor, token_kinds: Tensor, media: Mapping[str, Tensor]) -> Tensor:
         """The rows of positions of one whole sample, or of a first piece of one that holds all its media."""
         import torch
@@ -36,8 +41,7 @@ class Positions:
             return counted
         if not media:
             return counted.repeat(4, 1)
-        if self._shell is None:
-            self._shell = model_shell(self._folder)
+        self.warm_up()
         grids = {name: media[name] for name in _GRIDS if name in media}
         try:
             rows, _ = self._shell.get_rope_index(input_ids[None], mm_token_type_ids=token_kinds[None], **grids)

@@ -95,6 +95,12 @@ class PackSource:
                 raise
         return PackedRow(key=key, samples=tuple(samples), failures=tuple(failures))
 
+    def warm_up(self) -> None:
+        """Load what encoding will need, so that processes forked from this one share it instead of loading it each."""
+        media = any(self.plan.epoch(0).load(name).any() for name in ("images", "videos"))
+        if media and (warm_up := getattr(self._encoder, "warm_up", None)) is not None:
+            warm_up()
+
     def close(self) -> None:
         """Nothing is needed any more."""
 
