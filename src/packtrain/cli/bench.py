@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from packtrain.cli.common import Json, interruptible, numbers, output, print_json
+from packtrain.cli.common import STARTS_OVER, Json, interruptible, numbers, output, print_json
+from packtrain.core.errors import ConfigError
 
 
 def measure(
@@ -66,3 +67,58 @@ def pack(
         print_json(result)
     else:
         show_bench(result, output)
+
+
+def loader(
+    samples: Annotated[
+        int | None, typer.Option(min=8, help="Samples, one image each, where speed is measured. Default: 64 (16).")
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=100,
+            help="Rows of the larger of two datasets for start and memory. Default: 1,000,000 (100,000).",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=2, help="Steps over which memory is measured. Default: 2,000 (300).")
+    ] = None,
+    workers: Annotated[
+        str, typer.Option("--workers", "-w", help="Numbers of workers; memory is measured with the largest.")
+    ] = "0,1,2",
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: the defaults in brackets.")] = False,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The model whose processor is the yardstick.")
+    ] = "tiny:qwen3_vl",
+    as_json: Json = False,
+) -> None:
+    """Delivering packs: speed against a plain DataLoader, time to the first batch and on resuming, memory.
+
+    Example: packtrain bench loader --quick --workers 0,2
+    """
+    from packtrain.bench.loader import bench_loader, show_bench
+
+    usual = (16, 100_000, 300) if quick else (64, 1_000_000, 2_000)
+    given = (samples, rows, steps)
+    sizes = [own if one is None else one for one, own in zip(given, usual, strict=True)]
+    with interruptible(STARTS_OVER), Console(stderr=True).status("making data") as status:
+        result = bench_loader(
+            samples=sizes[0],
+            rows=sizes[1],
+            steps=sizes[2],
+            workers=_worker_counts(workers),
+            model=model,
+            progress=lambda doing: status.update(doing),
+        )
+    if as_json:
+        print_json(result)
+    else:
+        show_bench(result, output)
+
+
+def _worker_counts(text: str) -> tuple[int, ...]:
+    """Different numbers, 0 among them where the loading process itself does the work."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and part.isascii() for part in parts):
+        raise ConfigError("--workers", got=text, expected="numbers from 0 on, such as 0,1,2")
+    return tuple(sorted({int(part) for part in parts}))

@@ -51,6 +51,7 @@ app.command("verify", short_help="Prove that packing is correct for a model and 
 app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
 bench.command("measure")(benchmarks.measure)
 bench.command("pack")(benchmarks.pack)
+bench.command("loader")(benchmarks.loader)
 
 
 def main() -> None:

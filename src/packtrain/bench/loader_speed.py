@@ -1,0 +1,124 @@
+"""How many samples a second the loader delivers, and a plain DataLoader with the HF processor from the same records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from packtrain.app.dataset_config import DatasetConfig
+
+ROUNDS = 3
+PLAIN = "plain DataLoader"
+WAYS = ("map-style", "streaming", PLAIN)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedTask:
+    """The same records twice, and how they are delivered."""
+
+    lines: DatasetConfig  # for map-style access and the plain loader
+    shards: DatasetConfig  # for streaming: compressed archives
+    folder: str  # of the model
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivered:
+    """One epoch of one loader."""
+
+    batches: int
+    samples: int
+    images: int
+    tokens: int
+    places: int  # of tokens, padding among them
+    seconds: float
+
+
+Count = Callable[[Any], tuple[int, int, int, int]]  # samples, images, tokens, places of a batch
+
+
+def speed(task: SpeedTask) -> dict[str, Any]:
+    """Every way with every number of workers, one after the other, several rounds, after one that is not counted.
+
+    Workers stay from round to round, so that what is measured is delivery and not the start of processes.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    loaders = _loaders(task)
+    rounds = [{key: _epoch(loader, count) for key, (loader, count) in loaders.items()} for _ in range(ROUNDS + 1)]
+    first = next(iter(rounds[0].values()))
+    for found in (one for each in rounds for one in each.values()):
+        same = (found.samples, found.images, found.tokens) == (first.samples, first.images, first.tokens)
+        assert same, "every way delivers the same samples"
+    return {
+        "samples": first.samples,
+        "images": first.images,
+        "tokens": first.tokens,
+        "rounds": ROUNDS,
+        "lines": [_line(way, workers, rounds[1:]) for workers in task.workers for way in WAYS],
+    }
+
+
+def epochs_needed() -> int:
+    """Epochs that a plan must have for all rounds."""
+    return ROUNDS + 1
+
+
+def _loaders(task: SpeedTask) -> dict[tuple[str, int], tuple[Iterable[Any], Count]]:
+    from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
+    from packtrain.bench.loader_plain import plain_loader
+
+    mapped, streamed = MultiModalDataset(task.lines), MultiModalIterableDataset(task.shards)
+    mapped.build()
+    streamed.build()
+    epoch = mapped.plan.epoch(0)
+    batch_size = max(1, round(epoch.num_entries / epoch.num_packs))  # as many tokens a batch as a pack has
+    found: dict[tuple[str, int], tuple[Iterable[Any], Count]] = {}
+    for workers in task.workers:
+        found["map-style", workers] = (mapped.loader(num_workers=workers), _count_pack)
+        found["streaming", workers] = (streamed.loader(num_workers=workers), _count_pack)
+        path = Path(task.lines.dataset_path)
+        plain = plain_loader(path, task.folder, batch_size=batch_size, workers=workers)
+        found[PLAIN, workers] = (plain, _count_padded)
+    return found
+
+
+def _count_pack(batch: Any) -> tuple[int, int, int, int]:
+    about = batch.info
+    return about.samples, about.images, about.tokens, about.tokens + about.padding
+
+
+def _count_padded(batch: Any) -> tuple[int, int, int, int]:
+    return batch["samples"], batch["images"], int(batch["attention_mask"].sum()), batch["input_ids"].numel()
+
+
+def _epoch(loader: Iterable[Any], count: Count) -> Delivered:
+    begun = time.perf_counter()
+    counts = [count(batch) for batch in loader]
+    seconds = time.perf_counter() - begun
+    samples, images, tokens, places = (sum(column) for column in zip(*counts, strict=True))
+    return Delivered(batches=len(counts), samples=samples, images=images, tokens=tokens, places=places, seconds=seconds)
+
+
+def _line(way: str, workers: int, rounds: Sequence[dict[tuple[str, int], Delivered]]) -> dict[str, Any]:
+    mine = [each[way, workers] for each in rounds]
+    # Each round beside the plain loader of the same round: both had the same neighbours on the machine.
+    ratios = [each[PLAIN, workers].seconds / each[way, workers].seconds for each in rounds]
+    return {
+        "way": way,
+        "workers": workers,
+        "batches": mine[0].batches,
+        "samples_per_second": median(one.samples / one.seconds for one in mine),
+        "images_per_second": median(one.images / one.seconds for one in mine),
+        "batches_per_second": median(one.batches / one.seconds for one in mine),
+        "tokens_per_second": median(one.tokens / one.seconds for one in mine),
+        "padding": 1 - mine[0].tokens / mine[0].places,
+        "ratio": median(ratios),
+        "ratio_lowest": min(ratios),
+        "ratio_highest": max(ratios),
+    }
