@@ -155,8 +155,9 @@ def test_packs_are_the_same_by_number_and_by_key(mapped: MultiModalDataset) -> N
         assert [sample.row for sample in row.samples] == pack.rows.tolist()
     assert mapped[PackKey(0, 1)].samples[0].row == mapped[1].samples[0].row
     assert mapped[PackKey(1, EMPTY_PACK)].samples == ()
-    with pytest.raises(IndexError):
-        mapped[len(mapped)]
+    for number in (len(mapped), -len(mapped) - 1):
+        with pytest.raises(IndexError):
+            mapped[number]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -389,7 +390,26 @@ def test_changed_lines_stop_the_run(own: Path, tmp_path: Path) -> None:
     assert sum(batch.info.samples for batch in again.loader()) == SAMPLES
 
 
+@pytest.mark.parametrize("kind", [MultiModalDataset, MultiModalIterableDataset])
+def test_building_again_takes_in_what_is_new(own: Path, tmp_path: Path, kind: type[Any]) -> None:
+    dataset = built(kind, config(own, tmp_path / "cache"))
+    assert len(list(dataset.loader())) == len(dataset)
+    with own.open("a") as lines:
+        lines.writelines(json.dumps(record(number, None)) + "\n" for number in range(SAMPLES, SAMPLES + 20))
+    dataset.build()
+    assert Counter(row for batch in dataset.loader() for row in batch.info.rows) == Counter(range(SAMPLES + 20))
+    assert len(dataset) == dataset.plan.epoch(0).num_packs
+
+
 # ---- the config
+
+
+@pytest.mark.parametrize("name", ["processor_config", "packing_options", "measuring"])
+@pytest.mark.parametrize("value", [None, "max_pixels", [5]])
+def test_settings_that_are_not_by_name_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: .* instead of settings by name") as caught:
+        DatasetConfig(**{"dataset_path": "x", "model": "m", name: value, "balance": "sort"})
+    assert "did you mean 'sorted'" in str(caught.value), "other problems are said with it"
 
 
 def test_all_problems_of_a_config_are_said_at_once() -> None:

@@ -14,9 +14,10 @@ import torch
 from accelerate import skip_first_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads
+from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads, source_of
 
 from packtrain.batches.sampler import PackSampler, rank_and_world
+from packtrain.batches.stream import PackStream
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.packs.values import EMPTY_PACK
 from packtrain.plans.schedule import Schedule
@@ -155,6 +156,18 @@ def test_more_epochs_than_the_plan_has_are_refused() -> None:
         loader.set_epoch(2)
     loader.set_epoch(0)
     assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize("asked_for_the_end", [True, False])
+def test_an_epoch_that_was_delivered_is_delivered_again_when_asked_for(asked_for_the_end: bool) -> None:
+    loader = loader_of(plan_of(3, 3))
+    for epoch in (1, 1, 0, 0, 1):
+        loader.set_epoch(epoch)
+        delivery = iter(loader)
+        found = [next(delivery) for _ in range(len(loader))]
+        if asked_for_the_end:
+            assert next(delivery, None) is None
+        assert [batch.info.keys[0].epoch for batch in found] == [epoch] * 3
 
 
 # ---- states
@@ -312,6 +325,21 @@ def test_changed_data_stops_the_run_and_names_the_pack(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
+def test_what_stands_behind_an_error_is_not_delivered_in_its_place(workers: int) -> None:
+    loader = loader_of(plan_of(6, shuffle=False), 1, num_workers=workers, wrong={4: GONE})
+    delivery = iter(loader)
+    assert [next(delivery).info.keys[0].pack for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="what was measured"):
+        next(delivery)
+    with pytest.raises(DataError, match="asked for more after an error"):
+        next(delivery)
+    assert loader.state_dict()["next_pack"] == 4, "the batch of the error was not handed out"
+    mended = loader_of(plan_of(6, shuffle=False), 1)
+    mended.load_state_dict(loader.state_dict())
+    assert [batch.info.keys[0].pack for batch in mended] == [4, 5]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_broken_sample_is_left_out_and_said(workers: int) -> None:
     loader = loader_of(plan_of(6, shuffle=False), num_workers=workers, wrong={4: BROKEN})
     batches = {batch.info.keys[0].pack: batch for batch in loader}
@@ -319,6 +347,19 @@ def test_a_broken_sample_is_left_out_and_said(workers: int) -> None:
     assert batches[4].info.supervised_tokens == 0
     assert batches[4]["labels"].ne(-100).sum() == 0
     assert batches[3].info.supervised_tokens > 0
+
+
+def test_a_stream_counts_no_pack_that_could_not_be_read() -> None:
+    plan = plan_of(6, shuffle=False)
+    schedule = Schedule(plan, packs_per_step=1)
+    stream = PackStream(source_of(plan, wrong={4: GONE}), schedule)
+    rows = iter(stream)
+    assert [next(rows).key.pack for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(DataError):
+        next(rows)
+    mended = PackStream(source_of(plan), schedule)
+    mended.load_state_dict(plain(stream.state_dict()))
+    assert [row.key.pack for row in mended] == [4, 5]
 
 
 # ---- ranks

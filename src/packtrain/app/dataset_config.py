@@ -20,6 +20,7 @@ LONGEST_DEFAULT = 32_000  # tokens of a pack where the model could take more
 _FORMATS = (*FORMATS, "yaml")
 _MODEL_KEYS = ("processor_name", "model")  # of processor_config
 _OWN = ("packing_length", "packing_strategy", "max_images_per_pack", "shuffle", "seed", "epochs", "packs_per_step")
+_MAPPINGS = ("processor_config", "packing_options", "measuring")
 _PACKING = tuple(one.name for one in fields(PackingConfig))
 _MEASURING = tuple(inspect.signature(measure_outcome).parameters)
 _NOT_TO_MEASURE = (
@@ -55,7 +56,8 @@ class DatasetConfig:
     cache_bytes: int = 10 << 30  # of data files that are compressed or remote
 
     def __post_init__(self) -> None:
-        problems = [problem for check in _CHECKS for problem in check(self)]
+        checks = _CHECKS if all(isinstance(getattr(self, name), Mapping) for name in _MAPPINGS) else (_kinds, _names)
+        problems = [problem for check in checks for problem in check(self)]
         if problems:
             raise ConfigError(
                 "DatasetConfig",
@@ -127,6 +129,9 @@ def _kinds(config: DatasetConfig) -> list[str]:
         optional = name != "dataset_path"
         if not (isinstance(value, str | Path) and str(value)) and not (optional and value is None):
             found.append(f"{name}: {value!r} instead of a path or a name")
+    for name in _MAPPINGS:
+        if not isinstance(getattr(config, name), Mapping):
+            found.append(f"{name}: {getattr(config, name)!r} instead of settings by name")
     size = config.cache_bytes
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         found.append(f"cache_bytes: {size!r} instead of a positive number of bytes")

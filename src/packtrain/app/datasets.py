@@ -60,6 +60,8 @@ class _Packs:
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
             self._built = self._source(plan, table, encoder, root), encoder
+        for name in ("schedule", "_stream"):  # of what was built before
+            self.__dict__.pop(name, None)
 
     @property
     def plan(self) -> PackPlan:
@@ -116,6 +118,8 @@ class MultiModalDataset(_Packs):
 
         if isinstance(key, tuple):
             return self.source[key]
+        if not -len(self) <= key < len(self):
+            raise IndexError(f"pack {key} of {len(self)}")
         number = key + len(self) if key < 0 else key
         return self.source[PackKey(epoch=0, pack=number)]
 
@@ -134,8 +138,10 @@ class MultiModalDataset(_Packs):
 class MultiModalIterableDataset(_Packs):
     """The same packs as a stream: this rank's, an epoch each time it is iterated. Data files go through a cache.
 
-    Plans with a packing_window need the files of two windows at a time, whatever the dataset's size. Under
-    transformers.Trainer use `loader`: an IterableDataset would be shared out among the ranks once more.
+    Plans with a packing_window need the files of two windows at a time, whatever the dataset's size; without one a pack
+    needs any files, and where `cache_bytes` does not hold them all they are fetched again and again. Under
+    transformers.Trainer use `loader`: an IterableDataset would be shared out among the ranks once more. In a DataLoader
+    with workers, `set_epoch` before each epoch: this object does not see what its copies there deliver.
     """
 
     def __init__(self, config: DatasetConfig) -> None:

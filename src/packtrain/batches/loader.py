@@ -113,7 +113,6 @@ class PackLoader(DataLoader):
             self.dataset.warm_up()  # seconds in every worker otherwise
         return _Delivery(self, super().__iter__(), progress)
 
-
     def _forks(self) -> bool:
         """Do workers begin with what this process has loaded?"""
         context = self.multiprocessing_context or multiprocessing
@@ -125,14 +124,30 @@ class _Delivery:
 
     def __init__(self, loader: PackLoader, batches: Iterator[Any], progress: Progress) -> None:
         self._loader, self._batches, self._progress = loader, batches, progress
+        self._broken = False
 
     def __iter__(self) -> _Delivery:
         return self
 
     def __next__(self) -> Any:
+        if self._broken:  # torch would go on behind the batch that failed, which then nobody gets
+            raise DataError(
+                f"loader of rank {self._loader.batch_sampler.rank}",
+                got="asked for more after an error",
+                expected="a new iteration; the batch that failed has not been handed out",
+                fix="give state_dict() to load_state_dict(), and iterate again",
+            )
+        self._broken = True  # until there is a batch, or the end
+        batch = self._next()
+        self._broken = False
+        self._progress.advance()
+        return batch
+
+    def _next(self) -> Any:
         try:
-            batch = next(self._batches)
+            return next(self._batches)
         except StopIteration:
+            self._broken = False
             self._loader._standing.end(self._progress)
             raise
         except PacktrainError as error:
@@ -144,8 +159,6 @@ class _Delivery:
             if not self._is_loss(error):
                 raise
             raise self._lost(error) from error
-        self._progress.advance()
-        return batch
 
     def _is_loss(self, error: Exception) -> bool:
         """Does this error say that a worker is gone, and not that one has raised it?"""

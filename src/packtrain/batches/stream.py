@@ -17,8 +17,10 @@ from packtrain.plans.schedule import Schedule
 class PackStream(IterableDataset[PackedRow]):
     """This rank's packs of one epoch after the other, in the order in which a PackLoader delivers them.
 
-    In a worker of a DataLoader it gives every n-th pack, and DataLoader puts them together in order again. Its state is
-    that of the process it is iterated in: with workers, take a PackLoader, which knows what was handed out.
+    In a worker of a DataLoader it gives every n-th pack, and with a batch_size of 1 DataLoader puts them together in
+    order again. Its state is that of the process it is iterated in: with workers this object stays where it was, and
+    needs `set_epoch` before each epoch (workers that persist go on by themselves, and do not hear of it). Better take a
+    PackLoader, which knows what was handed out.
     """
 
     def __init__(
