@@ -10,6 +10,7 @@ import pickle
 import shutil
 import sys
 import tarfile
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -464,3 +465,29 @@ def test_importing_datasets_loads_no_torch() -> None:
     code = "import sys, packtrain; packtrain.MultiModalDataset; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_media_whose_folder_is_gone_stop_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(picture(number))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record(n, f"{n}.png")) + "\n" for n in range(4)))
+    given = config(tmp_path / "data.jsonl", tmp_path / "cache", media_root=str(folder), epochs=1)
+    dataset = built(MultiModalDataset, given)
+    (folder / "1.png").unlink()
+    batches = list(dataset.loader())
+    assert sum(len(batch.info.failures) for batch in batches) == 1, "one file that is gone is left out"
+    again = built(MultiModalDataset, given)
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="pictures, is not there"):
+        list(again.loader())
+
+
+def test_a_stream_that_would_fetch_again_and_again_is_warned_of(shards: Path, cache: Path) -> None:
+    with pytest.warns(UserWarning, match="packing_window"):
+        built(MultiModalIterableDataset, config(shards, cache, cache_bytes=4096))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        built(MultiModalIterableDataset, config(shards, cache, cache_bytes=4096, packing_options={"packing_window": 6}))
+        built(MultiModalIterableDataset, config(shards, cache))

@@ -21,6 +21,7 @@ from packtrain.packs.source import PackSource
 from packtrain.packs.values import IGNORED, EncodedSample
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.schedule import Schedule
+from packtrain.records.media import MediaStore
 
 sys.path.append(str(Path(__file__).parents[1] / "plans"))  # plans made from arrays, as the tests of plans make them
 from lengths import made_plan
@@ -52,7 +53,7 @@ class Reader:
         yield Record(id=f"sample-{row}", origin=f"data.jsonl:{row + 1}", source="data", messages=())
 
     def store(self, source: int) -> Any:
-        return source
+        return MediaStore("/")
 
 
 class Encoder:

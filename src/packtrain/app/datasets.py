@@ -9,6 +9,7 @@ for batch in dataset.loader(num_workers=4):
 from __future__ import annotations
 
 import fcntl
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -195,7 +196,28 @@ class MultiModalIterableDataset(_Packs):
         files = CachedFiles(ShardCache(root / "shards", self.config.cache_bytes))
         reader = RecordReader(table.request(), rows, files)
         schedule = _schedule(self.config, plan)
+        _warn_of_thrashing(table, plan, self.config.cache_bytes)
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
+
+
+def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
+    """A plan without windows may need any file at any time: what does not fit the cache is fetched again and again."""
+    from packtrain.records.shards.address import is_remote
+
+    if plan.config.packing_window is not None or plan.config.packing_strategy.startswith("window_"):
+        return
+    states = table.summary["inputs"]["data"]
+    fetched = {
+        file: state for file, state in states.items() if is_remote(file) or file.endswith((".gz", ".tgz", ".zst"))
+    }
+    size = sum(state.get("size") or 0 for state in fetched.values())
+    if size > budget:
+        warnings.warn(
+            f"{len(fetched)} compressed or remote data files have {size:,} bytes, and the cache may hold {budget:,}. "
+            "Without a packing_window any of them may be needed at any time, so they will be fetched again and again: "
+            "set packing_options={'packing_window': N}, or raise cache_bytes.",
+            stacklevel=4,
+        )
 
 
 def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:

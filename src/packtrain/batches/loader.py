@@ -149,6 +149,8 @@ class _Delivery:
         except StopIteration:
             self._broken = False
             self._loader._standing.end(self._progress)
+            if self._loader._standing.over:
+                self._loader.dataset.close()
             raise
         except PacktrainError as error:
             said = _as_said(error)

@@ -7,6 +7,7 @@ arithmetic, resuming included, is exact. Epochs of the plan are shown by `PlanPr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ from packtrain.batches.loader import PackLoader
 from packtrain.batches.loss import token_loss
 from packtrain.batches.sampler import rank_and_world
 from packtrain.batches.values import BatchInfo
-from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.plans.schedule import LoaderState, Schedule
 
 _SAVED, _FAILURES = "packtrain", "packtrain.failures"  # under these names they stand in trainer_state.json
@@ -235,4 +236,8 @@ class JointDecision(TrainerCallback):
         state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._failures.finish()
+        """Runs too short for a decision are judged here, where raising would only lose what was trained."""
+        try:
+            self._failures.finish()
+        except DataError as error:
+            warnings.warn(str(error), stacklevel=2)

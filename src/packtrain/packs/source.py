@@ -6,6 +6,7 @@ in any process, in any order, on any rank.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -89,6 +90,7 @@ class PackSource:
             try:
                 samples.append(self._encoded(number, row, start, tokens))
             except RecordError as error:
+                self._require_root(row)
                 failures.append(_left_out(row, error))
             except Exception as error:
                 error.add_note(f"while sample {row.id} of pack {key.pack}, epoch {key.epoch}, was encoded")
@@ -124,6 +126,17 @@ class PackSource:
                     raise _unreadable(row, error) from error
                 self._sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+    def _require_root(self, row: Row) -> None:
+        """One file may be gone for good; a whole folder that is gone is a disk or a mount that comes back."""
+        root = self._reader.store(row.source).root
+        if not os.path.isdir(root):
+            raise DataError(
+                f"sample {row.id} ({row.origin})",
+                got=f"the folder of its media, {root}, is not there",
+                expected="the folder that was there when the data were measured",
+                fix="bring it back, or see whether the disk that holds it is mounted, then resume",
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """A plan in a folder travels as its path and is memory-mapped where it arrives."""
