@@ -7,6 +7,8 @@ EXTRAS := train,ray,remote,shards,bench,examples,dev
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
+# Tests run side by side already.
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: help install demo test test-full lint types unit oldest clean lock
 

@@ -91,9 +91,20 @@ def test_nothing_is_computed_for_nothing() -> None:
     assert _count_tower(model, batch) == 0
     model.model.visual.merger.requires_grad_(True)
     assert _count_tower(model, batch) == 1
+
+
+def test_a_sharded_tower_runs_equally_often_whatever_a_batch_holds() -> None:
+    """Images and videos are two runs of this tower, so one of them missing is a run missing."""
+    model = fresh_model("qwen3_vl").train()
+    add_empty_media_hook(model, contract("qwen3_vl"))
     next(model.model.visual.parameters()).ds_id = 0  # as a sharded parameter of DeepSpeed looks
-    with torch.no_grad():
-        assert _count_tower(model, batch) == 1
+    found = []
+    for members in ((), ((),), (("image",),), (("video",),), (("image",), ("video",))):
+        batch = packed("qwen3_vl", *(sample("qwen3_vl", *kinds, seed=at) for at, kinds in enumerate(members)))
+        found.append(_count_tower(model, batch))
+        with torch.no_grad():
+            found.append(_count_tower(model, batch))
+    assert found == [2] * 10
 
 
 def test_a_projector_that_is_trained_alone_takes_part() -> None:

@@ -28,3 +28,14 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     model = load_model("tiny:gemma3", cache_dir=tmp_path)
     with pytest.raises(ConfigError, match="bidirectional"):
         prepare_model(model, attention="varlen")
+
+
+def test_tokens_that_are_learned_are_refused(tmp_path: Path) -> None:
+    """They would stand in front of the first sample only, and with them positions no longer restart."""
+    peft = pytest.importorskip("peft")
+    model = load_model("tiny:llama", cache_dir=tmp_path)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(ConfigError, match="PromptTuningConfig"):
+        prepare_model(peft.get_peft_model(model, config))
+    lora = peft.LoraConfig(target_modules=["q_proj"], r=2)
+    assert prepare_model(peft.get_peft_model(load_model("tiny:llama", cache_dir=tmp_path), lora)) == "sdpa"

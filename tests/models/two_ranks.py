@@ -20,6 +20,8 @@ STEPS: tuple[tuple[Any, Any], ...] = (
     ((("image",), ()), ((), ())),  # rank 1 has text only
     ((("image",),), None),  # rank 1 has nothing at all
     (None, (("video",), ())),  # and the other way round
+    ((("image",), ("video",)), (("image",), ())),  # the tower runs twice on rank 0
+    ((("image",),), (("video",),)),  # once on each, for other media
 )
 COLLECTIVE_SECONDS = 20
 

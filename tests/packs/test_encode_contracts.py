@@ -44,6 +44,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "audio": ({"model_type": "qwen2_audio", "audio_config": {}}, "nothing is known about how its media"),
     "two stacks": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder beside its decoder"),
     "nanovlm": ({"model_type": "nanovlm"}, "not in transformers"),
+    "positions from a mask": ({"model_type": "opt"}, "does not look for samples"),
+    "no positions": ({"model_type": "bloom"}, "does not look for samples"),
 }
 
 

@@ -193,6 +193,17 @@ def test_a_video_that_changes_its_size(tmp_path: Path, monkeypatch: pytest.Monke
         decode_frames(MediaStore(str(tmp_path)), medium("v.mkv").ref, [0, 1, 2])
 
 
+def test_postscript_reaches_no_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow goes by what is in a file, not by its name."""
+    text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "i.png").write_text(text)
+    started: list[bool] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_: started.append(True))
+    with pytest.raises(RecordError, match="image cannot be decoded"):
+        decode_image(MediaStore(str(tmp_path)), medium("i.png").ref)
+    assert not started
+
+
 def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_image(tmp_path / "i.png", 60, 60)
     with pytest.raises(RecordError, match=r"image too large \(i\.png: 60x60, the limit is 3000 pixels"):
@@ -346,7 +357,7 @@ def test_a_second_attempt_is_judged_by_itself(name: str, reason: str, tmp_path: 
 
 
 def test_no_memory_is_no_fault_of_the_record(media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*args: Any) -> Any:
+    def none_left(*args: Any, **options: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(Image, "open", none_left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
+from packtrain.app.show_verify import show_verdict
 from packtrain.app.verify import verify
 from packtrain.models import tiny
 from packtrain.proofs import user_data
@@ -171,3 +174,16 @@ def test_a_verdict_needs_findings() -> None:
     assert [finding["difference"] for finding in json.loads(json.dumps(verdict.as_json()))["findings"]] == [
         *(1e-6, "inf", "nan"),
     ]
+
+
+def test_names_from_data_steer_no_terminal() -> None:
+    name = "one\x1b[2J\x1b]0;title\x07" + "x" * 1_000
+    finding = Finding(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")
+    verdict = Verdict(
+        model=name, backend="sdpa", device="cpu", dtype="float32", samples=(name,), tokens=9, findings=(finding,)
+    )
+    out = io.StringIO()
+    show_verdict(verdict, Console(file=out, width=160))
+    assert "one" in out.getvalue()
+    assert all(char.isprintable() or char == "\n" for char in out.getvalue())
+    assert len(out.getvalue()) < 4_000

@@ -16,6 +16,7 @@ from packtrain.core.errors import ConfigError, DataError
 from packtrain.families.contracts import BatchContract
 from packtrain.models import tiny
 from packtrain.packs.values import EncodedSample, PackedRow
+from packtrain.proofs.modes import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode
 from packtrain.proofs.passes import Collate
 from packtrain.proofs.run import verify_model
 from packtrain.proofs.values import Verdict
@@ -75,6 +76,23 @@ def test_the_model_is_left_as_it_was(llama: Any, subject: Any) -> None:
     assert [module.training for module in llama.modules()] == modes
     assert not llama.is_gradient_checkpointing
     assert all(weight.grad is None for weight in llama.parameters())
+
+
+@pytest.mark.parametrize("mode", [EVALUATION, TRAINING, CHECKPOINTING])
+def test_checkpointing_comes_back_as_it_was_set_up(mode: Mode, subject: Any) -> None:
+    """Reentrant, and on some layers only: neither is what turning it on again would give."""
+    model = tiny.build_model(subject("llama").folder)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.model.layers[0].gradient_checkpointing = False
+
+    def state() -> list[tuple[bool, Any]]:
+        found = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+        return [(module.gradient_checkpointing, module._gradient_checkpointing_func) for module in found]
+
+    before = state()
+    with in_mode(model, mode):
+        assert model.is_gradient_checkpointing == mode.checkpointing
+    assert state() == before
 
 
 # ---- broken collators

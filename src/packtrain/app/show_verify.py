@@ -7,11 +7,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.proofs.values import Verdict
+from packtrain.reports.numbers import shown
+
+_NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
 def show_verdict(verdict: Verdict, console: Console) -> None:
     """What was checked, how far apart packed and alone are, and how that was judged."""
-    about = ", ".join((verdict.model, verdict.backend, verdict.dtype, verdict.device))
+    model = shown(verdict.model, _WHERE)
+    about = ", ".join((model, verdict.backend, verdict.dtype, verdict.device))
     table = Table(title=escape(f"Packed against alone, largest differences: {about}"), title_justify="left")
     table.add_column("check", no_wrap=True)
     table.add_column("difference", justify="right")
@@ -24,10 +28,11 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
             _number(finding.difference),
             _number(finding.allowed),
             "pass" if finding.passed else "[bold red]FAIL[/]",
-            escape(finding.where),
+            escape(shown(finding.where, _WHERE)),
         )
     console.print(table)
-    console.print(f"one row of {verdict.tokens:,} tokens: {escape(', '.join(verdict.samples))}", soft_wrap=True)
+    samples = ", ".join(shown(sample, _NAME) for sample in verdict.samples)
+    console.print(f"one row of {verdict.tokens:,} tokens: {escape(samples)}", soft_wrap=True)
     console.print("How it was judged:")
     for line in verdict.judged:
         console.print(f"  {escape(line)}", soft_wrap=True)
@@ -35,7 +40,7 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
         console.print(f"[yellow]not checked:[/] {escape(line)}", soft_wrap=True)
     if verdict.passed:
         console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks")
-        console.print(f"next: packtrain measure DATA --model {escape(verdict.model)} --out costs", soft_wrap=True)
+        console.print(f"next: packtrain measure DATA --model {escape(model)} --out costs", soft_wrap=True)
         return
     console.print(
         f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks;"

@@ -72,6 +72,7 @@ CONTRACTS: Mapping[str, BatchContract] = {
     )
 }
 
+_UNSEEN = "it does not look for samples in a row (it makes its mask, or its positions, without position_ids)"
 _HYBRID = "its layers carry a state along the row, so a sample would see the ones before it"
 _REFUSED: Mapping[str, str] = {
     "paligemma": "it attends in both directions inside a prompt and needs an explicit 4-D mask for that",
@@ -85,6 +86,7 @@ _REFUSED: Mapping[str, str] = {
         ),
         _HYBRID,
     ),
+    **dict.fromkeys(("afmoe", "biogpt", "bloom", "cpmant", "mpt", "openai-gpt", "opt", "xglm"), _UNSEEN),
 }
 _ISOLATED_LAYERS = ("full_attention", "sliding_attention")
 _STATEFUL_LAYERS = ("linear", "conv", "mamba", "recurrent", "rnn", "ssm", "hybrid")  # parts of their names

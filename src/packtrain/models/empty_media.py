@@ -3,6 +3,10 @@
 A pack of text only (or an empty one) never calls the tower. Then DDP waits for gradients that do not come, and FSDP
 for shards that this rank does not ask for. A hook adds `0 * tower(small image)` to the embeddings of such a batch: the
 tower and its projector run and get gradients of zero, and no number changes.
+
+Models that take images and videos apart run their tower once for each. Where it is sharded, every rank has to run it as
+often as the others, so that a pack with images only is given a small image in place of the videos, and the other way
+round.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from torch import Tensor, nn
 from packtrain.families.contracts import BatchContract
 from packtrain.models.parts import ModelParts, model_parts
 
+_PIXELS = ("pixel_values", "pixel_values_videos")  # what a tower is run on, once for each
+
 
 class EmptyMediaHook:
     """The hooks on one model; `remove` takes them away again."""
@@ -23,8 +29,8 @@ class EmptyMediaHook:
     def __init__(self, parts: ModelParts, contract: BatchContract) -> None:
         assert parts.vision is not None
         self._parts, self._config = parts, parts.inner.config
-        self._media = tuple(contract.media)
-        self._has_media = False
+        self._pixels = tuple(name for name in _PIXELS if name in contract.media)
+        self._missing = 0
         self._handles = [
             parts.inner.register_forward_pre_hook(self._look, with_kwargs=True),
             parts.language.register_forward_pre_hook(self._add, with_kwargs=True),
@@ -36,24 +42,31 @@ class EmptyMediaHook:
         self._handles = []
 
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Remember, for the call of the language model that follows, whether this batch has pixels."""
-        self._has_media = any(kwargs.get(name) is not None for name in self._media)
+        """Remember, for the call of the language model that follows, which pixels this batch does not have."""
+        self._missing = sum(kwargs.get(name) is None for name in self._pixels)
 
     def _add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         embeds = kwargs.get("inputs_embeds")
-        if self._has_media or embeds is None or not self._wanted():
+        if not self._missing or embeds is None:
             return None
-        nothing = sum(feature.float().sum() for feature in self._features(embeds))
+        runs = self._runs()
+        if not runs:
+            return None
+        nothing = sum(feature.float().sum() for _ in range(runs) for feature in self._features(embeds))
         return args, {**kwargs, "inputs_embeds": embeds + (0.0 * nothing).to(embeds.dtype)}
 
-    def _wanted(self) -> bool:
-        """Shards are gathered by all ranks or none; what is whole on every rank matters for its gradients only."""
+    def _runs(self) -> int:
+        """How often the tower has still to run.
+
+        Shards are gathered by all ranks equally often. What is whole on every rank matters for its gradients only.
+        """
         vision = self._parts.vision
         assert vision is not None
         parameters = [*vision.parameters(), *self._parts.projector()]
-        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-            return True
-        return is_gathered(self._parts.inner, beside=self._parts.language, parameters=parameters)
+        if is_gathered(self._parts.inner, beside=self._parts.language, parameters=parameters):
+            return self._missing
+        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+        return int(trains and self._missing == len(self._pixels))
 
     def _features(self, embeds: Tensor) -> Iterator[Tensor]:
         """Everything the model makes of a small image: what replaces tokens, and what is added in deeper layers."""

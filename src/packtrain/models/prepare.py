@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from packtrain.core.errors import ConfigError
 from packtrain.families.contracts import contract_for
 from packtrain.models.attention import set_attention
 from packtrain.models.empty_media import add_empty_media_hook
@@ -24,6 +25,14 @@ def prepare_model(
     Models on which packing is known to be wrong are refused with the reason. `device` and `dtype` say where it will be
     trained, if not where its weights are now.
     """
+    adapter = getattr(model, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        raise ConfigError(
+            "adapter",
+            got=f"{type(adapter).__name__}: learned tokens stand in front of a row, and positions are thrown away",
+            expected="an adapter that leaves the inputs of the model alone",
+            fix="use LoRA, or another adapter of the model's weights",
+        )
     contract = contract_for(model.config.to_dict())
     used = set_attention(model, attention, contract, device=device, dtype=dtype)
     add_empty_media_hook(model, contract)

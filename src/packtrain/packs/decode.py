@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaRef
+from packtrain.records.image_header import IMAGE_FORMATS
 from packtrain.records.media import MediaStore
 from packtrain.records.video_header import FORMATS
 
@@ -53,7 +54,8 @@ class Decoded:
 def decode_image(store: MediaStore, ref: MediaRef) -> Image.Image:
     """One image, EXIF orientation applied, in RGB, transparency on white."""
     with _faults("image cannot be decoded", ref), store.open(ref) as stream:
-        image: Image.Image = Image.open(stream)
+        # Pillow knows more: it would hand PostScript, whatever the file is called, to an interpreter.
+        image: Image.Image = Image.open(stream, formats=IMAGE_FORMATS)
         if image.width * image.height > store.max_image_pixels:
             size = f"{image.width}x{image.height}"
             raise RecordError("decode", "image too large", f"{size}, the limit is {store.max_image_pixels} pixels")

@@ -37,23 +37,36 @@ def supports_checkpointing(model: Any) -> bool:
 def in_mode(model: Any, mode: Mode) -> Iterator[None]:
     """The model in one state, without dropout."""
     was = {module: module.training for module in model.modules()}
-    had = bool(getattr(model, "is_gradient_checkpointing", False))
-    with without_dropout(model):
+    with without_dropout(model), _checkpointing(model, mode.checkpointing):
         try:
-            _checkpoint(model, mode.checkpointing, had)
             model.train(mode.training)
             yield
         finally:
-            _checkpoint(model, had, mode.checkpointing)
             for module, training in was.items():
                 module.training = training
 
 
-def _checkpoint(model: Any, wanted: bool, present: bool) -> None:
-    if wanted and not present:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif present and not wanted:
-        model.gradient_checkpointing_disable()
+@contextmanager
+def _checkpointing(model: Any, wanted: bool) -> Iterator[None]:
+    """With or without checkpointing; one that the model came with is used, and comes back, as it was set up."""
+    names = ("gradient_checkpointing", "_gradient_checkpointing_func")
+    layers = [m for m in model.modules() if "gradient_checkpointing" in vars(m) or hasattr(type(m), names[0])]
+    kept = [(layer, {name: vars(layer)[name] for name in names if name in vars(layer)}) for layer in layers]
+    present = any(layer.gradient_checkpointing for layer in layers)
+    try:
+        if wanted and not present:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif not wanted:
+            for layer in layers:
+                layer.gradient_checkpointing = False
+        yield
+    finally:
+        if wanted and not present:
+            model.gradient_checkpointing_disable()
+        for layer, values in kept:
+            for name in names:
+                vars(layer).pop(name, None)
+            vars(layer).update(values)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ _OPENERS: Mapping[str, str] = {
     "BMP": "PIL.BmpImagePlugin:BmpImageFile",
     "TIFF": "PIL.TiffImagePlugin:TiffImageFile",
 }
+IMAGE_FORMATS = tuple(_OPENERS)
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _TIFF_WIDTHS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}  # bytes of a value by its type, else 1
 _warnings_lock = threading.Lock()
