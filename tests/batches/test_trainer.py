@@ -233,3 +233,8 @@ def test_a_loader_that_draws_from_the_global_generator_changes_dropout(tmp_path:
     drawn = [train(span, False) for span in ("epoch", "run")]
     assert drawn[0].trained == drawn[1].trained
     assert not same(weights(drawn[0]), weights(drawn[1]))
+
+
+def test_an_ordinary_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)train_dataset.*list.*MultiModalDataset"):
+        PackTrainer(model=Model(), args=arguments(tmp_path, max_steps=1), train_dataset=[1, 2])

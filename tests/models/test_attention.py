@@ -255,6 +255,7 @@ def test_auto_takes_the_fastest_that_is_there(monkeypatch: pytest.MonkeyPatch) -
 
     model, half = fresh_model("qwen3_vl"), torch.bfloat16
     own = contract("qwen3_vl")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for number in "23":
         monkeypatch.setattr(transformers.utils, f"is_flash_attn_{number}_available", lambda: False)
     assert choose_backend(model, own) == "sdpa"
@@ -272,6 +273,14 @@ def test_auto_takes_the_fastest_that_is_there(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(transformers.utils, f"is_flash_attn_{number}_available", lambda: False)
     assert choose_backend(model, own, device=CUDA, dtype=half) == "sdpa"
     assert set_attention(model, "auto", own) == "sdpa"
+
+
+def test_a_gpu_too_old_for_the_kernel_is_noticed_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, own, half = fresh_model("qwen3"), contract("qwen3"), torch.float16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert choose_backend(model, own, device=CUDA, dtype=half) == "sdpa"
+    with pytest.raises(ConfigError, match=r"8\.0, and this has 7\.5"):
+        set_attention(model, "varlen", own, device=CUDA, dtype=half)
 
 
 @pytest.mark.parametrize(

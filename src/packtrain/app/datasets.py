@@ -60,6 +60,7 @@ class _Packs:
             table = _measured(self.config, root, progress)
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
+            _require_rotary_lengths(plan, encoder.contract.longest_together)
             self._built = self._source(plan, table, encoder, root), encoder
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
@@ -198,6 +199,20 @@ class MultiModalIterableDataset(_Packs):
         schedule = _schedule(self.config, plan)
         _warn_of_thrashing(table, plan, self.config.cache_bytes)
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
+
+
+def _require_rotary_lengths(plan: PackPlan, limit: int | None) -> None:
+    """Refuse packs in which one long sample would change the positions of the others, before training finds one."""
+    from packtrain.batches.join import too_long_together
+
+    for epoch in range(plan.num_epochs if limit is not None else 0):
+        packs = plan.epoch(epoch)
+        mixed = (packs.load("longest") > limit) & (packs.load("samples") > 1)
+        if mixed.any():
+            found = (
+                f"{int(mixed.sum())} packs of epoch {epoch} with a sample of up to {packs.load('longest').max()} tokens"
+            )
+            raise too_long_together(f"{found} beside others", int(limit or 0))
 
 
 def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:

@@ -28,6 +28,19 @@ def checked(samples: Sequence[EncodedSample], contract: BatchContract) -> None:
         assert int(sample.labels[0]) == IGNORED, f"{sample.id}: its first token is predicted from its neighbour"
         unknown = set(sample.media) - set(contract.media)
         assert not unknown, f"{sample.id}: {sorted(unknown)} are no media of {contract.model_type}"
+    limit = contract.longest_together
+    if limit is not None and len(samples) > 1 and (longest := max(samples, key=len)) and len(longest) > limit:
+        raise too_long_together(f"sample {longest.id} of {len(longest)} tokens beside others", limit)
+
+
+def too_long_together(found: str, limit: int) -> DataError:
+    """The error for a model whose rotary frequencies, for the whole row, follow the longest sample in it."""
+    return DataError(
+        "rotary positions",
+        got=found,
+        expected=f"at most {limit} tokens: beyond them this model turns all samples of the row by other frequencies",
+        fix=f"pack with packing_length {limit} or less, or train with packing: false and one sample a batch",
+    )
 
 
 def too_long(rows: Sequence[PackedRow], samples: Sequence[EncodedSample], tokens: int, capacity: int) -> DataError:

@@ -131,6 +131,13 @@ class PackedTraining:
 
     def __init__(self, *args: Any, failures: FailureWatch | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        if not hasattr(self.train_dataset, "schedule"):
+            raise ConfigError(
+                "train_dataset",
+                got=type(self.train_dataset).__name__,
+                expected="a dataset of packs",
+                fix="give a MultiModalDataset or a MultiModalIterableDataset that is built",
+            )
         if self.data_collator in (default_data_collator, None) or isinstance(
             self.data_collator, DataCollatorWithPadding
         ):

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from packtrain.app.demo_data import write_dataset
-from packtrain.core.places import cache_dir
 from packtrain.bench.memory import peak_pss
+from packtrain.core.places import cache_dir
 from packtrain.core.seeds import stream
 from packtrain.costs.columns import Rows
 from packtrain.costs.measurer import FamilyRule, Measurer

@@ -181,8 +181,8 @@ def _inspect_batch(
 ) -> None:
     from packtrain.app.inspect import open_plan
     from packtrain.app.inspect_batch import inspect_batch
-    from packtrain.core.places import cache_dir
     from packtrain.app.show_batch import batch_json, show_batch
+    from packtrain.core.places import cache_dir
 
     found, table = open_plan(plan, costs)
     with interruptible("nothing was changed"):

@@ -7,7 +7,7 @@ inside a packed row, or where nothing is known about how its media are joined.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError
@@ -29,6 +29,8 @@ class BatchContract:
     token_types: str | None = None  # the argument that takes kinds of tokens, where the model needs one
     per_sample_images: str | None = None  # the argument that takes the number of images of each sample
     refused_backends: Mapping[str, str] = field(default_factory=dict)  # backend -> why
+    # Tokens beyond which a sample must be alone in its row: the model then chooses other rotary frequencies for all.
+    longest_together: int | None = None
 
 
 _QWEN: Mapping[str, Join] = {
@@ -37,6 +39,7 @@ _QWEN: Mapping[str, Join] = {
     "pixel_values_videos": "rows",
     "video_grid_thw": "rows",
 }
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
 _NO_FLASH = "it cannot express the bidirectional attention inside images"
 
 CONTRACTS: Mapping[str, BatchContract] = {
@@ -122,12 +125,29 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     if reason is not None:
         raise _refusal(where, model_type, reason)
     if model_type in CONTRACTS:
-        return CONTRACTS[model_type]
+        return replace(CONTRACTS[model_type], longest_together=_longest_together(config))
     if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
         raise _refusal(where, model_type, "nothing is known about how its media are joined")
     if config.get("is_encoder_decoder"):
         raise _refusal(where, model_type, "it has an encoder beside its decoder")
-    return BatchContract(model_type=model_type)
+    return BatchContract(model_type=model_type, longest_together=_longest_together(config))
+
+
+def _longest_together(config: Mapping[str, Any]) -> int | None:
+    """The length from which rotary frequencies follow the longest sample of a row; None where they never do."""
+    inner = config.get("text_config")
+    found = []
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        rope = part.get("rope_parameters") or part.get("rope_scaling")
+        if not isinstance(rope, Mapping):
+            continue
+        nested = [value for value in rope.values() if isinstance(value, Mapping)]  # one for each type of layer
+        for one in nested or [rope]:
+            if str(one.get("rope_type") or one.get("type")) in _ROPE_BY_LENGTH:
+                key = "original_max_position_embeddings"
+                lengths = (one.get(key), part.get(key), part.get("max_position_embeddings"))
+                found += [length for length in lengths if isinstance(length, int)][:1]
+    return min(found, default=None)
 
 
 def _layer_reason(config: Mapping[str, Any]) -> str | None:

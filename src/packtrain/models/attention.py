@@ -23,6 +23,7 @@ from packtrain.models.parts import ModelParts, model_parts
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa")
 VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run
+_AMPERE = (8, 0)
 _FLASH = ("flash_attention_3", "flash_attention_2")
 _BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
@@ -93,6 +94,8 @@ def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.
     config = _text_config(model)
     if backend in ("varlen", "sdpa") and getattr(config, "attn_logit_softcapping", None) is not None:
         return "the model caps its attention scores, which this backend cannot express"
+    if backend == "varlen" and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _AMPERE:
+        return f"its kernel needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, and this has {found[0]}.{found[1]}"
     dropout = getattr(config, "attention_dropout", None)
     if backend == "varlen" and dropout:
         return f"its kernel has no dropout, and attention_dropout is {dropout}; set it to 0"
