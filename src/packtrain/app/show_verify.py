@@ -44,7 +44,8 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
         return
     console.print(
         f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks;"
-        " packed training with this model and backend would be wrong"
+        " packed training with this model and backend would be wrong",
+        soft_wrap=True,
     )
     other = "another version of transformers" if verdict.backend == "sdpa" else "--backend sdpa"
     console.print(f"next: try {other}, and report this table with the versions in use", soft_wrap=True)
