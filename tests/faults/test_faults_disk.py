@@ -55,7 +55,8 @@ def test_a_cache_that_cannot_be_written_changes_nothing(make_run: MakeRun, tmp_p
     found = problems(run.ledgers(), whole.ledgers()[0], data.PACKS_PER_STEP)
     assert found == [], found
     assert list((tmp_path / "other cache" / "shards").glob("*.ready")) == [], "the disk was not full"
-    assert list((tmp_path / "cache" / "shards").glob("*.ready")) != [], "the cache is not used at all"
+    if kind == "map":  # a stream empties its cache at the end
+        assert list((tmp_path / "cache" / "shards").glob("*.ready")) != [], "the cache is not used at all"
 
 
 # ---- sources that are far away

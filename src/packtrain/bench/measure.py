@@ -125,7 +125,7 @@ def _rate(records: int, work: Callable[[], Any], *, seconds: float) -> float:
 def _measure(request: Request, measurer: Measurer) -> list[int]:
     rows = Rows()
     for unit in iter_units(request.specs):
-        for result in measurer.measure(read_unit(request.specs, unit), unit.source):
+        for result in measurer.measure(rows.passing(read_unit(request.specs, unit)), unit.source):
             rows.add(result)
     return rows.costs["tokens"]  # type: ignore[return-value]
 
