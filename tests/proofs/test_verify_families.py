@@ -17,12 +17,13 @@ from packtrain.proofs.run import verify_model
 from packtrain.proofs.shapes import shaped_folder
 from packtrain.proofs.values import Verdict
 
-pytestmark = pytest.mark.contract
-
 PROVED = tuple(family for family in tiny.TINY_FAMILIES if family != "nanovlm")
 QUICK = ("llama", "qwen3", "gemma3_text", "qwen3_vl")
 VIDEO_TOO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava_onevision", "internvl")
 NO_MEDIA = ("qwen2", "qwen3", "gemma3_text", "llama", "mistral", "smollm3")
+
+
+WIDE = ("qwen3_vl", "smolvlm", "internvl", "gemma3")  # also built with heads of a size that GPU kernels take
 
 
 def families(*quick: str) -> list[Any]:
@@ -50,6 +51,7 @@ def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folde
     )
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("family", families(*QUICK))
 def test_sdpa(subject: Callable[[str], Any], family: str) -> None:
     verdict = prove(subject(family), "sdpa")
@@ -86,7 +88,7 @@ def test_half_precision(subject: Callable[[str], Any], family: str) -> None:
     assert all(finding.difference == 0 for finding in exact), "a neighbour moves nothing, bit for bit"
 
 
-@pytest.mark.parametrize("family", families("llama"))
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in WIDE)])
 def test_small_shapes(subject: Callable[[str], Any], family: str) -> None:
     """Wider models of every family can be built, have heads that kernels take, and are proved, too."""
     found = subject(family)
