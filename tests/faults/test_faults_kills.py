@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,24 +104,36 @@ def test_kills_while_data_are_measured_and_packed(make_run: MakeRun, shards: Pat
     """At any moment of the preparation: the next start ends with the same files as one that nobody disturbed."""
     undisturbed = make_run("stream", own_cache=tmp_path / "undisturbed")
     undisturbed.finish()
-    run = make_run("stream", own_cache=tmp_path / "cache")
-    draw = random.Random(SEED)
+    run, draw = make_run("stream", own_cache=tmp_path / "cache"), random.Random(SEED)
     print(f"seed {SEED}")
-    kills = 0
-    for number in range(14):
-        group = run.start(2, parks=[(0, "built")])
-        parked = run.folder / f"parked-{group.attempt}-0"
-        end = time.monotonic() + 0.1 * number * draw.uniform(0.5, 1.0)
-        while time.monotonic() < end and not parked.exists():
-            time.sleep(0.002)
-        kills += not parked.exists()
-        group.kill()
-    assert kills > 5, "the kills came too late"
+    kills, seconds = 0, prepare_for(run, 90)
+    assert seconds is not None
+    shutil.rmtree(tmp_path / "cache")
+    for _ in range(30):
+        if prepare_for(run, seconds * draw.uniform(0.3, 1.0)) is None:
+            kills += 1
+        else:  # all was ready already: begin again, so that the next kill finds something to interrupt
+            shutil.rmtree(tmp_path / "cache")
+        if kills == 8:
+            break
+    assert kills == 8, "the kills came too late"
     run.finish(2)
     assert kept_names(tmp_path / "cache") == kept_names(tmp_path / "undisturbed")
     assert {line.content for line in run.ledgers()[-1].lines if line.ids} == {
         line.content for line in undisturbed.ledgers()[0].lines
     }
+
+
+def prepare_for(run: Run, limit: float) -> float | None:
+    """Start and kill after so many seconds, or once all is prepared: then the seconds that took."""
+    start = time.monotonic()
+    group = run.start(2, parks=[(0, "built")])
+    parked = run.folder / f"parked-{group.attempt}-0"
+    while time.monotonic() < start + limit and not parked.exists():
+        time.sleep(0.002)
+    seconds = time.monotonic() - start if parked.exists() else None
+    group.kill()
+    return seconds
 
 
 def kept_names(cache: Path) -> list[str]:
