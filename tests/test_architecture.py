@@ -15,7 +15,7 @@ SRC = Path(packtrain.__file__).parent
 # Data flows down this list; a package may import itself and what stands before it.
 ORDER = (
     *("core", "records", "families", "costs", "estimates", "plans", "advice", "reports"),
-    *("packs", "batches", "models", "proofs", "app", "bench", "cli"),
+    *("packs", "batches", "models", "proofs", "training", "app", "bench", "cli"),
 )
 LIGHT = ("core", "records", "families", "costs", "estimates", "plans", "advice", "reports")
 HEAVY = {"torch", "torchvision", "transformers", "accelerate", "peft"}

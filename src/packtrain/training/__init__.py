@@ -1,0 +1,1 @@
+"""Batches -> optimizer steps: the trainer, its checkpoints, metrics and early warnings."""
