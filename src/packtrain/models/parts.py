@@ -29,21 +29,24 @@ class ModelParts:
 
 def model_parts(model: Any) -> ModelParts:
     """The parts of a model, also of one inside DDP, a compiled one, or one with adapters."""
-    inner = _unwrapped(model)
+    inner = transformers_model(model)
     inner = getattr(inner, getattr(inner, "base_model_prefix", "") or "model", inner)
     language = next((part for name in _LANGUAGE if (part := getattr(inner, name, None)) is not None), inner)
     vision = next((part for name in _VISION if (part := getattr(inner, name, None)) is not None), None)
     return ModelParts(inner=inner, language=language, vision=vision)
 
 
-def _unwrapped(model: Any) -> Any:
+def transformers_model(model: Any) -> Any:
     """The transformers model inside wrappers."""
     from transformers import PreTrainedModel
 
     found = model
     while not isinstance(found, PreTrainedModel):
-        within = [getattr(found, name, None) for name in ("module", "_orig_mod", "base_model", "model")]
-        inside = next((part for part in within if part is not None and part is not found), None)
+        # Modules they hold themselves: adapters hand other names on to the model inside.
+        held = getattr(found, "_modules", {})
+        inside = next(
+            (held[name] for name in ("module", "_orig_mod", "base_model", "model") if held.get(name) is not None), None
+        )
         if inside is None:
             return model
         found = inside
