@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.data import get_worker_info
 
 from packtrain.core.errors import DataError
 from packtrain.families.contracts import BatchContract
@@ -70,20 +72,39 @@ def join_media(
         present = [part for part in parts if part is not None]
         if not present:
             continue
+        dim = 0
         if how == "rows":
-            tensor = torch.cat(_alike(name, samples, present))
+            present = list(_alike(name, samples, present))
         elif how == "tiles":
-            tensor = torch.cat([_grown(part, _largest(present, (1,))) for part in present])
+            present = [_grown(part, _largest(present, (1,))) for part in present]
         elif per_row:
-            tensor = torch.cat(_rows_of_images(parts, present))
+            present = _rows_of_images(parts, present)
         else:
-            sides = range(2, present[0].ndim)
-            tensor = torch.cat([_grown(part, _largest(present, sides)) for part in present], dim=1)
-        casts = dtype is not None and name in _PIXELS
-        joined[name] = tensor.to(dtype) if casts else tensor
+            dim, sides = 1, range(2, present[0].ndim)
+            present = [_grown(part, _largest(present, sides)) for part in present]
+        joined[name] = _joined(present, dim, dtype if name in _PIXELS else None)
     if contract.per_sample_images is not None and "pixel_values" in joined:
         joined[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
     return joined
+
+
+def _joined(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:
+    """All parts in one tensor, each copied once, into the wanted precision and to where the batch will be read."""
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    room, at = _room(shape, dtype or parts[0].dtype), 0
+    for part in parts:
+        room.narrow(dim, at, part.shape[dim]).copy_(part)
+        at += part.shape[dim]
+    return room
+
+
+def _room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for a tensor; of a worker, memory that it shares, so that handing it over does not copy it again."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))
 
 
 def _alike(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor]) -> Sequence[Tensor]:
