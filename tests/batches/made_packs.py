@@ -13,6 +13,7 @@ import torch
 
 from packtrain.batches.collate import PackCollator
 from packtrain.batches.loader import PackLoader
+from packtrain.batches.padded import PaddedCollator
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.families.contracts import BatchContract
@@ -102,6 +103,7 @@ def source_of(
 
 
 COLLATOR = PackCollator(BatchContract(model_type="llama"), pad_id=0)
+PADDED = PaddedCollator(BatchContract(model_type="llama"), pad_id=0)
 
 
 def loader_of(
@@ -114,7 +116,8 @@ def loader_of(
     **options: Any,
 ) -> PackLoader:
     schedule = Schedule(plan, packs_per_step=packs_per_step, seed=seed)
-    return PackLoader(source_of(plan, log, wrong), schedule, COLLATOR, **options)
+    collator = COLLATOR if options.get("rows_per_batch", 1) == 1 else PADDED
+    return PackLoader(source_of(plan, log, wrong), schedule, collator, **options)
 
 
 def reads(log: Path) -> list[int]:

@@ -284,7 +284,9 @@ def test_the_batch_knows_what_it_holds() -> None:
         rows=(4, 2),
         lengths=(4, 2),
         tokens=6,
+        squared_tokens=20,
         supervised_tokens=3,
+        loss_total=3.0,
         failures=(lost,),
     )
     assert batch.info.samples == 2

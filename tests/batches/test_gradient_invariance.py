@@ -27,7 +27,7 @@ from packtrain.families.contracts import contract_for
 from packtrain.models.attention import set_attention
 from packtrain.models.empty_media import add_empty_media_hook
 from packtrain.models.load import load_model
-from packtrain.packs.values import IGNORED, PackKey
+from packtrain.packs.values import IGNORED
 from packtrain.plans.schedule import Schedule
 
 pytestmark = pytest.mark.contract
@@ -75,13 +75,12 @@ def padded_dataset(folder: Path, family: str) -> MultiModalDataset:
 
 def padded_batches(folder: Path, family: str, accumulation: int, rank: int, world: int) -> Iterator[Batch]:
     """Rows of one sample each, as many of them in a batch as the number of batches asks for."""
-    dataset = padded_dataset(folder, family)
-    collate, numbers = dataset.get_collator(), dataset.schedule.step(0, 0)
-    for micro_step in range(accumulation):
-        mine = numbers[micro_step * world + rank :: accumulation * world]
-        assert len(mine) > 1, "several rows, so that there is padding"
-        last = micro_step == accumulation - 1
-        yield collate([dataset[PackKey(0, int(pack), 0, micro_step, last)] for pack in mine])
+    rows = SAMPLES // (accumulation * world)
+    assert rows > 1, "several rows, so that there is padding"
+    batches = list(padded_dataset(folder, family).loader(rows_per_batch=rows, rank=rank, world=world))
+    assert len(batches) == accumulation
+    assert sum(batch.info.samples for batch in batches) == SAMPLES // world
+    yield from batches
 
 
 def packed_config(folder: Path, family: str, packs: int) -> DatasetConfig:

@@ -226,15 +226,17 @@ def test_going_on_reads_nothing_that_is_done(tmp_path: Path, workers: int) -> No
 @given(
     packs=st.integers(1, 40),
     size=st.integers(1, 12),
-    worlds=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    worlds=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=2, max_size=4),
     data=st.data(),
 )
-def test_each_pack_once_on_any_number_of_ranks(packs: int, size: int, worlds: list[int], data: st.DataObject) -> None:
+def test_each_pack_once_on_any_number_of_ranks_and_rows(
+    packs: int, size: int, worlds: list[tuple[int, int]], data: st.DataObject
+) -> None:
     plan = plan_of(packs)
     schedule = Schedule(plan, packs_per_step=size)
     epoch, next_pack, trained = 0, 0, Counter[int]()
-    for number, world in enumerate(worlds):
-        samplers = [PackSampler(schedule, rank, world) for rank in range(world)]
+    for number, (world, rows) in enumerate(worlds):
+        samplers = [PackSampler(schedule, rank, world, rows_per_batch=rows) for rank in range(world)]
         for sampler in samplers:
             sampler.seek(epoch, next_pack)
         turns = list(zip(*(sampler.turns() for sampler in samplers), strict=True))
@@ -242,7 +244,10 @@ def test_each_pack_once_on_any_number_of_ranks(packs: int, size: int, worlds: li
         for ranks in turns[:stop]:
             assert len({turn.next_pack for turn in ranks}) == 1, "the state is the same on every rank"
             next_pack = ranks[0].next_pack
-            trained.update(turn.key.pack for turn in ranks if turn.key.pack != EMPTY_PACK)
+            keys = [key for turn in ranks for key in turn.keys]
+            assert len(keys) == world * rows
+            assert len({key[2:] for key in keys}) == 1, "step, micro-step and the end of the step, too"
+            trained.update(key.pack for key in keys if key.pack != EMPTY_PACK)
     assert trained == Counter(range(packs))
 
 

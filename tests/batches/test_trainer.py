@@ -180,7 +180,7 @@ def test_trainer_takes_all_epochs_to_be_as_long_as_the_first(tmp_path: Path, mon
     data = Packs(plan_of(*epochs))
     options = {**trainer_arguments(data.schedule), "max_steps": -1, "save_strategy": "no"}
     with monkeypatch.context() as patch:
-        patch.setattr("packtrain.batches.trainer.check_arguments", lambda *_: None)
+        patch.setattr("packtrain.batches.trainer.check_arguments", lambda *_, **__: None)
         losing = Epochs(
             model=Model(),
             args=arguments(tmp_path / "a", **options),
@@ -197,7 +197,7 @@ def test_trainer_takes_all_epochs_to_be_as_long_as_the_first(tmp_path: Path, mon
 def test_skipping_no_data_on_resume_trains_packs_twice_and_others_never(
     whole: tuple[Path, PackTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packtrain.batches.trainer.check_arguments", lambda *_: None)
+    monkeypatch.setattr("packtrain.batches.trainer.check_arguments", lambda *_, **__: None)
     folder, before = whole
     again = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, ignore_data_skip=True)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-3"))

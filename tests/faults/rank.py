@@ -242,7 +242,7 @@ def _drop_last(loader: Any) -> None:
 
     def change(turns: list[Turn]) -> list[Turn]:
         last = turns[-2]._replace(next_pack=turns[-1].next_pack)
-        return [*turns[:-2], last._replace(key=last.key._replace(last=True))]
+        return [*turns[:-2], last._replace(keys=tuple(key._replace(last=True) for key in last.keys))]
 
     _broken_turns(loader, change)
 
@@ -256,10 +256,10 @@ def _swap(loader: Any) -> None:
     """Two packs of one step change places."""
 
     def change(turns: list[Turn]) -> list[Turn]:
-        first, second = turns[0].key, turns[1].key
+        (first,), (second,) = turns[0].keys, turns[1].keys
         return [
-            turns[0]._replace(key=first._replace(pack=second.pack)),
-            turns[1]._replace(key=second._replace(pack=first.pack)),
+            turns[0]._replace(keys=(first._replace(pack=second.pack),)),
+            turns[1]._replace(keys=(second._replace(pack=first.pack),)),
             *turns[2:],
         ]
 

@@ -20,7 +20,7 @@ from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.schedule import EMPTY, LoaderState, Schedule, arrange
 
-BALANCES: tuple[Any, ...] = ("sorted", "strict", "random")
+BALANCES: tuple[Any, ...] = ("sorted", "strict", "random", "length")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> PackPlan:
     return build_plan(table, PackingConfig(packing_length=20_000, packing_window=300), WORK)
 
 
+ROWS = st.integers(1, 5)  # of a batch
 plans = st.builds(
     lambda tokens, windows: made_plan([{"tokens": tokens, "window": np.sort(windows[: len(tokens)])}]),
     st.lists(st.integers(1, 50), min_size=1, max_size=60),
@@ -61,14 +62,16 @@ def test_steps_partition_the_epoch(plan: PackPlan, size: int, seed: int, balance
 
 
 @settings(max_examples=60, deadline=None)
-@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 50), balance=st.sampled_from(BALANCES))
+@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 50), rows=ROWS, balance=st.sampled_from(BALANCES))
 def test_micro_steps_hold_each_pack_once_whatever_the_world(
-    plan: PackPlan, size: int, world: int, balance: Any
+    plan: PackPlan, size: int, world: int, rows: int, balance: Any
 ) -> None:
     schedule = Schedule(plan, packs_per_step=size, balance=balance)
     for number in range(schedule.num_steps(0)):
-        found = schedule.micro_steps(0, number, world)
-        assert found.shape == (-(-size // world), world), "accumulation is the same in every step"
+        found = schedule.micro_steps(0, number, world, rows_per_batch=rows)
+        together = world * rows
+        assert found.shape == (-(-size // together), together), "accumulation is the same in every step"
+        assert len(found) == schedule.accumulation(world, rows)
         found[1::2] = found[1::2, ::-1].copy()  # every other micro-step runs the other way
         flat = found.ravel()
         packs = len(schedule.step(0, number))
@@ -78,17 +81,17 @@ def test_micro_steps_hold_each_pack_once_whatever_the_world(
 
 
 @settings(max_examples=80, deadline=None)
-@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 12), balance=st.sampled_from(BALANCES))
+@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 12), rows=ROWS, balance=st.sampled_from(BALANCES))
 def test_a_step_goes_on_with_the_micro_steps_it_would_have_had(
-    plan: PackPlan, size: int, world: int, balance: Any
+    plan: PackPlan, size: int, world: int, rows: int, balance: Any
 ) -> None:
     schedule = Schedule(plan, packs_per_step=size, balance=balance)
     for number in range(schedule.num_steps(0)):
-        whole = schedule.micro_steps(0, number, world)
+        whole = schedule.micro_steps(0, number, world, rows_per_batch=rows)
         for micro_step in range(len(whole) + 1):
             before = whole[:micro_step][whole[:micro_step] != EMPTY]
             assert set(before) == set(schedule.step(0, number)[: len(before)]), "what is done is a prefix of the step"
-            rest = schedule.micro_steps(0, number, world, done=len(before))
+            rest = schedule.micro_steps(0, number, world, done=len(before), rows_per_batch=rows)
             if len(before):
                 assert rest.tolist() == whole[micro_step:].tolist()
             else:
@@ -99,23 +102,23 @@ def test_a_step_goes_on_with_the_micro_steps_it_would_have_had(
 @given(
     packs=st.integers(1, 60),
     size=st.integers(1, 40),
-    worlds=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    worlds=st.lists(st.tuples(st.integers(1, 12), ROWS), min_size=1, max_size=4),
     data=st.data(),
 )
 def test_each_pack_is_trained_once_however_often_the_world_changes(
-    packs: int, size: int, worlds: list[int], data: st.DataObject
+    packs: int, size: int, worlds: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     schedule = Schedule(made_plan([{"tokens": range(1, packs + 1)}]), packs_per_step=size)
     for number in range(schedule.num_steps(0)):
         trained: list[int] = []
-        for world in worlds:  # each of them saves after some micro-step
-            rest = schedule.micro_steps(0, number, world, done=len(trained))
+        for world, rows in worlds:  # each of them saves after some micro-step
+            rest = schedule.micro_steps(0, number, world, done=len(trained), rows_per_batch=rows)
             left = len(schedule.step(0, number)) - len(trained)
-            assert len(rest) == (-(-left // world) if trained else schedule.accumulation(world))
+            assert len(rest) == (-(-left // (world * rows)) if trained else schedule.accumulation(world, rows))
             taken = rest[: data.draw(st.integers(0, len(rest)))]
             trained += taken[taken != EMPTY].tolist()
             assert set(trained) == set(schedule.step(0, number)[: len(trained)])
-        last = schedule.micro_steps(0, number, worlds[-1], done=len(trained))
+        last = schedule.micro_steps(0, number, worlds[-1][0], done=len(trained), rows_per_batch=worlds[-1][1])
         trained += last[last != EMPTY].tolist()
         assert sorted(trained) == sorted(schedule.step(0, number).tolist())
 
@@ -157,13 +160,14 @@ def test_default_steps_hold_the_same_packs_as_random_ones(plan: PackPlan) -> Non
             assert set(in_order.step(epoch, number).tolist()) == set(random.step(epoch, number).tolist())
 
 
-def test_strict_steps_hold_similar_packs_in_random_order(plan: PackPlan) -> None:
-    work = plan.predicted_work(0)
-    schedule = Schedule(plan, packs_per_step=16, balance="strict")
+@pytest.mark.parametrize("balance", ["strict", "length"])
+def test_strict_steps_hold_similar_packs_in_random_order(plan: PackPlan, balance: Any) -> None:
+    work = plan.predicted_work(0) if balance == "strict" else plan.epoch(0).load("tokens")
+    schedule = Schedule(plan, packs_per_step=16, balance=balance)
     steps = [work[schedule.step(0, number)] for number in range(schedule.num_steps(0) - 1)]
     firsts = [step[0] for step in steps]
     assert firsts != sorted(firsts)
-    steps.sort(key=lambda step: step[0])
+    steps.sort(key=lambda step: (step[0], step[-1]))
     assert all(light[-1] <= heavy[0] for light, heavy in pairwise(steps))
 
 

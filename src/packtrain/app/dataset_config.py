@@ -41,7 +41,10 @@ class DatasetConfig:
     processor_config: Mapping[str, int | float | str | None] = field(default_factory=dict)  # limits of media
     loss_on: LossOn | None = None
     shuffle: bool = True
-    packing: bool = True  # False: one sample a row, padded
+    packing: bool = True  # False: one sample a row, padded to the longest of its batch
+    rows_per_batch: int = 1  # samples of a padded batch; a pack is a whole batch
+    group_by_length: bool = False  # padded: similar lengths share a step, so batches have less padding and a bias
+    max_samples: int | None = None  # a trial run: so many records, drawn at random by the seed
     packing_length: int | None = None  # None: what the model takes, up to LONGEST_DEFAULT
     packing_strategy: str = "best_fit"
     filter_overlong: bool = True  # False: a sample that is longer than a pack is an error
@@ -49,8 +52,8 @@ class DatasetConfig:
     packing_options: Mapping[str, Any] = field(default_factory=dict)  # other settings of PackingConfig, by name
     epochs: int = 1
     seed: int = 0
-    packs_per_step: int = 1  # of an optimizer step, over all ranks
-    balance: Balance = "sorted"
+    packs_per_step: int = 1  # of an optimizer step, over all ranks; when padded, its samples
+    balance: Balance | None = None  # None: what `order` says
     measuring: Mapping[str, Any] = field(default_factory=dict)  # other arguments of `measure`, by name
     cache_dir: str | None = None
     cache_bytes: int = 10 << 30  # of data files that are compressed or remote
@@ -72,6 +75,15 @@ class DatasetConfig:
         given = (self.model, *(self.processor_config.get(name) for name in _MODEL_KEYS))
         return next(str(name) for name in given if name)
 
+    @property
+    def order(self) -> Balance:
+        """The order of packs: steps of even work; plain shuffling where it is to be the padded baseline."""
+        if self.balance is not None:
+            return self.balance
+        if self.packing:
+            return "sorted"
+        return "length" if self.group_by_length else "random"
+
     def media_limits(self) -> dict[str, Any]:
         """What bounds the cost of media."""
         return {name: value for name, value in self.processor_config.items() if name not in _MODEL_KEYS}
@@ -87,6 +99,7 @@ class DatasetConfig:
             "processor_config": self.media_limits(),
             "loss_on": self.loss_on,
             "seed": self.seed,
+            **({"limit": self.max_samples} if self.max_samples is not None else {}),
             **self.measuring,
         }
 
@@ -109,7 +122,7 @@ def _names(config: DatasetConfig) -> list[str]:
         ("dataset_type", DATASET_TYPES),
         ("dataset_format", (None, *_FORMATS)),
         ("loss_on", (None, *get_args(LossOn))),
-        ("balance", get_args(Balance)),
+        ("balance", (None, *get_args(Balance))),
     ):
         value = getattr(config, name)
         if value not in allowed:
@@ -121,7 +134,7 @@ def _names(config: DatasetConfig) -> list[str]:
 def _kinds(config: DatasetConfig) -> list[str]:
     """Settings of the wrong type."""
     found = []
-    for name in ("shuffle", "packing", "filter_overlong"):
+    for name in ("shuffle", "packing", "filter_overlong", "group_by_length"):
         if not isinstance(getattr(config, name), bool):
             found.append(f"{name}: {getattr(config, name)!r} instead of true or false")
     for name in ("dataset_path", "model", "media_root", "cache_dir"):
@@ -132,9 +145,36 @@ def _kinds(config: DatasetConfig) -> list[str]:
     for name in _MAPPINGS:
         if not isinstance(getattr(config, name), Mapping):
             found.append(f"{name}: {getattr(config, name)!r} instead of settings by name")
-    size = config.cache_bytes
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        found.append(f"cache_bytes: {size!r} instead of a positive number of bytes")
+    for name, what in (("cache_bytes", "bytes"), ("rows_per_batch", "samples"), ("max_samples", "records")):
+        size = getattr(config, name)
+        if name == "max_samples" and size is None:
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            found.append(f"{name}: {size!r} instead of a positive number of {what}")
+    return found
+
+
+def _padded(config: DatasetConfig) -> list[str]:
+    """Settings of padded batches that contradict others."""
+    found = []
+    rows = config.rows_per_batch if isinstance(config.rows_per_batch, int) else 1
+    if rows > 1 and config.packing:
+        found.append(
+            f"rows_per_batch: {rows} with packing: true. A pack is a whole row already: use a longer packing_length, "
+            "or packing: false"
+        )
+    elif isinstance(config.packs_per_step, int) and rows > config.packs_per_step:
+        found.append(
+            f"rows_per_batch: {rows} with packs_per_step: {config.packs_per_step}. A step of fewer samples never fills "
+            f"a batch: set packs_per_step to {rows} or more"
+        )
+    if config.group_by_length and config.packing:
+        found.append(
+            "group_by_length: true with packing: true. Packs have no padding to save: leave it out; balance: strict "
+            "puts packs of similar work into a step"
+        )
+    elif config.group_by_length and config.balance not in (None, "length"):
+        found.append(f"group_by_length: true with balance: {config.balance}. Both are the order: leave one of them out")
     return found
 
 
@@ -176,7 +216,8 @@ def _packing(config: DatasetConfig) -> list[str]:
 def _measuring(config: DatasetConfig) -> list[str]:
     """Arguments of measuring that are there and not set otherwise."""
     free = [name for name in _MEASURING if name not in _NOT_TO_MEASURE]
-    return [
+    twice = ["measuring.limit: max_samples is the same setting; leave one of them out"]
+    return twice * (config.max_samples is not None and "limit" in config.measuring) + [
         f"measuring.{name}: it follows from other settings"
         if name in _NOT_TO_MEASURE
         else f"measuring.{name}: unknown key. {nearest(str(name), free)}".rstrip(". ")
@@ -194,4 +235,4 @@ def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> list[
     return []
 
 
-_CHECKS: tuple[Check, ...] = (_kinds, _names, _processor, _packing, _measuring)
+_CHECKS: tuple[Check, ...] = (_kinds, _names, _processor, _packing, _padded, _measuring)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.dataset_config import DatasetConfig
+from packtrain.app.dataset_summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome, work_of
 from packtrain.core.errors import ConfigError
@@ -49,6 +50,7 @@ class _Packs:
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
         self._built: tuple[PackSource, SampleEncoder] | None = None
+        self._left_out: Mapping[str, int] = {}  # by measuring, with the reasons
 
     def build(self, progress: Callable[[Any], None] = lambda _: None) -> None:
         """Measure and pack what is not in the cache yet. On a machine with several ranks one does it, the others wait.
@@ -60,8 +62,9 @@ class _Packs:
             table = _measured(self.config, root, progress)
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
-            _require_rotary_lengths(plan, encoder.contract.longest_together)
+            _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
             self._built = self._source(plan, table, encoder, root), encoder
+            self._left_out = table.summary["counts"]["reasons"]
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
 
@@ -80,8 +83,13 @@ class _Packs:
         """Packs by their key."""
         return self._parts()[0]
 
+    @property
+    def rows_per_batch(self) -> int:
+        """Packs that share a batch: 1, or the rows of a padded one."""
+        return self.config.rows_per_batch
+
     def get_collator(self, *, dtype: torch.dtype | None = None, **options: Any) -> PackCollator | PaddedCollator:
-        """What makes a batch of a pack: one row without padding, or with `packing: false` a padded one."""
+        """What makes a batch of a pack: one row without padding, or with `packing: false` padded ones."""
         from packtrain.batches.collate import PackCollator
         from packtrain.batches.padded import PaddedCollator
 
@@ -93,7 +101,18 @@ class _Packs:
         """This rank's batches, with a state; see PackLoader for the options."""
         from packtrain.batches.loader import PackLoader
 
+        options = {"rows_per_batch": self.rows_per_batch, **options}
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
+
+    def describe(self, *, world: int = 1) -> DatasetSummary:
+        """The numbers to print before training on so many ranks."""
+        return summarize(
+            self.schedule,
+            packing=self.config.packing,
+            rows_per_batch=self.rows_per_batch,
+            measured=self._left_out,
+            world=world,
+        )
 
     def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
         raise NotImplementedError
@@ -155,7 +174,7 @@ class MultiModalIterableDataset(_Packs):
         return iter(self._stream)
 
     def __len__(self) -> int:
-        """Micro-steps of this rank in the epoch that comes next."""
+        """Packs of this rank in the epoch that comes next, with those that fill up."""
         return len(self._stream)
 
     def set_epoch(self, epoch: int) -> None:
@@ -175,8 +194,8 @@ class MultiModalIterableDataset(_Packs):
         from packtrain.batches.stream import PackStream
 
         if self._place is None:
-            return PackStream(self.source, self.schedule)
-        return PackStream.at(self.source, self.schedule, self._place)
+            return PackStream(self.source, self.schedule, rows_per_batch=self.rows_per_batch)
+        return PackStream.at(self.source, self.schedule, self._place, rows_per_batch=self.rows_per_batch)
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker is of no process group: it is told which rank it belongs to, and where to begin."""
@@ -201,13 +220,13 @@ class MultiModalIterableDataset(_Packs):
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
 
 
-def _require_rotary_lengths(plan: PackPlan, limit: int | None) -> None:
-    """Refuse packs in which one long sample would change the positions of the others, before training finds one."""
+def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: int) -> None:
+    """Refuse batches in which one long sample would change the positions of the others, before training finds one."""
     from packtrain.batches.join import too_long_together
 
     for epoch in range(plan.num_epochs if limit is not None else 0):
         packs = plan.epoch(epoch)
-        mixed = (packs.load("longest") > limit) & (packs.load("samples") > 1)
+        mixed = (packs.load("longest") > limit) & (packs.load("samples") * rows_per_batch > 1)
         if mixed.any():
             found = (
                 f"{int(mixed.sum())} packs of epoch {epoch} with a sample of up to {packs.load('longest').max()} tokens"
@@ -236,7 +255,7 @@ def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
 
 
 def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
-    return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.balance)
+    return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
 
 
 def _measured(config: DatasetConfig, root: Path, progress: Callable[[Any], None]) -> CostTable:

@@ -27,6 +27,7 @@ from packtrain.batches.join import (
     too_long,
 )
 from packtrain.batches.values import Batch, describe
+from packtrain.batches.weights import LOSS_WEIGHTS, LossWeighting, checked_weighting, no_weights, token_weights
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
@@ -37,10 +38,12 @@ class ConstantShapes:
     """Every batch has the same shapes, so that compiled code is compiled once."""
 
     tokens: int
-    segments: int  # samples of a pack, and one more for padding
+    # Samples of a pack, and one more for padding. None: as many as there are, which is faster where the attention takes
+    # any number of them: kernels spend time on segments of no length, and on a longest length that is too large.
+    segments: int | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.segments < 1:
+        if self.tokens < 1 or (self.segments is not None and self.segments < 1):
             raise ConfigError("constant shapes", got=f"{self.tokens} tokens, {self.segments} segments", expected="more")
 
 
@@ -58,6 +61,7 @@ class PackCollator:
         boundaries: bool = False,
         pad_to_multiple: int = 1,
         patch_size: int = 0,
+        loss_weighting: LossWeighting = "token",
     ) -> None:
         if capacity is not None and constant is not None and constant.tokens < capacity:
             raise ConfigError(
@@ -70,6 +74,7 @@ class PackCollator:
         self._contract, self._pad_id, self._capacity, self._dtype = contract, pad_id, capacity, dtype
         self._constant, self._boundaries = constant, boundaries or constant is not None
         self._multiple, self._patch_size = pad_to_multiple, patch_size
+        self._weighting = checked_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         if len(rows) != 1:
@@ -88,9 +93,13 @@ class PackCollator:
         batch |= join_media(samples, self._contract, dtype=self._dtype)
         if self._boundaries:
             batch |= self._segments(rows[0], padding)
+        if self._weighting != "token":
+            weights = [token_weights(sample, self._weighting) for sample in samples]
+            batch[LOSS_WEIGHTS] = torch.cat([*weights, no_weights(padding)])[None]
         batch["use_cache"] = False  # a cache would hide the restarts, and models make one unless told not to
         patches = count_patches(samples, self._patch_size)
-        return Batch(batch, describe(rows, samples, padding=padding, patches=patches))
+        info = describe(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
+        return Batch(batch, info)
 
     def _padding(self, row: PackedRow) -> int:
         """How many tokens fill up, after a last look at the length of the pack."""
@@ -137,7 +146,7 @@ class PackCollator:
         """Where segments begin and end, for kernels that take them as numbers."""
         lengths = [len(sample) for sample in row.samples] + ([padding] if padding else [])
         longest = max(lengths)
-        if self._constant is not None:
+        if self._constant is not None and self._constant.segments is not None:
             if len(lengths) > self._constant.segments:
                 raise DataError(
                     pack_name(row),

@@ -34,7 +34,10 @@ _RAISED_BY_WORKER = "Caught "  # how errors begin that a worker has raised
 
 
 class PackLoader(DataLoader):
-    """This rank's batches, one pack each, an epoch at a time or the whole run; see `Standing` for where each begins."""
+    """This rank's batches, an epoch at a time or the whole run; see `Standing` for where each iteration begins.
+
+    A batch is one pack, or `rows_per_batch` of them for a collator that makes a row of each.
+    """
 
     batch_sampler: PackSampler
 
@@ -47,6 +50,7 @@ class PackLoader(DataLoader):
         rank: int | None = None,
         world: int | None = None,
         span: Span = "epoch",
+        rows_per_batch: int = 1,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
@@ -56,7 +60,7 @@ class PackLoader(DataLoader):
     ) -> None:
         here = rank_and_world()
         rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
-        sampler = PackSampler(schedule, rank, world, span=span)
+        sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
         self._standing = Standing(sampler)
         super().__init__(
             source,  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from packtrain.batches.join import EMPTY_TOKENS, checked, count_patches, join_media, too_long
 from packtrain.batches.values import Batch, describe
+from packtrain.batches.weights import LOSS_WEIGHTS, LossWeighting, checked_weighting, no_weights, token_weights
 from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import IGNORED, IMAGE, EncodedSample, PackedRow
 
@@ -26,9 +27,11 @@ class PaddedCollator:
         capacity: int | None = None,
         dtype: torch.dtype | None = None,
         patch_size: int = 0,
+        loss_weighting: LossWeighting = "token",
     ) -> None:
         self._contract, self._pad_id, self._capacity, self._dtype = contract, pad_id, capacity, dtype
         self._patch_size = patch_size
+        self._weighting = checked_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         samples = [sample for row in rows for sample in row.samples]
@@ -38,10 +41,14 @@ class PaddedCollator:
             raise too_long(rows, samples, width, self._capacity)
         batch = self._tokens(samples, width) if samples else self._nothing()
         batch |= join_media(samples, self._contract, dtype=self._dtype, per_row=True)
+        if self._weighting != "token":
+            weights = [token_weights(sample, self._weighting) for sample in samples] or [no_weights(width)]
+            batch[LOSS_WEIGHTS] = _stacked(weights, width, 0)
         batch["use_cache"] = False
         padding = batch["input_ids"].numel() - sum(len(sample) for sample in samples)
         patches = count_patches(samples, self._patch_size)
-        return Batch(batch, describe(rows, samples, padding=padding, patches=patches))
+        info = describe(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
+        return Batch(batch, info)
 
     def _tokens(self, samples: Sequence[EncodedSample], width: int) -> dict[str, Any]:
         batch: dict[str, Any] = {

@@ -33,8 +33,9 @@ class Progress:
         self.next = next(self._turns, None)
 
     def ahead(self, number: int) -> list[PackKey]:
-        """The keys that come next; only for messages, since it uses the turns up."""
-        return [turn.key for turn in (self.next, *islice(self._turns, number - 1)) if turn is not None]
+        """The keys of so many batches that come next; only for messages, since it uses the turns up."""
+        turns = (self.next, *islice(self._turns, number - 1))
+        return [key for turn in turns if turn is not None for key in turn.keys]
 
 
 class Standing:

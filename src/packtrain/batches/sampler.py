@@ -18,13 +18,16 @@ Span = Literal["epoch", "run"]
 class Turn(NamedTuple):
     """One micro-step of one rank, and where the schedule stands once it is done."""
 
-    key: PackKey
+    keys: tuple[PackKey, ...]  # one for each row of the batch
     epoch: int
     next_pack: int
 
 
 class PackSampler(Sampler[list[PackKey]]):
-    """One pack for each micro-step of this rank. Knows nothing of what is in the packs, and draws no random numbers.
+    """The packs of each micro-step of this rank: one, or `rows_per_batch` of them where a batch is padded.
+
+    Knows nothing of what is in the packs, and draws no random numbers. How many rows a batch has is no part of the
+    position: a run may go on with another number.
 
     epoch  the micro-steps of one epoch. The last step of an epoch may have fewer than others, and so may a step that
            goes on with another number of ranks: `PackKey.last` says where a step ends.
@@ -33,20 +36,25 @@ class PackSampler(Sampler[list[PackKey]]):
            first of them.
     """
 
-    def __init__(self, schedule: Schedule, rank: int = 0, world: int = 1, *, span: Span = "epoch") -> None:
+    def __init__(
+        self, schedule: Schedule, rank: int = 0, world: int = 1, *, span: Span = "epoch", rows_per_batch: int = 1
+    ) -> None:
         if world < 1 or not 0 <= rank < world:
             raise ConfigError("rank, world", got=f"{rank}, {world}", expected="a rank from 0 to world - 1")
         if span not in get_args(Span):
             names = get_args(Span)
             raise ConfigError("span", got=span, expected=", ".join(names), fix=nearest(str(span), names))
+        if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
+            raise ConfigError("rows_per_batch", got=rows_per_batch, expected="a positive whole number")
         self.schedule, self.rank, self.world, self.span = schedule, rank, world, span
+        self.rows_per_batch = rows_per_batch
         self.epoch = 0
         self.next_pack = 0
 
     @property
     def accumulation(self) -> int:
         """Micro-steps of one optimizer step."""
-        return self.schedule.accumulation(self.world)
+        return self.schedule.accumulation(self.world, self.rows_per_batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of another epoch; the one that is under way is not begun again."""
@@ -62,10 +70,10 @@ class PackSampler(Sampler[list[PackKey]]):
         if self.span == "run":
             return self.schedule.num_steps() * self.accumulation
         whole, rest = divmod(self.schedule.plan.epoch(self.epoch).num_packs, self.schedule.packs_per_step)
-        return whole * self.accumulation + -(-rest // self.world)
+        return whole * self.accumulation + -(-rest // (self.world * self.rows_per_batch))
 
     def __iter__(self) -> Iterator[list[PackKey]]:
-        return ([turn.key] for turn in self.turns())
+        return (list(turn.keys) for turn in self.turns())
 
     def turns(self) -> Iterator[Turn]:
         """What is left from the position on; moving the position later does not change an iteration that has begun."""
@@ -85,16 +93,18 @@ class PackSampler(Sampler[list[PackKey]]):
             done = 0
 
     def _step(self, epoch: int, number: int, done: int) -> Iterator[Turn]:
-        packs = self.schedule.micro_steps(epoch, number, self.world, done)
+        rows = self.rows_per_batch
+        packs = self.schedule.micro_steps(epoch, number, self.world, done, rows_per_batch=rows)
         if self.span == "epoch":
             packs = packs[(packs != EMPTY).any(axis=1)]
-        mine, counts = packs[:, self.rank].tolist(), (packs != EMPTY).sum(axis=1).tolist()
+        mine = packs[:, self.rank * rows : (self.rank + 1) * rows].tolist()
+        counts = (packs != EMPTY).sum(axis=1).tolist()
         trained = number * self.schedule.packs_per_step + done
         before = self.accumulation - len(mine)
-        for at, (pack, count) in enumerate(zip(mine, counts, strict=True)):
+        for at, (batch, count) in enumerate(zip(mine, counts, strict=True)):
             trained += count
-            key = PackKey(epoch=epoch, pack=pack, step=number, micro_step=before + at, last=at == len(mine) - 1)
-            yield Turn(key, epoch, trained)
+            key = PackKey(epoch=epoch, pack=EMPTY, step=number, micro_step=before + at, last=at == len(mine) - 1)
+            yield Turn(tuple(key._replace(pack=pack) for pack in batch), epoch, trained)
 
 
 def rank_and_world() -> tuple[int, int]:

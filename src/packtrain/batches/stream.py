@@ -17,19 +17,25 @@ from packtrain.plans.schedule import Schedule
 class PackStream(IterableDataset[PackedRow]):
     """This rank's packs of one epoch after the other, in the order in which a PackLoader delivers them.
 
-    In a worker of a DataLoader it gives every n-th pack, and with a batch_size of 1 DataLoader puts them together in
-    order again. Its state is that of the process it is iterated in: with workers this object stays where it was, and
-    needs `set_epoch` before each epoch (workers that persist go on by themselves, and do not hear of it). Better take a
-    PackLoader, which knows what was handed out.
+    In a worker of a DataLoader it gives the packs of every n-th batch, and with a batch_size of `rows_per_batch`
+    DataLoader puts them together in order again. Its state is that of the process it is iterated in: with workers this
+    object stays where it was, and needs `set_epoch` before each epoch (workers that persist go on by themselves, and do
+    not hear of it). Better take a PackLoader, which knows what was handed out.
     """
 
     def __init__(
-        self, source: PackSource, schedule: Schedule, *, rank: int | None = None, world: int | None = None
+        self,
+        source: PackSource,
+        schedule: Schedule,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        rows_per_batch: int = 1,
     ) -> None:
         here = rank_and_world()
         rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
         self._source = source
-        self._standing = Standing(PackSampler(schedule, rank, world))
+        self._standing = Standing(PackSampler(schedule, rank, world, rows_per_batch=rows_per_batch))
 
     @property
     def place(self) -> tuple[int, int, int, int]:
@@ -38,16 +44,18 @@ class PackStream(IterableDataset[PackedRow]):
         return sampler.rank, sampler.world, sampler.epoch, sampler.next_pack
 
     @classmethod
-    def at(cls, source: PackSource, schedule: Schedule, place: tuple[int, int, int, int]) -> PackStream:
+    def at(
+        cls, source: PackSource, schedule: Schedule, place: tuple[int, int, int, int], *, rows_per_batch: int = 1
+    ) -> PackStream:
         """A stream that stands where another one stood."""
         rank, world, epoch, next_pack = place
-        stream = cls(source, schedule, rank=rank, world=world)
+        stream = cls(source, schedule, rank=rank, world=world, rows_per_batch=rows_per_batch)
         stream._standing.sampler.seek(epoch, next_pack)
         return stream
 
     def __len__(self) -> int:
-        """Micro-steps of the epoch."""
-        return len(self._standing.sampler)
+        """Packs of the epoch for this rank, with those that fill up."""
+        return len(self._standing.sampler) * self._standing.sampler.rows_per_batch
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
@@ -67,7 +75,11 @@ class PackStream(IterableDataset[PackedRow]):
         first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         number = 0
         while (turn := progress.next) is not None:
-            row = self._source[turn.key] if number % every == first else None
+            *before, last = turn.keys
+            mine = number % every == first
+            for key in before if mine else ():  # a batch of which some were handed out begins again
+                yield self._source[key]
+            row = self._source[last] if mine else None
             # Before the pack is handed out: a state that is asked for while the caller has it counts it. Not before it
             # is there: one that could not be read has not been handed out.
             progress.advance()

@@ -51,12 +51,12 @@ class PackedData(Protocol):
         ...
 
 
-def trainer_arguments(schedule: Schedule, *, world: int | None = None) -> dict[str, Any]:
-    """The TrainingArguments that follow from a schedule; give them beside your own."""
+def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_batch: int = 1) -> dict[str, Any]:
+    """The TrainingArguments that follow from a schedule and a dataset's `rows_per_batch`; give them beside your own."""
     world = rank_and_world()[1] if world is None else world
     return {
-        "per_device_train_batch_size": 1,  # one pack is one row
-        "gradient_accumulation_steps": schedule.accumulation(world),
+        "per_device_train_batch_size": rows_per_batch,  # 1: one pack is one row
+        "gradient_accumulation_steps": schedule.accumulation(world, rows_per_batch),
         "max_steps": schedule.num_steps(),
         "num_train_epochs": schedule.plan.num_epochs,
         "remove_unused_columns": False,
@@ -66,9 +66,12 @@ def trainer_arguments(schedule: Schedule, *, world: int | None = None) -> dict[s
     }
 
 
-def check_arguments(args: TrainingArguments, schedule: Schedule, *, world: int | None = None) -> None:
+def check_arguments(
+    args: TrainingArguments, schedule: Schedule, *, world: int | None = None, rows_per_batch: int = 1
+) -> None:
     """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once."""
-    wanted = trainer_arguments(schedule, world=args.world_size if world is None else world)
+    world = args.world_size if world is None else world
+    wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
     steps = wanted.pop("max_steps")
     del wanted["num_train_epochs"]  # max_steps counts
     problems = [
@@ -80,17 +83,18 @@ def check_arguments(args: TrainingArguments, schedule: Schedule, *, world: int |
         problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (so many steps has the plan)")
     problems += [why for wrong, why in _REFUSED if wrong(args)]
     if problems:
+        given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
         raise ConfigError(
             "training arguments",
             got="\n            ".join(problems),
             expected="arguments that agree with the schedule of packs",
-            fix="TrainingArguments(**trainer_arguments(schedule), ...) sets them",
+            fix=f"TrainingArguments(**trainer_arguments(schedule{given}), ...) sets them",
         )
 
 
 _WHY: Mapping[str, str] = {
-    "per_device_train_batch_size": "a pack is a whole row; use a longer packing_length instead",
-    "gradient_accumulation_steps": "packs per step, divided by the number of ranks",
+    "per_device_train_batch_size": "the dataset's rows_per_batch; a pack is a whole row: use a longer packing_length",
+    "gradient_accumulation_steps": "packs per step, divided by the number of ranks and the rows of a batch",
     "remove_unused_columns": "batches are made by the collator, not by columns",
     "ignore_data_skip": "a resumed run would train the first packs again and never the last",
     "dataloader_drop_last": "nothing is dropped at delivery; packing_drop_last decides it in the plan",
@@ -144,7 +148,7 @@ class PackedTraining:
             self.data_collator = self.train_dataset.get_collator()  # what Trainer takes when none is given
         self.compute_loss_func = self.compute_loss_func or token_loss
         schedule = self.train_dataset.schedule
-        check_arguments(self.args, schedule)
+        check_arguments(self.args, schedule, rows_per_batch=getattr(self.train_dataset, "rows_per_batch", 1))
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
         for callback in (PlanProgress(schedule), JointDecision(self.failures)):

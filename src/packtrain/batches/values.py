@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from packtrain.batches.weights import LossWeighting, loss_total
 from packtrain.core.values import LedgerEntry
-from packtrain.packs.values import IGNORED, EncodedSample, PackedRow, PackKey
+from packtrain.packs.values import IGNORED, TEXT, EncodedSample, PackedRow, PackKey, VisionCounts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,15 +22,25 @@ class BatchInfo:
     lengths: tuple[int, ...] = ()  # tokens of each sample, in the order of the batch
     tokens: int = 0
     padding: int = 0  # tokens that only fill up
+    squared_tokens: int = 0  # sum over samples of length squared: what attends to itself
+    vision_tokens: int = 0  # of them, those that media became
     supervised_tokens: int = 0
+    loss_total: float = math.nan  # sum of the weights of supervised tokens; left out: their number
     images: int = 0
     videos: int = 0
+    frames: int = 0
+    tiles: int = 0  # pictures that the vision tower sees: images, the tiles of an image, frames or steps of a video
     patches: int | None = 0  # rows of the vision tower; None where pixels come as tiles of unknown patch size
+    squared_patches: int = 0  # sum over pictures of patches squared; 0 where samples come without such counts
     failures: tuple[LedgerEntry, ...] = ()
 
     @property
     def samples(self) -> int:
         return len(self.ids)
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.loss_total):
+            object.__setattr__(self, "loss_total", float(self.supervised_tokens))
 
 
 class Batch(dict[str, Any]):
@@ -51,10 +63,17 @@ class Batch(dict[str, Any]):
 
 
 def describe(
-    rows: Sequence[PackedRow], samples: Sequence[EncodedSample], *, padding: int, patches: int | None
+    rows: Sequence[PackedRow],
+    samples: Sequence[EncodedSample],
+    *,
+    padding: int,
+    patches: int | None,
+    weighting: LossWeighting = "token",
 ) -> BatchInfo:
-    """What is known about a batch made of these packs."""
+    """What is known about a batch made of these packs; `patches` are asked for where the samples do not say theirs."""
     lengths = tuple(len(sample) for sample in samples)
+    seen = [sample.vision for sample in samples if sample.vision is not None]
+    vision = VisionCounts.sum_of(seen)
     return BatchInfo(
         keys=tuple(row.key for row in rows),
         ids=tuple(sample.id for sample in samples),
@@ -62,9 +81,15 @@ def describe(
         lengths=lengths,
         tokens=sum(lengths),
         padding=padding,
+        squared_tokens=sum(length * length for length in lengths),
+        vision_tokens=sum(int((sample.token_kinds != TEXT).sum()) for sample in samples),
         supervised_tokens=sum(int((sample.labels != IGNORED).sum()) for sample in samples),
+        loss_total=loss_total(samples, weighting),
         images=sum(sample.num_images for sample in samples),
         videos=sum(sample.num_videos for sample in samples),
-        patches=patches,
+        frames=vision.frames,
+        tiles=vision.tiles,
+        patches=vision.patches if len(seen) == len(samples) else patches,
+        squared_patches=vision.squared_patches,
         failures=tuple(failure for row in rows for failure in row.failures),
     )

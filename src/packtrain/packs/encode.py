@@ -18,6 +18,7 @@ import numpy as np
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.costs.request import Request
+from packtrain.families.base import Expansion
 from packtrain.families.contracts import BatchContract, contract_for
 from packtrain.families.coverage import covered_tokens
 from packtrain.families.encoder import RecordEncoder
@@ -28,7 +29,7 @@ from packtrain.packs.decode import Decoded, decode_frames, decode_image, read_he
 from packtrain.packs.expected import Expected, require_as_planned
 from packtrain.packs.pixels import MediaProcessor
 from packtrain.packs.positions import Positions
-from packtrain.packs.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample
+from packtrain.packs.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, VisionCounts
 from packtrain.records.media import MediaStore
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class SampleEncoder:
             media=media,
             num_images=sum(medium.header.kind == "image" for medium in shown),
             num_videos=sum(medium.header.kind == "video" for medium in shown),
+            vision=VisionCounts.sum_of(map(_counted, layout.expansions if shown else ())),
         )
 
     def _layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
@@ -213,6 +215,16 @@ class SampleEncoder:
         if not layout.runs:
             return ids, labels, kinds
         return ids.repeat(counts), labels.repeat(counts), kinds.repeat(counts)
+
+
+def _counted(expansion: Expansion) -> VisionCounts:
+    """Of one medium: its pictures are of one size."""
+    return VisionCounts(
+        frames=expansion.frames,
+        tiles=expansion.patches // expansion.max_patches if expansion.max_patches else 0,
+        patches=expansion.patches,
+        squared_patches=expansion.patches * expansion.max_patches,
+    )
 
 
 def _again(request: Request, measured_settings: Mapping[str, Any] | None) -> SampleEncoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +26,27 @@ class PackKey(NamedTuple):
     last: bool = False  # the last micro-step of its step
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionCounts:
+    """What the vision tower gets for a sample's media, as the family's rule counts it."""
+
+    frames: int = 0
+    tiles: int = 0  # pictures that attend to themselves alone: images, tiles, frames or steps of a video
+    patches: int = 0
+    squared_patches: int = 0  # sum over tiles
+
+    @classmethod
+    def sum_of(cls, counts: Iterable[VisionCounts]) -> VisionCounts:
+        """Those of several samples."""
+        found = tuple(counts)
+        return cls(
+            frames=sum(one.frames for one in found),
+            tiles=sum(one.tiles for one in found),
+            patches=sum(one.patches for one in found),
+            squared_patches=sum(one.squared_patches for one in found),
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncodedSample:
     """One sample, or a piece of one, encoded. Everything is cut to the piece; media belong to the first piece."""
@@ -39,6 +60,7 @@ class EncodedSample:
     media: Mapping[str, Tensor] = field(default_factory=dict)  # the processor's names and tensors, in token order
     num_images: int = 0
     num_videos: int = 0
+    vision: VisionCounts | None = None  # None where nobody counted
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -7,6 +7,11 @@ missing, it is the lightest that have no neighbours:
 
     step of G = 6, by work    a b c d e f        W = 3:  micro-step 0  a b c     micro-step 1  f e d
                                                  W = 4:  micro-step 0  - - a b   micro-step 1  f e d c   (- is empty)
+
+Where a batch has B rows of one pack each, as padded ones have, W ranks take W x B packs at a time, every rank B that
+stand side by side:
+
+                                       W = 2, B = 2:  micro-step 0  - - | a b    micro-step 1  f e | d c
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ from packtrain.core.fingerprint import digest
 from packtrain.core.seeds import stream
 from packtrain.plans.plan import PackPlan
 
-Balance = Literal["sorted", "strict", "random"]
+# sorted: random steps, by work inside; strict: steps of packs with similar work; length: steps of packs with similar
+# numbers of tokens, for padded batches; random: as shuffled
+Balance = Literal["sorted", "strict", "random", "length"]
 EMPTY = -1  # in place of a pack: nothing to train, no loss
 
 
@@ -103,24 +110,24 @@ class Schedule:
             raise IndexError(f"step {number} of {self.num_steps(epoch)}")
         return self.order(epoch)[number * self.packs_per_step : (number + 1) * self.packs_per_step]
 
-    def accumulation(self, world: int) -> int:
-        """Micro-steps of one optimizer step on this many ranks."""
-        return -(-self.packs_per_step // world)
+    def accumulation(self, world: int, rows_per_batch: int = 1) -> int:
+        """Micro-steps of one optimizer step on this many ranks, each with batches of this many packs."""
+        return -(-self.packs_per_step // (world * rows_per_batch))
 
-    def micro_steps(self, epoch: int, number: int, world: int, done: int = 0) -> np.ndarray:
-        """The packs of one step by micro-step and rank, filled up with EMPTY: shape (accumulation, world).
+    def micro_steps(self, epoch: int, number: int, world: int, done: int = 0, *, rows_per_batch: int = 1) -> np.ndarray:
+        """The packs of one step by micro-step and rank, filled up with EMPTY: (accumulation, world x rows_per_batch).
 
-        The packs of the first micro-steps are always the first of the step's order, so how many packs are `done` says
-        where a step stands. What is left after them takes the micro-steps that it would have had, if the number of
-        ranks is still the same, and otherwise as few as it needs.
+        Rank r has the columns from r x rows_per_batch on. The packs of the first micro-steps are always the first of
+        the step's order, so how many packs are `done` says where a step stands. What is left after them takes the
+        micro-steps that it would have had, if ranks and rows are still as many, and otherwise as few as it needs.
         """
         packs = self.step(epoch, number)
         if not 0 <= done <= len(packs):
             raise IndexError(f"{done} packs of a step of {len(packs)}")
-        whole = self.accumulation(world)
+        whole, together = self.accumulation(world, rows_per_batch), world * rows_per_batch
         rest = packs[done:]
-        rows = -(-len(rest) // world) if done else whole
-        filled = np.concatenate([np.full(rows * world - len(rest), EMPTY), rest]).reshape(rows, world)
+        rows = -(-len(rest) // together) if done else whole
+        filled = np.concatenate([np.full(rows * together - len(rest), EMPTY), rest]).reshape(rows, together)
         return turned(filled, first=whole - rows)
 
     def state_after(self, steps: int) -> LoaderState:
@@ -161,7 +168,8 @@ class Schedule:
         shuffled = self._shuffled(epoch, packs.load("window"))
         if self.balance == "random":
             return shuffled
-        work, random = self.plan.predicted_work(epoch), stream(self.seed, "steps", epoch)
+        random = stream(self.seed, "steps", epoch)
+        work = packs.load("tokens") if self.balance == "length" else self.plan.predicted_work(epoch)
         return arrange(shuffled, work, self.packs_per_step, self.balance, random, packs.load("window"))
 
     def _shuffled(self, epoch: int, windows: np.ndarray) -> np.ndarray:
@@ -192,8 +200,8 @@ def arrange(
     random: np.random.Generator,
     windows: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Packs in step order: sorted by work inside each step, and with `strict` similar ones put into the same step."""
-    if balance == "strict":
+    """Packs in step order: sorted by work inside each step; with `strict` and `length` similar ones share a step."""
+    if balance in ("strict", "length"):
         windows = np.zeros(len(work), np.int32) if windows is None else windows
         shuffled = _similar_together(shuffled, work, packs_per_step, random, windows)
     step_of = np.arange(len(shuffled)) // packs_per_step

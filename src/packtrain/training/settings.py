@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from packtrain.batches.weights import LossWeighting
 from packtrain.core.errors import ConfigError, nearest
 
-LossWeighting = Literal["token", "sample", "sqrt"]
 LOSS_CHUNK = 2048
 
 
