@@ -1,0 +1,237 @@
+"""The rules of early warnings that look at the last steps. Each is a pure function: steps -> what was found, or None.
+
+The present step is the last one. Middle values and their spread are medians, so that one outlier neither raises a
+warning about others nor hides the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, median
+from typing import NamedTuple
+
+from packtrain.training.history import Kind, MonitorLimits, Seen
+
+GIB = 1 << 30
+_NORMAL = 1.4826  # median deviation of a normal distribution -> its standard deviation
+_INSPECT = "`packtrain inspect RUN --step {step}` names its samples"
+
+
+class Found(NamedTuple):
+    """What a rule says."""
+
+    found: str
+    advice: str
+
+
+Rule = Callable[[Sequence[Seen], MonitorLimits], Found | None]
+
+
+def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """The loss is not a number, or infinite."""
+    now = seen[-1]
+    if now.loss is not None:
+        return None
+    return Found(
+        "the loss is not a finite number",
+        "go back to the last checkpoint with a lower learning_rate or a longer warm-up; with fp16, train in bf16. "
+        f"{_INSPECT.format(step=now.step)}",
+    )
+
+
+def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """The loss is six robust standard deviations, and a fifth, above the median of the last 16 steps.
+
+    The deviation is that of changes over 64 steps, so that a loss that falls steeply does not hide what jumps.
+    """
+    now, past = seen[-1].loss, _numbers(one.loss for one in seen[-limits.window - 1 : -1])
+    if now is None or len(past) < limits.fewest:
+        return None
+    middle = median(past[-limits.fewest :])
+    changes = [after - before for before, after in pairwise(past)]
+    sigma = max(_deviation(changes) / math.sqrt(2), 0.01 * abs(middle))
+    if now - middle <= max(limits.spike_sigmas * sigma, limits.spike_rise * abs(middle)):
+        return None
+    return Found(
+        f"the loss is {now:.4g}, {(now - middle) / sigma:.0f} standard deviations above the {middle:.4g} before",
+        "if it does not fall back within some steps, lower learning_rate or max_grad_norm, or lengthen the warm-up. "
+        f"{_INSPECT.format(step=seen[-1].step)}",
+    )
+
+
+def gradient_high(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """The gradient norm is ten times the median of the last 64 steps."""
+    now, past = seen[-1].grad_norm, _numbers(one.grad_norm for one in seen[-limits.window - 1 : -1])
+    if now is None or len(past) < limits.fewest or now <= limits.gradient_factor * median(past):
+        return None
+    return Found(
+        f"the gradient norm is {now:.4g}, usual is {median(past):.4g}",
+        f"set max_grad_norm (1.0 is common) so that one step cannot undo others. {_INSPECT.format(step=seen[-1].step)}",
+    )
+
+
+def gradient_exploding(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """Not finite three times in a row, or the median of five steps is ten times that of those before."""
+    advice = "lower learning_rate, lengthen the warm-up, set max_grad_norm; with fp16, train in bf16"
+    if len(seen) >= 3 and all(one.grad_broken for one in seen[-3:]):
+        return Found("the gradient norm was not a finite number three times in a row", advice)
+    last, past = (_numbers(one.grad_norm for one in part) for part in (seen[-5:], seen[-limits.window - 5 : -5]))
+    if len(last) < 5 or len(past) < limits.fewest or median(last) <= limits.gradient_factor * median(past):
+        return None
+    return Found(f"the gradient norm went from about {median(past):.4g} to about {median(last):.4g} and stays", advice)
+
+
+def gradient_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """The gradient norm is exactly zero."""
+    if seen[-1].grad_norm != 0.0:
+        return None
+    return Found(
+        "the gradient norm is zero: nothing is learned",
+        "see what is trained (train_language, train_vision, train_connector, lora_target_modules) and where loss is "
+        f"taken (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+    )
+
+
+def learning_rate_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """All learning rates have been zero for three steps; one or two are the ends of many schedules."""
+    last = seen[-3:]
+    if len(last) < 3 or any(one.rate != 0.0 for one in last):
+        return None
+    return Found(
+        "every learning rate has been zero for three steps",
+        "the schedule is shorter than the run, or learning_rate is 0: compare max_steps, num_train_epochs and warm-up",
+    )
+
+
+def memory_near_limit(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """At least 92 % of the GPU were allocated."""
+    now = seen[-1]
+    if not now.memory or not now.memory_limit or now.memory_share < limits.memory_share:
+        return None
+    return Found(
+        f"{now.memory / GIB:.1f} of {now.memory_limit / GIB:.1f} GiB were allocated ({now.memory_share:.0%})",
+        "a fuller pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
+        "gradient_checkpointing or vision_checkpointing on",
+    )
+
+
+def data_bound(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """Over 20 steps more than a tenth of the time was waiting for batches."""
+    last = _settled(seen, limits)
+    seconds = sum(one.seconds for one in last)
+    share = sum(one.wait for one in last) / seconds if seconds else 0.0
+    if len(last) < limits.timing_window or share <= limits.wait_share:
+        return None
+    return Found(
+        f"{share:.0%} of the time of the last {len(last)} steps was waiting for data",
+        "raise dataloader_num_workers or dataloader_prefetch_factor; when streaming, raise cache_bytes or put the "
+        "cache on a faster disk; smaller media limits make decoding cheaper",
+    )
+
+
+def unequal_ranks(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """Over 20 steps the slowest rank took 1.15 times the mean."""
+    last = _settled(seen, limits)
+    if len(last) < limits.timing_window or (spread := mean(one.spread for one in last)) <= limits.spread:
+        return None
+    rank, times = Counter(one.slowest for one in last).most_common(1)[0]
+    work = _numbers(one.work_spread for one in last)
+    planned = mean(work) if work else None
+    found = f"the slowest rank takes {spread:.2f} times the mean; {times} of {len(last)} times it was rank {rank}"
+    if planned is not None and planned > (1 + limits.spread) / 2:
+        advice = "the plan gives ranks unequal work: raise packs_per_step, or set balance: strict"
+        return Found(f"{found}; their work differs by {planned:.2f}", advice)
+    return Found(found, f"the plan's work is even: look at the GPU, the host and the disk of rank {rank}")
+
+
+def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """From one half of the last 100 steps to the other, changes of the loss or the norm became three times as large."""
+    half = max(limits.fewest, 50)
+    before, after = seen[-2 * half : -half], seen[-half:]
+    if len(before) < half:
+        return None
+    for name, least in (("loss", 0.02), ("grad_norm", 0.5)):
+        old, new = (_numbers(getattr(one, name) for one in part) for part in (before, after))
+        if min(len(old), len(new)) < limits.fewest:
+            continue
+        was, now = _unrest(old), _unrest(new)
+        if now > least and now > limits.variance_factor * was:
+            what = "loss" if name == "loss" else "gradient norm"
+            return Found(
+                f"the {what} changes by {now:.1%} from step to step, where it was {was:.1%}",
+                "lower learning_rate or raise packs_per_step; a lower max_grad_norm limits what one step can do",
+            )
+    return None
+
+
+def time_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """Over 20 steps the time without waiting for data is 1.25 times what was predicted, or the other way round."""
+    last = [(one.seconds - one.wait, one.predicted_seconds) for one in _settled(seen, limits)]
+    ratios = [real / told for real, told in last if told]
+    if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_apart):
+        return None
+    faster = median(ratios) < 1
+    return Found(
+        f"steps take {median(ratios):.2f} times what was predicted",
+        "`packtrain calibrate` fits the prediction to this machine"
+        + ("" if faster else "; if it was fitted here, something else uses the GPU or the host is too slow for it"),
+    )
+
+
+def memory_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+    """Over 20 steps the memory is 1.1 times what was predicted for their packs, or the other way round."""
+    last = [(one.memory, one.predicted_memory) for one in _settled(seen, limits)]
+    ratios = [real / told for real, told in last if real and told]
+    if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_apart):
+        return None
+    return Found(
+        f"steps need {median(ratios):.2f} times the memory that was predicted",
+        "`packtrain calibrate` fits the prediction to this machine; until then do not rely on the packing_length that "
+        "it says would fit",
+    )
+
+
+RULES: Mapping[Kind, Rule] = {
+    "loss_not_finite": loss_not_finite,
+    "loss_spike": loss_spike,
+    "gradient_high": gradient_high,
+    "gradient_exploding": gradient_exploding,
+    "gradient_zero": gradient_zero,
+    "learning_rate_zero": learning_rate_zero,
+    "memory_near_limit": memory_near_limit,
+    "data_bound": data_bound,
+    "unequal_ranks": unequal_ranks,
+    "instability": instability,
+    "time_apart": time_apart,
+    "memory_apart": memory_apart,
+}
+
+
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _settled(seen: Sequence[Seen], limits: MonitorLimits) -> Sequence[Seen]:
+    """The last steps, those of a starting process left out."""
+    return [one for one in seen[-limits.timing_window - limits.settling_steps :] if one.settled][
+        -limits.timing_window :
+    ]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """A standard deviation that outliers do not move."""
+    middle = median(values)
+    return _NORMAL * median(abs(value - middle) for value in values)
+
+
+def _unrest(values: Sequence[float]) -> float:
+    """How much values change from one to the next, as a share of their size; a steady trend is no unrest."""
+    changes = [after - before for before, after in pairwise(values)]
+    return _deviation(changes) / max(abs(median(values)), 1e-12)
+
+
+def _near(ratio: float, apart: float) -> bool:
+    return abs(math.log(ratio)) <= math.log1p(apart) if ratio > 0 else False

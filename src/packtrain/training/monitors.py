@@ -1,0 +1,86 @@
+"""Early warnings: every step and evaluation of a run -> what should be known now, each kind once in a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packtrain.core.errors import ArtifactError
+from packtrain.training.history import (
+    KINDS,
+    EarlyWarning,
+    Kind,
+    MonitorLimits,
+    Seen,
+    from_rows,
+    remembered,
+    to_rows,
+)
+from packtrain.training.learning import Overfitting, Plateau
+from packtrain.training.monitor_rules import RULES, Found
+from packtrain.training.step_metrics import EvalMetrics, StepMetrics
+
+_STATE = 1
+
+
+class Monitors:
+    """Watches one run. Every kind of warning is given at most once per cool-down.
+
+    The state is a JSON value; from it a run goes on as if nothing had been. A new process calls `restarted`, so that
+    the time it takes to compile and to start its workers is not held against the run.
+    """
+
+    def __init__(self, limits: MonitorLimits | None = None) -> None:
+        self._limits = limits if limits is not None else MonitorLimits()
+        self._kept = max(2 * self._limits.window, 128)
+        self._seen: list[Seen] = []
+        self._last: dict[str, int] = {}  # kind -> the step at which it was said
+        self._plateau, self._overfitting = Plateau(self._limits), Overfitting(self._limits)
+        self.restarted()
+
+    def restarted(self) -> None:
+        """The next steps are the first of a process."""
+        self._settling = self._limits.settling_steps
+
+    def observe(self, metrics: StepMetrics) -> tuple[EarlyWarning, ...]:
+        """What a step gives reason to say."""
+        self._seen = [*self._seen, remembered(metrics, settled=self._settling == 0)][-self._kept :]
+        self._settling = max(0, self._settling - 1)
+        self._overfitting.trained(metrics.loss)
+        found: dict[Kind, Found | None] = {kind: rule(self._seen, self._limits) for kind, rule in RULES.items()}
+        found["plateau"] = self._plateau.after(metrics)
+        return self._said(found, metrics.step)
+
+    def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
+        """What an evaluation gives reason to say."""
+        return self._said({"overfitting": self._overfitting.after(metrics)}, metrics.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a warning could depend on, as JSON."""
+        return {
+            "version": _STATE,
+            "seen": to_rows(self._seen),
+            "last": dict(self._last),
+            "settling": self._settling,
+            "plateau": self._plateau.state_dict(),
+            "overfitting": self._overfitting.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        last = state.get("last")
+        if state.get("version") != _STATE or not isinstance(last, Mapping) or not set(last) <= set(KINDS):
+            raise ArtifactError("state of the monitors", got=str(dict(state))[:200], expected=f"version {_STATE}")
+        self._seen, self._last = from_rows(state.get("seen")), {str(kind): int(step) for kind, step in last.items()}
+        self._settling = int(state["settling"])
+        self._plateau.load_state_dict(state["plateau"])
+        self._overfitting.load_state_dict(state["overfitting"])
+
+    def _said(self, found: Mapping[Kind, Found | None], step: int) -> tuple[EarlyWarning, ...]:
+        warnings = []
+        for kind, what in found.items():
+            if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
+                continue
+            self._last[kind] = step
+            warnings.append(EarlyWarning(kind=kind, step=step, found=what.found, advice=what.advice))
+        return tuple(warnings)

@@ -1,0 +1,84 @@
+"""BatchInfo -> what the estimates need to know of it, and the time and memory that they expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+from packtrain.batches.values import BatchInfo
+from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
+from packtrain.estimates.time import Coefficients, step_time
+from packtrain.estimates.values import Load, ModelShape, TrainingSetup
+
+
+class Prediction(Protocol):
+    """What a rank's part of a step should take."""
+
+    def seconds(self, loads: Sequence[Load]) -> float: ...
+
+    def memory_bytes(self, loads: Sequence[Load]) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPrediction:
+    """By the time and memory models, with default or fitted coefficients."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    gpu: Gpu
+    time: Coefficients | None = None
+    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS
+
+    def seconds(self, loads: Sequence[Load]) -> float:
+        """One optimizer step over these passes. Time is a sum over their numbers, so their mean stands for them."""
+        mean = _mean(loads)
+        return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_steps=len(loads)).seconds
+
+    def memory_bytes(self, loads: Sequence[Load]) -> int:
+        """The peak of what torch allocates; the context and what the allocator cannot use stand outside of that."""
+        estimates = [estimate_memory(self.shape, self.setup, load, self.memory) for load in loads]
+        return max(estimate.total - estimate.part("framework").bytes for estimate in estimates)
+
+
+def useful_load(info: BatchInfo) -> Load:
+    """The real samples of a batch, without padding: what model FLOP utilisation counts."""
+    patches = info.patches or 0
+    return Load(
+        tokens=info.tokens,
+        squared_tokens=info.squared_tokens or sum(length * length for length in info.lengths),
+        longest=max(info.lengths, default=0),
+        samples=max(info.samples, 1),
+        rows=max(len(info.keys), 1),  # a pack is a row, and a padded sample is a pack of its own
+        supervised_tokens=info.supervised_tokens,
+        vision_tokens=info.vision_tokens,
+        patches=patches,
+        # Without counts of pictures, as if all were of one size.
+        squared_patches=info.squared_patches or patches * patches // max(info.tiles, info.images + info.videos, 1),
+        largest_patches=-(-patches // max(info.tiles, info.images + info.videos, 1)),
+        images=info.images,
+        frames=info.frames,
+    )
+
+
+def whole_load(info: BatchInfo) -> Load:
+    """A batch as the GPU sees it: padding is computed too, and in a pack it is a segment that attends to itself."""
+    load = useful_load(info)
+    segment = info.padding if load.rows == 1 else 0
+    return replace(
+        load,
+        tokens=info.tokens + info.padding,
+        squared_tokens=load.squared_tokens + segment**2,
+        longest=max(load.longest, segment),
+    )
+
+
+def _mean(loads: Sequence[Load]) -> Load:
+    """The load whose numbers are the mean of these; the longest and the largest stay what they are."""
+    largest = ("longest", "largest_patches")
+    values = {}
+    for one in fields(Load):
+        numbers = [getattr(load, one.name) for load in loads]
+        values[one.name] = max(numbers) if one.name in largest else round(sum(numbers) / len(numbers))
+    return Load(**values)

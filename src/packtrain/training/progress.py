@@ -1,0 +1,143 @@
+"""How far a training run is: a bar where somebody watches, a line now and then where nobody does.
+
+The time that remains follows from the work that remains, not from the steps: steps of padded batches, and the last of
+an epoch, are not all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+
+from packtrain.advice.words import duration
+from packtrain.training.history import EarlyWarning
+from packtrain.training.step_metrics import EvalMetrics, StepMetrics
+
+_RECENT = 50  # steps that the rate is taken from
+
+
+class RemainingTime:
+    """Seconds that are left, by the median rate of the last steps; what lies between steps is added in proportion."""
+
+    def __init__(self, total: float, *, done: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._done, self._clock = total, done, clock
+        self._rates: deque[float] = deque(maxlen=_RECENT)
+        self._first_rate = 0.0
+        self._began: float | None = None
+        self._in_steps = 0.0
+
+    def add(self, work: float, seconds: float) -> None:
+        """A step did so much work in so many seconds."""
+        self._done += work
+        rate = work / seconds if seconds > 0 else 0.0
+        if self._began is None:  # the first step compiles and starts workers: better than nothing until the second
+            self._began, self._first_rate = self._clock(), rate
+            return
+        self._in_steps += seconds
+        self._rates.append(rate)
+
+    @property
+    def seconds(self) -> float | None:
+        """None while nothing is known."""
+        rate = median(self._rates) if self._rates else self._first_rate
+        if self._done >= self._total:
+            return 0.0
+        return (self._total - self._done) / rate * self._between() if rate > 0 else None
+
+    @property
+    def share(self) -> float:
+        """Of the work, that is done."""
+        return min(1.0, self._done / self._total) if self._total else 1.0
+
+    def _between(self) -> float:
+        """All time over that of steps: evaluating and saving come again, too."""
+        if self._began is None or self._in_steps <= 0:
+            return 1.0
+        return max(1.0, (self._clock() - self._began) / self._in_steps)
+
+
+class TrainingProgress:
+    """Shows a run on a console. `work`: real tokens of the whole run; without it one step counts like another."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        steps: int,
+        work: float | None = None,
+        done_steps: int = 0,
+        done_work: float = 0.0,
+        quiet: bool = False,
+        every: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._steps, self._by_work = console, steps, bool(work)
+        total, done = (float(work), done_work) if work else (float(steps), float(done_steps))
+        self._remaining = RemainingTime(total, done=done, clock=clock)
+        self._quiet, self._every, self._clock = quiet, every, clock
+        self._drawn = console.is_terminal and not quiet
+        self._said: float | None = None  # when the last line was written
+        self._last: StepMetrics | None = None
+        self._bar = Progress(
+            TextColumn("train"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            disable=not self._drawn,
+            transient=True,
+        )
+        self._task = self._bar.add_task("train", total=1.0, text=f"step {done_steps:,}/{steps:,}")
+
+    def show(self, metrics: StepMetrics) -> None:
+        """A step is done."""
+        self._remaining.add(metrics.tokens if self._by_work else 1.0, metrics.step_seconds)
+        self._last = metrics
+        self._bar.update(self._task, completed=self._remaining.share, text=self._text(metrics))
+        now = self._clock()
+        due = self._said is None or now - self._said >= self._every or metrics.step >= self._steps
+        if not self._drawn and due:
+            self._said = now
+            self._print(self._text(metrics))
+
+    def evaluated(self, metrics: EvalMetrics) -> None:
+        """An evaluation is done."""
+        self._print(f"step {metrics.step:,}: evaluation loss {metrics.eval_loss:.4f}")
+
+    def warn(self, warning: EarlyWarning) -> None:
+        """Say an early warning, above the bar."""
+        self._print(f"warning at step {warning.step:,}: {warning.found}", style="yellow")
+        self._print(f"  to do: {warning.advice}", style="dim")
+
+    def note(self, text: str) -> None:
+        """Say something else, as that a checkpoint was saved."""
+        self._print(text)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        if self._drawn and self._last is not None:
+            self._print(self._text(self._last))  # the bar is gone, its last word stays
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        if not self._quiet:
+            self._console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+
+    def _text(self, metrics: StepMetrics) -> str:
+        parts = [f"step {metrics.step:,}/{self._steps:,}", f"loss {metrics.loss:.4f}"]
+        parts += [f"{metrics.tokens_per_second:,.0f} tokens/s", f"fill {metrics.fill:.1%}"]
+        if metrics.mfu is not None:
+            parts.append(f"MFU {metrics.mfu:.1%}")
+        seconds = self._remaining.seconds
+        if seconds is not None and metrics.step < self._steps:
+            parts.append(f"{duration(seconds)} left")
+        return " · ".join(parts)

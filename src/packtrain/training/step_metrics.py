@@ -1,0 +1,125 @@
+"""What is known of one optimizer step over all ranks: one line of metrics.jsonl, and what loggers are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+Plain = str | int | float | None | list[float] | dict[str, float]  # what one value of a line can be
+
+# The names that users know from elsewhere, where they are no names of Python.
+_KEYS = {f"seq_len_{name}": f"perf/global_seq_len_{name}" for name in ("avg", "min", "max")}
+_NOT_LOGGED = ("step", "epoch", "rank_seconds", "learning_rates")  # Trainer adds the first two itself
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """One optimizer step of all ranks. None: not known, as a time that nobody predicted or a GPU that is not there."""
+
+    step: int  # counted from 1, over the whole run
+    epoch: float  # passes over the data
+    loss: float  # of the step: sum over its tokens divided by their number
+    grad_norm: float | None  # before clipping
+    learning_rates: Mapping[str, float]  # by part of the model
+    # What it saw. Batches that only fill up a step are not among them.
+    batches: int
+    samples: int
+    tokens: int  # real ones
+    supervised_tokens: int
+    images: int
+    patches: int | None  # rows of the vision tower
+    seq_len_avg: float  # real tokens of a batch: over all batches of all ranks
+    seq_len_min: int
+    seq_len_max: int
+    fill: float  # real tokens, as a share of what the packs could hold
+    padding_share: float  # of the positions that were computed
+    # How fast it was.
+    step_seconds: float  # of the slowest rank
+    tokens_per_second: float  # real ones, of all ranks together; so are the others
+    samples_per_second: float
+    images_per_second: float
+    patches_per_second: float | None
+    data_wait_seconds: float  # of the rank that waited longest for its batches
+    data_wait_share: float  # of the step
+    rank_seconds: tuple[float, ...]  # of every rank until its own work was done
+    spread: float  # slowest rank over their mean
+    work_spread: float | None  # the same of their FLOPs, for which the plan is responsible
+    flops: float | None  # useful ones, of all ranks
+    mfu: float | None  # those, as a share of what the GPUs' data sheet says
+    memory_bytes: int | None  # the most that torch had allocated on any rank
+    memory_limit: int | None  # of that rank's GPU
+    # Since the beginning of the run.
+    samples_seen: int
+    tokens_seen: int
+    predicted_seconds: float | None = None
+    predicted_memory_bytes: int | None = None
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank that the others waited for."""
+        return max(range(len(self.rank_seconds)), key=self.rank_seconds.__getitem__)
+
+    @property
+    def memory_share(self) -> float | None:
+        """How much of the GPU was used, at most."""
+        return self.memory_bytes / self.memory_limit if self.memory_bytes and self.memory_limit else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalMetrics:
+    """One evaluation."""
+
+    step: int  # after which it was made
+    epoch: float
+    eval_loss: float  # sum over all tokens divided by their number
+    samples_seen: int  # in training, until then
+    seconds: float | None = None
+
+
+def to_plain(metrics: StepMetrics | EvalMetrics) -> dict[str, Plain]:
+    """The values of a line, by their names in it."""
+    return {_KEYS.get(one.name, one.name): _plain(getattr(metrics, one.name)) for one in fields(metrics)}
+
+
+def step_from_plain(line: Mapping[str, object]) -> StepMetrics:
+    """The step that a line is about; KeyError where it is not one. Names of later versions are passed over."""
+    values: dict[str, object] = {}
+    for one in fields(StepMetrics):
+        values[one.name] = line[_KEYS.get(one.name, one.name)]
+    values["rank_seconds"] = tuple(values["rank_seconds"])  # type: ignore[arg-type]
+    return StepMetrics(**values)  # type: ignore[arg-type]
+
+
+def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
+    """The evaluation that a line is about."""
+    return EvalMetrics(**{one.name: line[one.name] for one in fields(EvalMetrics)})  # type: ignore[arg-type]
+
+
+def flat(metrics: StepMetrics) -> dict[str, float]:
+    """The numbers of a step for `Trainer.log`, which TensorBoard and W&B take them from; what is not known is left out.
+
+    Names are those of metrics.jsonl. `learning_rate` is that of the language model, or the first where it is frozen;
+    with several, each part's own stands beside it.
+    """
+    rates = metrics.learning_rates
+    found: dict[str, float] = {}
+    for name, value in to_plain(metrics).items():
+        if name not in _NOT_LOGGED and isinstance(value, int | float):
+            found[name] = value
+    if rates:
+        found["learning_rate"] = rates.get("language", next(iter(rates.values())))
+    if len(rates) > 1:
+        found |= {f"learning_rate/{part}": rate for part, rate in rates.items()}
+    if (share := metrics.memory_share) is not None and math.isfinite(share):
+        found["memory_share"] = share
+    return found
+
+
+def _plain(value: object) -> Plain:
+    if isinstance(value, Mapping):
+        return {str(name): float(number) for name, number in value.items()}
+    if isinstance(value, tuple):
+        return [float(number) for number in value]
+    assert value is None or isinstance(value, str | int | float), type(value)
+    return value

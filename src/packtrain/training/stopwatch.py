@@ -1,0 +1,139 @@
+"""Time and memory of a step: the GPU's where there is one, and the moment at which a rank's own work is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Stopwatch(Protocol):
+    """Moments that can be marked without waiting, and the seconds between them, known once `wait` is over."""
+
+    def mark(self) -> Any: ...
+
+    def wait(self) -> None: ...
+
+    def between(self, start: Any, end: Any) -> float: ...
+
+
+class HostStopwatch:
+    """Where the host computes, the present moment is all there is."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+
+    def mark(self) -> float:
+        return self._clock()
+
+    def wait(self) -> None:
+        return
+
+    def between(self, start: float, end: float) -> float:
+        return end - start
+
+
+class GpuStopwatch:
+    """Marks stand in the GPU's queue, behind the work that they are to be the end of."""
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+    def between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1000
+
+
+class Memory(Protocol):
+    """The most memory that a step needed."""
+
+    def restart(self) -> None: ...
+
+    def peak(self) -> int: ...
+
+    def limit(self) -> int: ...
+
+
+class NoMemory:
+    """Without a GPU nothing is counted."""
+
+    def restart(self) -> None:
+        return
+
+    def peak(self) -> int:
+        return 0
+
+    def limit(self) -> int:
+        return 0
+
+
+class GpuMemory:
+    """What torch has allocated; each step's peak is its own, so torch's peak counter is set back at every step."""
+
+    def __init__(self) -> None:
+        self._limit = 0
+
+    def restart(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> int:
+        return int(torch.cuda.max_memory_allocated())
+
+    def limit(self) -> int:
+        self._limit = self._limit or int(torch.cuda.mem_get_info()[1])  # which asks the driver
+        return self._limit
+
+
+class BackwardEnd:
+    """Says when a rank's own backward pass is over, before it waits for the gradients of others.
+
+    DDP waits inside `backward()`, so the step of a fast rank lasts as long as that of the slowest and the clock alone
+    shows no difference. The gradient that comes last is this rank's last own work. Which ones come last is found in the
+    first pass, with a hook on every parameter; then only those keep theirs. Under FSDP, where ranks meet in every
+    layer, there is no such moment, and nothing is said.
+    """
+
+    _KEPT = 4  # packs without images may end elsewhere
+
+    def __init__(self, model: nn.Module, say: Callable[[], None]) -> None:
+        self._say = say
+        self._order: list[int] | None = []
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        self._hooks = {id(one): one.register_post_accumulate_grad_hook(self._came) for one in trained}
+
+    def settle(self) -> None:
+        """A step is over: keep the hooks on what came last in it."""
+        if not self._order:
+            return
+        kept = set(self._order[-self._KEPT :])
+        for parameter in set(self._hooks) - kept:
+            self._hooks.pop(parameter).remove()
+        self._order = None
+
+    def close(self) -> None:
+        """Take every hook away."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
+
+    def _came(self, weight: torch.Tensor) -> None:
+        if self._order is not None:
+            self._order.append(id(weight))
+        self._say()
+
+
+def stopwatch() -> Stopwatch:
+    """The one for this machine."""
+    return GpuStopwatch() if torch.cuda.is_available() else HostStopwatch()
+
+
+def memory() -> Memory:
+    """The one for this machine."""
+    return GpuMemory() if torch.cuda.is_available() else NoMemory()
