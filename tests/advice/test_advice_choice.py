@@ -195,7 +195,7 @@ def test_a_baseline_that_contradicts_itself_is_refused() -> None:
     ("setup", "gpu"),
     [
         (TrainingSetup(gradient_checkpointing=False, chunked_loss=False), "l40s"),
-        (TrainingSetup(gpus=4), "v100-16"),
+        (TrainingSetup(gpus=4), "l4"),
     ],
     ids=["checkpointing is enough", "states are too large"],
 )

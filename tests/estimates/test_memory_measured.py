@@ -15,11 +15,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from packtrain.estimates.memory import LOGIT_BYTES, MemoryCoefficients, MemoryEstimate, estimate_memory, loss_bytes
+from packtrain.estimates.memory import (
+    LOGIT_BYTES,
+    MemoryCoefficients,
+    MemoryEstimate,
+    estimate_memory,
+    loss_bytes,
+    waiting_bytes,
+)
 from packtrain.estimates.memory_states import count, states
 from packtrain.estimates.shapes import read_shape, shape_from_config
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
-from packtrain.models import tiny
+from packtrain.models import chunked_loss, tiny
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 NOTHING_ELSE = MemoryCoefficients(framework_bytes=0, fragmentation=0.0)
@@ -247,24 +254,76 @@ def test_logits_and_their_gradients(tmp_path: Path) -> None:
     assert sum_of(estimate, (*LAYERS, "logits and loss")) == pytest.approx(live.peak, rel=0.03)
 
 
-def test_chunked_loss(tmp_path: Path) -> None:
-    from torch.nn.functional import cross_entropy
-    from torch.utils.checkpoint import checkpoint
+def fused_losses(
+    logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the one kernel of a GPU leaves behind: a sum, and a gradient in the logits' type."""
+    return logits.new_zeros((), dtype=torch.float32), torch.zeros_like(logits) if with_gradient else logits
 
-    case = Case(tmp_path, "llama", "bf16", "sdpa")
-    hidden = torch.randn(400, 64, dtype=torch.bfloat16, requires_grad=True)
-    labels, head = torch.randint(5, 100, (400,)), case.model.lm_head
 
-    def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(head(rows).float(), targets, reduction="sum")
+def add_product(total: torch.Tensor, by_logits: torch.Tensor, rows: torch.Tensor) -> None:
+    """As on a GPU: the product of half-precision factors comes out in fp32."""
+    if rows.dtype == torch.float32:
+        total.addmm_(by_logits.T, rows)
+        return
+    total += torch.zeros_like(total)
 
-    with Live(case.known() | {storage(labels)}) as live:
-        chunks = zip((hidden * 1).split(50), labels.split(50), strict=True)
-        sum(checkpoint(of_chunk, rows, targets, use_reentrant=False) for rows, targets in chunks).backward()
-    load = replace(case.load, supervised_tokens=400)
-    estimate = loss_bytes(case.shape, replace(case.setup, chunked_loss=True, loss_chunk=50), load)
-    assert estimate == pytest.approx(live.peak, rel=0.15)
-    assert estimate < loss_bytes(case.shape, replace(case.setup, chunked_loss=False), load) / 2
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("supervised", [40, 400])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_chunked_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, supervised: int, method: str
+) -> None:
+    monkeypatch.setattr(chunked_loss, "_soften", lambda kind: fused_losses)
+    monkeypatch.setattr(chunked_loss, "_add_product", add_product)
+    case = Case(tmp_path, "llama", dtype, "sdpa")
+    head = case.model.lm_head.requires_grad_(method == "full")
+    known = case.known()
+    hidden = torch.randn(supervised, 64, dtype=DTYPES[dtype], requires_grad=True)
+    ids = torch.randint(5, 100, (supervised,))
+    with Live(known | {storage(ids), storage(hidden)}) as live:
+        chosen = hidden.index_select(0, torch.arange(supervised))
+        chunked_loss._SumOfLosses.apply(chosen, head.weight, None, ids, None, 50)
+    load = replace(case.load, supervised_tokens=supervised)
+    setup = replace(case.setup, method=method, chunked_loss=True, loss_chunk=50)  # type: ignore[arg-type]
+    assert loss_bytes(case.shape, setup, load) == pytest.approx(live.peak, rel=0.05)
+    assert live.peak > 50_000
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_gradient_of_a_tied_head_waits_for_the_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    case = Case(tmp_path, "llama", "fp32", "sdpa")
+    if not tied:
+        case.model.lm_head.weight = torch.nn.Parameter(case.model.lm_head.weight.detach().clone())
+    else:
+        case.model.lm_head.weight = case.model.model.embed_tokens.weight
+    made: list[Any] = []
+    backward = chunked_loss._SumOfLosses.backward
+
+    def watched(ctx: Any, *outer: torch.Tensor) -> Any:
+        grads = backward(ctx, *outer)
+        made.append(weakref.ref(grads[1].untyped_storage()))
+        return grads
+
+    monkeypatch.setattr(chunked_loss._SumOfLosses, "backward", staticmethod(watched))
+    case.known()  # gradients are there from the pass before
+    labels = case.batch["input_ids"]
+    waits: list[bool] = []
+    loss = chunked_loss.ChunkedLoss.install(case.model, chunk=64)
+    layer = case.model.model.layers[0]
+    layer.register_full_backward_hook(lambda *_: waits.append(made[0]() is not None))
+    with loss.taking(chunked_loss.Targets.of(labels)):
+        total = case.model(**case.batch, labels=labels, use_cache=False).loss
+    total.backward()
+    assert waits == [tied]
+    shape = replace(case.shape, language=replace(case.shape.language, tied=tied))
+    load = replace(case.load, supervised_tokens=10)
+    assert waiting_bytes(shape, case.setup, load) == (case.model.lm_head.weight.nbytes if tied else 0)
+    assert waiting_bytes(shape, case.setup, replace(load, supervised_tokens=0)) == 0, "without loss nothing waits"
+    assert waiting_bytes(shape, replace(case.setup, method="lora"), load) == 0
 
 
 class Kernel(torch.autograd.Function):

@@ -52,8 +52,10 @@ def mix(tokens: int, square: float = 3_000, patches: float = 1.05, patch_square:
     ],
 )
 def test_throughput_measured_on_an_h200(setup: TrainingSetup, load: Load, compiled: bool, measured: float) -> None:
+    setup = replace(setup, compiled=compiled)
+    assert tokens_per_second(SHAPE, setup, load, H200) == pytest.approx(measured, rel=0.03)
     coefficients = default_coefficients(H200, compiled=compiled)
-    assert tokens_per_second(SHAPE, setup, load, H200, coefficients) == pytest.approx(measured, rel=0.03)
+    assert step_time(SHAPE, setup, load, H200, coefficients) == step_time(SHAPE, setup, load, H200)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
@@ -124,8 +126,9 @@ def test_a_frozen_tower_and_adapters_are_cheaper() -> None:
     full = step_time(SHAPE, PLAIN, load, H200)
     frozen = step_time(SHAPE, replace(PLAIN, train_vision=False, train_connector=False), load, H200)
     adapters = step_time(SHAPE, replace(PLAIN, method="lora", train_vision=False, train_connector=False), load, H200)
-    for part in ("compute", "memory_traffic"):
-        assert getattr(adapters, part) < getattr(frozen, part) < getattr(full, part)
+    assert adapters.compute < frozen.compute < full.compute
+    assert frozen.memory_traffic < adapters.memory_traffic, "adapters in fp32 cast all that they read"
+    assert adapters.seconds < full.seconds
 
 
 def test_micro_steps_share_one_optimizer_step() -> None:
@@ -150,8 +153,9 @@ def test_sharding_divides_the_optimizer() -> None:
 def test_all_logits_move_more_than_supervised_ones() -> None:
     load = mix(8_192)
     chunked, whole = (step_time(SHAPE, replace(PLAIN, chunked_loss=chunked), load, H200) for chunked in (True, False))
-    rows = load.tokens - load.supervised_tokens
-    assert whole.memory_traffic - chunked.memory_traffic == pytest.approx(rows * 151936 * 24 / H200.bandwidth)
+    logits = 151936 * (24 * load.tokens - 12 * load.supervised_tokens)
+    gradient = 16 * 151936 * 2048 * load.supervised_tokens / 2048  # of the head, summed chunk by chunk
+    assert whole.memory_traffic - chunked.memory_traffic == pytest.approx((logits - gradient) / H200.bandwidth)
     assert whole.compute > chunked.compute
 
 

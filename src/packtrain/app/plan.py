@@ -14,12 +14,14 @@ from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, study_outcome
 from packtrain.advice.values import Study
 from packtrain.app.config import RunConfig, load_config
+from packtrain.app.config_setup import ATTENTION, training_setup
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
+from packtrain.estimates.calibration import coefficients_for
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import read_shape
-from packtrain.estimates.values import ModelShape, TrainingSetup
+from packtrain.estimates.values import ModelShape
 from packtrain.models.tiny import resolve
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.overlong import fit_pieces
@@ -29,21 +31,6 @@ from packtrain.reports.files import check_place, write_study
 from packtrain.reports.samples import NUMBERS, SampleChunk
 
 _CHUNK = 1 << 18  # samples whose lines are written together
-# What an optimizer keeps of every parameter, by the trainer's names; multimodal is AdamW with a rate for each module.
-_OPTIMIZERS = {
-    **dict.fromkeys(
-        (
-            *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "paged_adamw_32bit"),
-            *("stable_adamw", "multimodal"),
-        ),
-        "adamw",
-    ),
-    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "adamw_8bit"),
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
-# Kernels that skip padding and keep no scores, whatever their names.
-_ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "flex"), "varlen")
 # How a config of a run says what a study calls otherwise.
 _BASELINE = {
     "per_device_train_batch_size": "per_device_batch_size",
@@ -57,7 +44,6 @@ _BASELINE = {
         )
     },
 }
-_SETUP = ("gradient_checkpointing", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "loss_chunk")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +82,16 @@ def plan(
     name, shape = _model(table, model or run.model.get("model_name_or_path"))
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus)
+    planned, known = training_setup(run, gpus=gpus, given=setup), find_gpu(gpu)
+    time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
     outcome = study_outcome(
         table,
         shape=shape,
         model=name,
-        gpu=find_gpu(gpu),
-        setup=_setup(run, gpus, setup or {}),
+        gpu=known,
+        setup=planned,
+        time=time,
+        memory=memory,
         baseline=Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)}),
         lengths=lengths,
         limits=_limit_sets(limits or {}),
@@ -110,7 +100,14 @@ def plan(
         progress=progress,
     )
     files = write_study(outcome.study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
-    notes = (*run.notes, *counted, *relimited, *_family_note(table, shape), *_epochs_note(run, outcome.study))
+    notes = (
+        *run.notes,
+        *counted,
+        *calibrated,
+        *relimited,
+        *_family_note(table, shape),
+        *_epochs_note(run, outcome.study),
+    )
     return Planned(study=outcome.study, files=files, notes=notes)
 
 
@@ -156,34 +153,11 @@ def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
     return () if given == study.epochs else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
 
 
-def _setup(run: RunConfig, gpus: int, given: Mapping[str, Any]) -> TrainingSetup:
-    """How the packed run is trained."""
-    model, training = run.model, run.training
-    found: dict[str, Any] = {"gpus": gpus}
-    found |= {name: model[name] for name in ("method", "lora_rank", "train_vision", "train_connector") if name in model}
-    found |= {name: training[name] for name in (*_SETUP, "sharding", "attention") if name in training}
-    if model.get("dtype") in ("float32", "fp32"):
-        found["weights_dtype"] = "fp32"
-    if "optim" in training:
-        found["optimizer"] = _optimizer(training["optim"])
-    if "attention" in found:
-        found["attention"] = _ATTENTION.get(found["attention"], found["attention"])
-    if training.get("fsdp"):
-        found.setdefault("sharding", "fsdp")
-    return TrainingSetup(**{**found, **_known("setup", given, TrainingSetup)})
-
-
-def _optimizer(name: str) -> str:
-    if name not in _OPTIMIZERS:
-        raise ConfigError("training.optim", got=name, expected=", ".join(_OPTIMIZERS), fix=nearest(name, _OPTIMIZERS))
-    return _OPTIMIZERS[name]
-
-
 def _baseline(run: RunConfig, table: CostTable, gpus: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the config says about the padded run that is compared with, and how that was understood."""
     found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
     if "attention" in run.training:
-        found["attention"] = _ATTENTION.get(run.training["attention"], run.training["attention"])
+        found["attention"] = ATTENTION.get(run.training["attention"], run.training["attention"])
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)

@@ -13,13 +13,13 @@ A piece of a sample that was split or truncated is a sample of its own here: n c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.packs.values import IGNORED, EncodedSample
+
+if TYPE_CHECKING:  # configs name weightings, and are read without torch
+    from torch import Tensor
 
 LossWeighting = Literal["token", "sample", "sqrt"]
 LOSS_WEIGHTS = "loss_weights"  # under this name they stand in a batch, in the shape of its labels
@@ -50,4 +50,6 @@ def loss_total(samples: Sequence[EncodedSample], weighting: LossWeighting) -> fl
 
 def no_weights(tokens: int) -> Tensor:
     """Of tokens that only fill up."""
+    import torch
+
     return torch.zeros(tokens)

@@ -8,11 +8,15 @@ import typer
 
 import packtrain
 from packtrain.cli import bench as benchmarks
+from packtrain.cli import cache as caches
+from packtrain.cli.calibrate import calibrate
 from packtrain.cli.common import run
 from packtrain.cli.demo import demo
 from packtrain.cli.measure import measure
 from packtrain.cli.pack import inspect, pack
 from packtrain.cli.plan import plan
+from packtrain.cli.report import report
+from packtrain.cli.train import train
 from packtrain.cli.verify import verify
 
 app = typer.Typer(
@@ -26,6 +30,10 @@ bench = typer.Typer(
     help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
+cache = typer.Typer(
+    help="What packtrain keeps to use it again: look, clear, verify.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(cache, name="cache")
 
 
 def _version(wanted: bool) -> None:
@@ -46,12 +54,19 @@ def _root(
 app.command("measure", short_help="What every record will cost, exact, from headers alone.")(measure)
 app.command("plan", short_help="The config that model, data and GPUs deserve, and a report.")(plan)
 app.command("pack", short_help="Which samples share a pack, under any number of limits.")(pack)
-app.command("inspect", short_help="Look into a plan: one pack, one sample, the limits.")(inspect)
+app.command("inspect", short_help="Look into a plan or a run: one pack, one sample, one step.")(inspect)
 app.command("verify", short_help="Prove that packing is correct for a model and a backend.")(verify)
+app.command("calibrate", short_help="Fit the memory and time models to the GPU at hand.")(calibrate)
+app.command("train", short_help="Train: from a config to a model, a run folder and a report.")(train)
+app.command("report", short_help="The page of a run, or of several side by side.")(report)
 app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
+cache.command("ls")(caches.ls)
+cache.command("clear")(caches.clear)
+cache.command("verify")(caches.verify)
 bench.command("measure")(benchmarks.measure)
 bench.command("pack")(benchmarks.pack)
 bench.command("loader")(benchmarks.loader)
+bench.command("train")(benchmarks.train)
 
 
 def main() -> None:

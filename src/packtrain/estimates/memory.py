@@ -72,14 +72,17 @@ class MemoryEstimate:
 class MemoryCoefficients:
     """What cannot be counted: defaults, or what was fitted to one GPU."""
 
-    activation_scale: float = 1.0  # of layers and attention, for compiled layers or other kernels
+    activation_scale: float = 1.0  # of layers and attention, for other kernels than those that were counted
+    vision_scale: float = 1.0  # of the tower, beside that
+    attention_scale: float = 1.0  # of masks and scores, beside that
     framework_bytes: int = GIB  # CUDA context and kernels, cuBLAS and NCCL workspaces
     fragmentation: float = 0.05  # of what grows with the data: memory the allocator holds and cannot use
     fitted: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation_scale <= 0:
-            raise ConfigError("activation_scale", got=self.activation_scale, expected="a positive number")
+        for name in ("activation_scale", "vision_scale", "attention_scale"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, got=getattr(self, name), expected="a positive number")
         if self.framework_bytes < 0 or self.fragmentation < 0:
             got = f"{self.framework_bytes} bytes, {self.fragmentation}"
             raise ConfigError("framework_bytes and fragmentation", got=got, expected="no negative numbers")
@@ -192,15 +195,28 @@ def input_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
 
 
 def loss_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
-    """Logits, their softmax in fp32 and the gradients of both, all gone before the layers run backward."""
+    """Logits and their gradients where they are largest, gone before the layers run backward.
+
+    In chunks, logits and their gradient are of the compute type, and the head's gradient is summed in fp32: once there
+    is the sum beside the product of one chunk, once the next chunk's logits beside those of the one before.
+    """
     language, b = shape.language, compute_bytes(setup)
-    each = language.vocabulary * LOGIT_BYTES
     if not setup.chunked_loss:
-        return load.tokens * each
+        return load.tokens * language.vocabulary * LOGIT_BYTES
     positions = min(setup.loss_chunk, load.supervised_tokens)
-    gradient = b * language.vocabulary * language.hidden if setup.method == "full" else 0  # of the head, per chunk
+    chunk = b * language.vocabulary * positions
+    head = FLOAT * language.vocabulary * language.hidden if setup.method == "full" and positions else 0
+    product = head if b < FLOAT else 0
+    following = chunk if load.supervised_tokens > positions else 0
     hidden = 2 * b * language.hidden * load.supervised_tokens  # at supervised positions, and its gradient
-    return positions * each + hidden + (gradient if positions else 0)
+    return hidden + 2 * chunk + head + max(product, following)
+
+
+def waiting_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
+    """The gradient of a head that is the embedding: it waits for the embedding's own, until the very end."""
+    language = shape.language
+    waits = language.tied and setup.method == "full" and (load.supervised_tokens or not setup.chunked_loss)
+    return compute_bytes(setup) * language.vocabulary * language.hidden if waits else 0
 
 
 def _moments(
@@ -216,6 +232,7 @@ def _moments(
         again = ends + max(again, load.tokens * language.hidden * (4 * FLOAT + b))
     kept_square, again_square = _kept(square, language.layers, setup.gradient_checkpointing)
     vision = _vision(shape, setup, load)
+    waiting = waiting_bytes(shape, setup, load)
     moments = (
         Moment(
             name="the loss",
@@ -229,12 +246,14 @@ def _moments(
             language=kept + again,
             vision=vision.kept,
             attention=kept_square + again_square + shared + vision.kept_square,
+            loss=waiting,
         ),
         Moment(
             name="the vision tower",
             language=2 * load.tokens * b * language.hidden if setup.train_vision else 0,  # gradients on their way
             vision=vision.kept + vision.again,
             attention=vision.kept_square + vision.again_square,
+            loss=waiting,
         ),
     )
     scale = coefficients.activation_scale
@@ -242,8 +261,8 @@ def _moments(
         replace(
             moment,
             language=int(scale * moment.language),
-            vision=int(scale * moment.vision),
-            attention=int(scale * moment.attention),
+            vision=int(scale * coefficients.vision_scale * moment.vision),
+            attention=int(scale * coefficients.attention_scale * moment.attention),
         )
         for moment in moments
     )
@@ -336,7 +355,7 @@ def _attention_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
 
 
 def _loss_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
-    each = f"{LOGIT_BYTES} bytes for each of {shape.language.vocabulary:,} logits"
+    logits = f"{shape.language.vocabulary:,} logits"
     if setup.chunked_loss:
-        return f"{load.supervised_tokens:,} supervised positions, {setup.loss_chunk:,} at once: {each}"
-    return f"all {load.tokens:,} positions: {each}"
+        return f"{load.supervised_tokens:,} supervised positions, {setup.loss_chunk:,} at once, of {logits} each"
+    return f"all {load.tokens:,} positions: {LOGIT_BYTES} bytes for each of {logits}"

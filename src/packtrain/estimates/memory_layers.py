@@ -1,4 +1,4 @@
-"""What autograd keeps of one layer, counted tensor by tensor as transformers' eager layers keep it.
+"""What autograd keeps of one layer, counted tensor by tensor as transformers' layers keep it, compiled or not.
 
 Legend, all of one token or patch: `b` bytes of the compute type, `hidden` the residual stream, `queries` and `keys` the
 widths of the projections. A tensor counts once, whoever else holds it; parameters and inputs of the model do not count.
@@ -35,6 +35,8 @@ def compute_bytes(setup: TrainingSetup) -> int:
 
 def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
     """One decoder layer, without what grows with the square of the tokens."""
+    if setup.compiled:
+        return _compiled_layer(shape, setup, load)
     language, b = shape.language, compute_bytes(setup)
     norms, head_norms = small_parts(shape)
     gemma = shape.model_type.startswith(("gemma", "paligemma"))  # scales in fp32, before the result is cast
@@ -45,8 +47,7 @@ def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Layer
     norm = norms * (language.hidden * (FLOAT + scaled) + FLOAT)
     if head_norms:
         norm += (queries + keys) * (FLOAT + scaled) + FLOAT * (language.heads + language.kv_heads)
-    repeated = setup.attention == "eager" or (setup.attention == "sdpa" and has_dense_mask(shape, load))
-    shared = queries if repeated else keys  # these kernels want as many key heads as query heads
+    shared = _shared_width(shape, setup, load)
     attention = b * (2 * queries + 2 * shared) + (0 if setup.attention == "eager" else FLOAT * language.heads)
     block = b * language.intermediate * language.experts_used * (3 if language.gated else 1)
     linears = _adapter_inputs(language, setup, b) if adapted else _linear_inputs(language, b)
@@ -54,6 +55,42 @@ def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Layer
     return LayerBytes(
         saved=load.tokens * (norm + attention + block + linears) + _adapter_constants(language, setup),
         entry=load.tokens * b * language.hidden,
+        working=load.tokens * working,
+    )
+
+
+def _shared_width(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
+    """The width of keys as the kernel gets them: with a dense mask it wants as many key heads as query heads."""
+    repeated = setup.attention == "eager" or (setup.attention == "sdpa" and has_dense_mask(shape, load))
+    return (shape.language.heads if repeated else shape.language.kv_heads) * shape.language.head_dim
+
+
+def _compiled_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
+    """One compiled decoder layer: fp32 parts of norms and what is cheap to compute again are not kept.
+
+    What a matrix or a kernel reads is kept all the same, since it would have to be written once more.
+    """
+    language, b = shape.language, compute_bytes(setup)
+    norms, head_norms = small_parts(shape)
+    hidden, inner = language.hidden, language.intermediate * language.experts_used
+    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
+    shared = _shared_width(shape, setup, load)
+    attention = b * (2 * queries + 2 * shared) + FLOAT * language.heads
+    if head_norms:  # queries and keys before their norms, too
+        attention += b * (queries + keys) + FLOAT * (language.heads + language.kv_heads)
+    stream = 2 * b * hidden * (norms - 1) + FLOAT * norms  # the residual stream, and further norms' results
+    if setup.method == "full":
+        linears = b * (2 * hidden + (3 if language.gated else 2) * inner)
+    else:  # adapters are fp32: what they read is kept so, once for all matrices that read it
+        matrices = language_matrices(language)
+        linears = (2 if language.gated else 1) * b * inner + FLOAT * setup.lora_rank * len(matrices)
+        linears += FLOAT * (2 * hidden + queries + inner) if b < FLOAT else b * (2 * hidden + inner)
+        if setup.method == "dora":
+            linears += (b + FLOAT) * sum(columns for _, columns in matrices)
+    working = 2 * b * max(inner, 2 * hidden)
+    return LayerBytes(
+        saved=load.tokens * (stream + attention + linears) + _adapter_constants(language, setup),
+        entry=load.tokens * b * hidden,
         working=load.tokens * working,
     )
 
@@ -126,13 +163,16 @@ def _row_square(load: Load) -> int:
 def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
     """One layer of the tower over so many patches, without what grows with the square of an image's patches."""
     b, hidden, kind = compute_bytes(setup), vision.hidden, tower_kind(shape)
-    norms = 2 * (hidden * (FLOAT + b) + FLOAT) if kind in _RMS_TOWERS else 2 * b * (hidden + 2)
+    wide = kind in _RMS_TOWERS and not setup.compiled  # written-out norms keep their fp32 input
+    norms = 2 * (hidden * (FLOAT + b) + FLOAT) if wide else 2 * b * (hidden + 2)
     fused, alone = kind in _FUSED_TOWERS, setup.attention == "varlen"
     # Values are a view of the fused result, which therefore stays whole. Where images attend one by one, their results
     # are kept twice: apart, and joined.
     kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if kind in _SCALED_TOWERS else 0)
     attention = b * kept * hidden + (0 if setup.attention == "eager" else FLOAT * vision.heads)
     block = 4 if vision.gated else 3 if kind in _SIGMOID_TOWERS else 2
+    if setup.compiled:
+        block = 3 if vision.gated else 2
     return LayerBytes(
         saved=patches * (norms + attention + b * block * vision.intermediate),
         entry=patches * b * hidden,

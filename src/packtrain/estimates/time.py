@@ -18,10 +18,14 @@ from packtrain.estimates.flops import (
     training_flops,
 )
 from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.memory_layers import language_layer, vision_layer
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 
 _ACTIVATION_BYTES = 2  # activations are bf16 whatever the weights are kept in
 _LOGIT_BYTES = 24  # traffic of one logit: written, widened, normalised, its gradient written and read twice
+_CHUNK_LOGIT_BYTES = 12  # in chunks, with one kernel: written, read twice, its gradient written and read twice
+_HEAD_BYTES = 16  # of one number of the head's gradient per chunk: the product in fp32, and adding it up
+_FP32_PRODUCTS = 15.0  # how much slower than bf16 products: adapters are fp32 beside weights in bf16
 _BACKWARD = 2.0  # element-wise kernels backward touch about twice what they touch forward
 # How often the optimizer reads or writes a number of the weights' size per trained parameter, and bytes beside that.
 _OPTIMIZER_TRAFFIC = {"adamw": (7, 0), "adamw_8bit": (3, 4), "adafactor": (4, 0), "sgd": (3, 0)}
@@ -33,9 +37,11 @@ class Coefficients:
 
     matmul_efficiency: float = 0.75
     attention_efficiency: float = 0.35  # kernels that see only what attends
-    masked_attention_efficiency: float = 0.18  # kernels over whole rows with a dense mask
-    elementwise_passes: float = 182.0  # hidden states that a layer reads or writes forward, at the full bandwidth
-    layer_seconds: float = 0.00146  # launches of one layer, forward and backward
+    masked_attention_efficiency: float = 0.183  # kernels over whole rows with a dense mask
+    elementwise_passes: float = 7.32  # how often a layer forward moves as many bytes as it keeps for its backward pass
+    vision_factor: float = 1.0  # how much slower the tower is than these shares say
+    recomputed_share: float = 1.0  # of a layer's forward that recomputing it costs
+    layer_seconds: float = 0.00149  # launches of one layer, forward and backward
     overlap: float = 0.5  # share of the compute time behind which communication hides
     network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
     gpus_per_node: int = 8
@@ -45,6 +51,9 @@ class Coefficients:
         for name in ("matmul_efficiency", "attention_efficiency", "masked_attention_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(name, got=getattr(self, name), expected="above 0 and at most 1")
+        for name in ("elementwise_passes", "vision_factor", "recomputed_share", "layer_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(name, got=getattr(self, name), expected="0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +74,7 @@ class StepTime:
 def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
     """What to assume before anything was measured; `compiled`: decoder layers compiled for constant shapes."""
     del gpu  # the same shares of every data sheet, until measurements say otherwise
-    return Coefficients(elementwise_passes=142.0, layer_seconds=0.0002) if compiled else Coefficients()
+    return Coefficients(elementwise_passes=8.03, layer_seconds=0.0002) if compiled else Coefficients()
 
 
 def step_time(
@@ -79,7 +88,7 @@ def step_time(
     """One optimizer step of `micro_steps` passes over such a load on every GPU."""
     if micro_steps < 1:
         raise ConfigError("micro_steps", got=micro_steps, expected="at least 1")
-    chosen = coefficients or default_coefficients(gpu)
+    chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
     compute = micro_steps * _compute(shape, setup, load, gpu, chosen)
     traffic = micro_steps * (_elementwise(shape, setup, load, chosen) + _gradient_bytes(shape, setup))
     exchanged = _communication(shape, setup, gpu, chosen, micro_steps)
@@ -113,10 +122,10 @@ def work_seconds(
     longest: int | None = None,
 ) -> WorkModel:
     """The seconds of one pass as coefficients, without optimizer and communication."""
-    chosen = coefficients or default_coefficients(gpu)
+    chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
     setup = replace(setup, attention="varlen")
     empty = Load(tokens=0, squared_tokens=0, longest=0)
-    attention = attention_work(shape, setup, longest=longest)
+    attention = _weighed_attention(shape, setup, chosen, longest)
     speed = gpu.bf16_flops * chosen.attention_efficiency
 
     def seconds(load: Load) -> float:
@@ -149,27 +158,70 @@ def trained_parameters(shape: ModelShape, setup: TrainingSetup) -> int:
     return trained + (counts.vision if setup.train_vision else 0) + (counts.connector if setup.train_connector else 0)
 
 
+def _weighed_attention(shape: ModelShape, setup: TrainingSetup, chosen: Coefficients, longest: int | None) -> WorkModel:
+    """The FLOPs of attention, each as dear as it really is: recomputed, or in the tower."""
+    kept = replace(setup, gradient_checkpointing=False, vision_checkpointing=False)
+    whole, once = (attention_work(shape, one, longest=longest) for one in (setup, kept))
+
+    def weighed(name: str, factor: float) -> float:
+        least = getattr(once, name)
+        return float(factor * (least + chosen.recomputed_share * (getattr(whole, name) - least)))
+
+    return replace(
+        whole,
+        per_token=weighed("per_token", 1.0),
+        per_squared_token=weighed("per_squared_token", 1.0),
+        per_patch=weighed("per_patch", chosen.vision_factor),
+        per_squared_patch=weighed("per_squared_patch", chosen.vision_factor),
+    )
+
+
 def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chosen: Coefficients) -> float:
+    """Seconds of matrix products and attention, of decoder and tower."""
     flops, once, passes = training_flops(shape, setup, load), forward_flops(shape, load), passes_of(setup)
-    vision_pairs = flops.vision_attention + passes.recomputed_vision * once.vision_attention
-    pairs = flops.attention + passes.recomputed_language * once.attention
-    matrices = flops.executed - pairs - vision_pairs - flops.masked_attention
+    share = chosen.recomputed_share
+    vision_again, again = share * passes.recomputed_vision, share * passes.recomputed_language
+    embedding = 2.0 * load.patches * shape.vision.patch_elements * shape.vision.hidden if shape.vision else 0.0
+    tower = flops.vision + flops.connector + vision_again * (once.vision - embedding)
+    tower_pairs = flops.vision_attention + vision_again * once.vision_attention
+    pairs = flops.attention + again * once.attention
+    of_adapters = flops.recomputed - passes.recomputed_language * (once.language + once.attention)
+    of_adapters -= passes.recomputed_vision * (once.vision - embedding + once.vision_attention)
+    slower = _FP32_PRODUCTS if setup.weights_dtype == "bf16" else 1.0
+    matrices = flops.language + flops.head + flops.unused_logits + again * once.language
+    matrices += slower * (flops.adapters + share * max(0.0, of_adapters))
     dense = flops.masked_attention > 0
     efficiency = chosen.masked_attention_efficiency if dense else chosen.attention_efficiency
-    attention = (pairs + flops.masked_attention) / efficiency + vision_pairs / chosen.attention_efficiency
-    return (matrices / chosen.matmul_efficiency + attention) / gpu.bf16_flops
+    attention = (pairs + flops.masked_attention) / efficiency
+    vision = tower / chosen.matmul_efficiency + tower_pairs / chosen.attention_efficiency
+    return (matrices / chosen.matmul_efficiency + attention + chosen.vision_factor * vision) / gpu.bf16_flops
 
 
 def _elementwise(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Coefficients) -> float:
-    """Bytes that norms, activations, rotations, sums and the loss move in one pass, forward and backward."""
-    language, vision = shape.language, shape.vision
-    again = 1.0 if setup.gradient_checkpointing else 0.0
-    rows = (1 + _BACKWARD + again) * load.tokens * language.layers * language.hidden
+    """Bytes that norms, activations, rotations, sums and the loss move in one pass, forward and backward.
+
+    What a layer keeps for its backward pass is the measure: norms, blocks and adapters write in proportion to it. What
+    dense masks move is a part of how slow attention is with them.
+    """
+    language, vision, share = shape.language, shape.vision, chosen.recomputed_share
+    setup = replace(setup, attention="varlen")
+    again = share if setup.gradient_checkpointing else 0.0
+    moved = (1 + _BACKWARD + again) * language.layers * language_layer(shape, setup, load).saved
     if vision is not None:
-        again = 1.0 if setup.vision_checkpointing else 0.0
-        rows += (1 + (_BACKWARD + again) * setup.train_vision) * load.patches * vision.layers * vision.hidden
-    logits = load.supervised_tokens if setup.chunked_loss else load.tokens
-    return chosen.elementwise_passes * rows * _ACTIVATION_BYTES + logits * language.vocabulary * _LOGIT_BYTES
+        again = share if setup.vision_checkpointing else 0.0
+        tower = vision.layers * vision_layer(shape, vision, setup, load.patches).saved
+        moved += chosen.vision_factor * (1 + (_BACKWARD + again) * setup.train_vision) * tower
+    return chosen.elementwise_passes * moved + _loss_traffic(shape, setup, load)
+
+
+def _loss_traffic(shape: ModelShape, setup: TrainingSetup, load: Load) -> float:
+    """Bytes that the loss moves: its logits, and the sum of the head's gradient over chunks."""
+    language = shape.language
+    if not setup.chunked_loss:
+        return load.tokens * language.vocabulary * _LOGIT_BYTES
+    chunks = load.supervised_tokens / setup.loss_chunk if setup.method == "full" else 0.0
+    per_chunk = _HEAD_BYTES * language.vocabulary * language.hidden
+    return load.supervised_tokens * language.vocabulary * _CHUNK_LOGIT_BYTES + chunks * per_chunk
 
 
 def _weight_bytes(setup: TrainingSetup) -> int:

@@ -1,0 +1,270 @@
+"""Measured training steps -> the coefficients of the time and memory models for one GPU, and the file that keeps them.
+
+Layers that run as they are written and compiled layers are fitted apart: they keep and move different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.errors import ArtifactError
+from packtrain.core.places import cache_dir
+from packtrain.estimates.fitting import Knob, fit_ratios
+from packtrain.estimates.gpus import Gpu
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
+from packtrain.estimates.time import Coefficients, default_coefficients, step_time
+from packtrain.estimates.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+
+KIND, VERSION = "calibration", 1
+Mode = Literal["eager", "compiled"]
+MODES: tuple[Mode, ...] = ("eager", "compiled")
+_TIME = (
+    Knob(name="matmul_efficiency", spread=0.2, low=0.002, high=1.0),
+    Knob(name="attention_efficiency", spread=0.4, low=0.002, high=1.0),
+    Knob(name="elementwise_passes", spread=0.5, low=0.5, high=200.0),
+    Knob(name="vision_factor", spread=0.3, low=0.3, high=5.0),
+    Knob(name="recomputed_share", spread=0.12, low=0.5, high=1.3),
+    Knob(name="layer_seconds", spread=1.5, low=1e-6, high=0.05),
+)
+_MASKED = Knob(name="masked_attention_efficiency", spread=0.5, low=0.001, high=1.0)
+_MEMORY = (
+    Knob(name="activation_scale", spread=0.2, low=0.3, high=3.0),
+    Knob(name="vision_scale", spread=0.2, low=0.3, high=3.0),
+)
+_MASKS = Knob(name="attention_scale", spread=0.3, low=0.2, high=5.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One setting, run for a few steps. Bytes are 0 where there is no GPU to ask."""
+
+    name: str
+    model: str
+    shape: ModelShape
+    setup: TrainingSetup
+    load: Load
+    held_out: bool = False  # not fitted to: what predictions are judged by
+    seconds: float = 0.0  # of a step, its optimizer included; the median
+    pass_seconds: float = 0.0  # of it, forward and backward
+    allocated: int = 0  # the most that torch had allocated
+    reserved: int = 0  # the most that it had asked the driver for
+    context: int = 0  # what the driver says is in use beyond that
+    error: str = ""  # why there are no numbers: memory was not enough, or the setting does not run
+
+    @property
+    def mode(self) -> Mode:
+        return "compiled" if self.setup.compiled else "eager"
+
+    @property
+    def padded(self) -> bool:
+        return self.load.rows > 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Coefficients of one mode."""
+
+    time: Coefficients
+    memory: MemoryCoefficients
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """One measurement beside what the models say of it."""
+
+    measurement: Measurement
+    seconds: float
+    allocated: int
+    held_out: bool  # the coefficients do not know it
+
+    @property
+    def time_error(self) -> float:
+        """By which share of the measured time the prediction is too long."""
+        return self.seconds / self.measurement.seconds - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """The same of allocated memory; None where nothing was measured."""
+        return self.allocated / self.measurement.allocated - 1 if self.measurement.allocated else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What was measured on one kind of GPU, and what was fitted to it."""
+
+    gpu: str  # as in the catalogue of GPUs
+    device: str  # as the driver calls it
+    torch: str
+    transformers: str
+    date: str
+    fits: dict[Mode, Fit]
+    measurements: tuple[Measurement, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)  # why it may not hold here any more
+
+
+def fit(measurements: Sequence[Measurement], gpu: Gpu) -> dict[Mode, Fit]:
+    """Coefficients for each mode of which anything was measured; held-out measurements are not looked at."""
+    found: dict[Mode, Fit] = {}
+    for mode in MODES:
+        known = [one for one in measurements if one.mode == mode and not one.held_out and not one.error]
+        if known:
+            found[mode] = Fit(time=_fit_time(known, gpu, mode), memory=_fit_memory(known))
+    return found
+
+
+def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficients:
+    start = default_coefficients(gpu, compiled=mode == "compiled")
+    knobs = (*_TIME, _MASKED) if any(_is_masked(one) for one in known) else _TIME
+
+    def predict(chosen: Coefficients) -> list[float]:
+        return [step_time(one.shape, one.setup, one.load, gpu, chosen).seconds for one in known]
+
+    found = fit_ratios(start, knobs, predict, [one.seconds for one in known])
+    if knobs is _TIME:  # nothing was measured of it: as much slower as it was taken to be
+        slower = start.masked_attention_efficiency / start.attention_efficiency
+        found = replace(found, masked_attention_efficiency=min(1.0, slower * found.attention_efficiency))
+    return replace(found, fitted=True)
+
+
+def _fit_memory(known: Sequence[Measurement]) -> MemoryCoefficients:
+    seen = [one for one in known if one.allocated]
+    if not seen:
+        return DEFAULT_COEFFICIENTS
+    knobs = (*_MEMORY, _MASKS) if any(_is_masked(one) for one in seen) else _MEMORY
+
+    def predict(chosen: MemoryCoefficients) -> list[float]:
+        return [float(allocated(one, chosen)) for one in seen]
+
+    found = fit_ratios(DEFAULT_COEFFICIENTS, knobs, predict, [one.allocated for one in seen])
+    beyond = [(one.reserved - one.allocated) / _data_bytes(one, found) for one in seen if one.reserved]
+    return replace(
+        found,
+        framework_bytes=int(median(one.context for one in seen)),
+        fragmentation=max(0.0, float(median(beyond))) if beyond else found.fragmentation,
+        fitted=True,
+    )
+
+
+def _is_masked(one: Measurement) -> bool:
+    return one.setup.attention != "varlen"
+
+
+def _data_bytes(one: Measurement, chosen: MemoryCoefficients) -> int:
+    return max(1, estimate_memory(one.shape, one.setup, one.load, chosen).activations)
+
+
+def allocated(one: Measurement, chosen: MemoryCoefficients) -> int:
+    """The peak that torch should have allocated: what the driver and the allocator need beside stands outside it."""
+    estimate = estimate_memory(one.shape, one.setup, one.load, chosen)
+    return estimate.total - estimate.part("framework").bytes
+
+
+def predict(measurements: Iterable[Measurement], fits: dict[Mode, Fit], gpu: Gpu) -> list[Predicted]:
+    """Measurements beside predictions, those that failed and modes without a fit left out."""
+    return [
+        Predicted(
+            measurement=one,
+            seconds=step_time(one.shape, one.setup, one.load, gpu, fits[one.mode].time).seconds,
+            allocated=allocated(one, fits[one.mode].memory),
+            held_out=one.held_out,
+        )
+        for one in measurements
+        if not one.error and one.mode in fits
+    ]
+
+
+def leave_one_out(measurements: Sequence[Measurement], gpu: Gpu) -> list[Predicted]:
+    """Each measurement that is fitted to, predicted by a fit to the others."""
+    known = [one for one in measurements if not one.held_out and not one.error]
+    found: list[Predicted] = []
+    for one in known:
+        others = [other for other in known if other is not one]
+        found += [replace(seen, held_out=True) for seen in predict([one], fit(others, gpu), gpu)]
+    return found
+
+
+# ---- the file
+
+
+def calibration_path(gpu: Gpu) -> Path:
+    """Where the calibration of this kind of GPU is kept."""
+    return cache_dir() / "calibration" / f"{gpu.name}.json"
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write it for later runs."""
+    body = asdict(calibration)
+    del body["notes"]
+    write_json(path, KIND, VERSION, body)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """A stored calibration; one of another format is refused."""
+    body = read_json(path, KIND, VERSION)
+    try:
+        fits: dict[Mode, Fit] = {
+            mode: Fit(time=Coefficients(**one["time"]), memory=MemoryCoefficients(**one["memory"]))
+            for mode, one in body["fits"].items()
+        }
+        measurements = tuple(_measurement(one) for one in body["measurements"])
+        about: dict[str, Any] = {name: str(body[name]) for name in ("gpu", "device", "torch", "transformers", "date")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            str(path), got=f"{type(error).__name__}: {error}", expected="a calibration", fix="run packtrain calibrate"
+        ) from None
+    return Calibration(**about, fits=fits, measurements=measurements)
+
+
+def load_calibration(gpu: Gpu) -> Calibration | None:
+    """The stored calibration of this kind of GPU, if there is one, with notes on what is different now."""
+    path = calibration_path(gpu)
+    if not path.is_file():
+        return None
+    found = read_calibration(path)
+    now = _installed("torch")
+    if now and now != found.torch:
+        note = f"it was calibrated with torch {found.torch}, and this is {now}: run packtrain calibrate again"
+        return replace(found, notes=(note,))
+    return found
+
+
+def coefficients_for(gpu: Gpu, *, compiled: bool = False) -> tuple[Coefficients, MemoryCoefficients, tuple[str, ...]]:
+    """What to predict with on such a GPU, and what that rests on: the stored calibration, or else defaults."""
+    defaults = default_coefficients(gpu, compiled=compiled), DEFAULT_COEFFICIENTS
+    try:
+        found = load_calibration(gpu)
+    except ArtifactError as error:  # estimates are still possible
+        return *defaults, (f"the stored calibration is not used: {error}",)
+    fitted = found.fits.get("compiled" if compiled else "eager") if found is not None else None
+    if found is None or fitted is None:
+        return *defaults, ()
+    about = f"time and memory are predicted by the calibration of {found.device} of {found.date}"
+    return fitted.time, fitted.memory, (about, *found.notes)
+
+
+def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _measurement(body: dict[str, Any]) -> Measurement:
+    shape = body["shape"]
+    vision = VisionShape(**shape["vision"]) if shape["vision"] is not None else None
+    known = {
+        **shape,
+        "language": LanguageShape(**shape["language"]),
+        "vision": vision,
+        "parameters": ParameterCounts(**shape["parameters"]),
+        "notes": tuple(shape["notes"]),
+    }
+    parts = {"shape": ModelShape(**known), "setup": TrainingSetup(**body["setup"]), "load": Load(**body["load"])}
+    return Measurement(**{**body, **parts})

@@ -1,0 +1,276 @@
+"""One setting of training, run for a few steps on made-up samples: how long a step takes, and what memory it needs.
+
+The model is random and is prepared as training prepares it. Gradients stay between steps, as they do where several
+passes make one step, so that memory is that of the second pass and all later ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from packtrain.batches.collate import ConstantShapes, PackCollator
+from packtrain.batches.padded import PaddedCollator
+from packtrain.batches.values import Batch, BatchInfo
+from packtrain.core.errors import PacktrainError
+from packtrain.estimates.calibration import Measurement
+from packtrain.estimates.shapes import shape_from_config
+from packtrain.estimates.values import Load, TrainingSetup
+from packtrain.families.contracts import contract_for
+from packtrain.models.adapters import set_trainable
+from packtrain.models.compiled import compile_layers
+from packtrain.models.patch_products import multiply_patches
+from packtrain.models.prepare import prepare_model
+from packtrain.models.settings import ModelSettings
+from packtrain.models.vision_batches import checkpoint_parts, split_vision
+from packtrain.packs.values import EncodedSample, PackedRow, PackKey
+from packtrain.training.loss import FromLogits, InChunks, SumOfLosses
+from packtrain.training.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+
+OUT_OF_MEMORY = "out of memory"
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_LONG = 300  # characters of an error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A model, how it is trained, and what its batches look like."""
+
+    model: str  # a name for `config`
+    config: Mapping[str, Any] = field(repr=False)
+    setup: TrainingSetup
+    tokens: int  # of a pack, or of the longest row of a padded batch
+    rows: int | None = None  # of a padded batch; None: one pack
+    mix: Mix = field(default_factory=Mix)
+    held_out: bool = False
+    steps: int = 5  # that are measured
+    warmup: int = 2
+    backend: str = "inductor"  # of compiled layers
+
+    @property
+    def name(self) -> str:
+        """What it is, in a line."""
+        setup, mix = self.setup, self.mix
+        kind = f"packed {self.tokens:,}" if self.rows is None else f"padded {self.rows} x {self.tokens:,}"
+        again = {(True, True): "recomputed", (False, False): "kept", (False, True): "tower recomputed"}
+        usual = Mix()
+        parts = [
+            self.model,
+            setup.method,
+            kind,
+            again.get((setup.gradient_checkpointing, setup.vision_checkpointing), "decoder recomputed"),
+            "compiled" if setup.compiled else "eager",
+        ]
+        if mix.mean_tokens != usual.mean_tokens:
+            parts.append(f"{mix.mean_tokens:,} a sample")
+        if mix.patches_per_token not in (0, usual.patches_per_token):
+            parts.append(f"{mix.patches_per_token:g} patches a token")
+        return ", ".join(parts)
+
+
+def measure_trial(trial: Trial, device: torch.device) -> Measurement:
+    """Run it. Too little memory, or a setting that does not run, is a result as well."""
+    planned = Measurement(
+        name=trial.name,
+        model=trial.model,
+        shape=shape_from_config(trial.config),
+        setup=trial.setup,
+        load=Load(tokens=trial.tokens, squared_tokens=0, longest=0),
+        held_out=trial.held_out,
+    )
+    error = ""
+    try:
+        _free(device, compiled=trial.setup.compiled)
+        return _Run(trial, device).measured(planned)
+    except PacktrainError:
+        raise
+    except torch.OutOfMemoryError:
+        error = OUT_OF_MEMORY
+    except Exception as failure:  # a kernel, a compiler or a model that does not take the setting
+        error = f"{type(failure).__name__}: {failure}"[:_LONG]
+    finally:
+        _free(device, compiled=trial.setup.compiled)
+    return replace(planned, error=error)
+
+
+def build(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """A random model of this config, made where it is used."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    kind = str(config["model_type"])
+    known = AutoConfig.for_model(kind, **{name: value for name, value in config.items() if name != "model_type"})
+    sees = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    torch.manual_seed(0)
+    with device:
+        return auto.from_config(known, dtype=dtype).to(device).train()
+
+
+class _Run:
+    """A prepared model with its optimizer and one batch."""
+
+    def __init__(self, trial: Trial, device: torch.device) -> None:
+        self._trial, self._device = trial, device
+        dtype = _DTYPES[trial.setup.weights_dtype]
+        batch, self._samples = _batch(trial, dtype)
+        self._info = batch.info
+        self._model, self._losses = _prepared(trial, device, dtype)
+        self._targets = self._losses.targets(batch)
+        self._batch = batch.to(device)
+        self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]
+        fused = device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(self._trained, lr=1e-6, fused=fused, foreach=not fused)
+
+    def measured(self, planned: Measurement) -> Measurement:
+        """The median step, and the peak of memory over all of them."""
+        for _ in range(self._trial.warmup):
+            self._step(lambda: None)
+        memory = _Memory(self._device)
+        clock = _Clock(self._device)
+        for _ in range(self._trial.steps):
+            self._step(clock.mark)
+        clock.mark()
+        steps, passes = clock.steps()
+        allocated, reserved, context = memory.used()
+        return replace(
+            planned,
+            load=load_of(self._info, self._samples, padded=self._trial.rows is not None),
+            seconds=median(steps),
+            pass_seconds=median(passes),
+            allocated=allocated,
+            reserved=reserved,
+            context=context,
+        )
+
+    def _step(self, mark: Callable[[], None]) -> None:
+        mark()
+        loss, _ = self._losses.total(self._model, dict(self._batch), self._targets)
+        (loss / self._info.supervised_tokens).backward()
+        mark()
+        torch.nn.utils.clip_grad_norm_(self._trained, 1.0, foreach=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+
+
+def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[Any, SumOfLosses]:
+    """The model as training has it."""
+    setup = trial.setup
+    model = build(trial.config, device, dtype)
+    prepare_model(model, attention=setup.attention)
+    multiply_patches(model)
+    sees = shape_from_config(trial.config).vision is not None
+    settings = ModelSettings(
+        name=trial.model,
+        method=setup.method,
+        lora_rank=setup.lora_rank,
+        train_vision=setup.train_vision if sees else None,
+        train_connector=setup.train_connector if sees else None,
+    )
+    model = set_trainable(model, settings)
+    checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
+    if setup.vision_batch_patches is not None:
+        split_vision(model, setup.vision_batch_patches)
+    if setup.compiled:
+        compile_layers(model, constant=trial.rows is None, backend=trial.backend)
+    losses: SumOfLosses = InChunks(model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
+    return model, losses
+
+
+def _batch(trial: Trial, dtype: torch.dtype) -> tuple[Batch, list[EncodedSample]]:
+    """The one batch that every step is given."""
+    make, contract = MadeUpSamples(trial.config, trial.mix, dtype=dtype), contract_for(trial.config)
+    if trial.rows is not None:
+        lengths = row_lengths(trial.tokens, trial.rows)
+        samples = [make.sample(number, tokens) for number, tokens in enumerate(lengths)]
+        rows = [PackedRow(key=PackKey(0, number), samples=(one,)) for number, one in enumerate(samples)]
+        return PaddedCollator(contract, pad_id=0, dtype=dtype)(rows), samples
+    samples = [make.sample(number, tokens) for number, tokens in enumerate(pack_lengths(trial.tokens, trial.mix))]
+    collate = PackCollator(
+        contract,
+        pad_id=0,
+        dtype=dtype,
+        boundaries=trial.setup.attention == "varlen",
+        constant=ConstantShapes(tokens=trial.tokens) if trial.setup.compiled else None,
+    )
+    return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))]), samples
+
+
+def load_of(info: BatchInfo, samples: list[EncodedSample], *, padded: bool) -> Load:
+    """What the batch really is, padding included."""
+    counts = [sample.vision for sample in samples if sample.vision is not None and sample.vision.tiles]
+    return Load(
+        tokens=info.tokens + info.padding,
+        squared_tokens=info.squared_tokens,
+        longest=max(info.lengths),
+        samples=info.samples,
+        rows=info.samples if padded else 1,
+        supervised_tokens=info.supervised_tokens,
+        vision_tokens=info.vision_tokens,
+        patches=info.patches or 0,
+        squared_patches=info.squared_patches,
+        largest_patches=max((one.patches // one.tiles for one in counts), default=0),
+        images=info.images,
+    )
+
+
+class _Clock:
+    """Marks at the beginning of each step and behind its backward pass; on a GPU without making it wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        if not self._gpu:
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def steps(self) -> tuple[list[float], list[float]]:
+        """Seconds of whole steps, and of their passes."""
+        if self._gpu:
+            torch.cuda.synchronize()
+        begins = self._marks[::2]
+        steps = [self._between(a, b) for a, b in pairwise(begins)]
+        passes = [self._between(a, b) for a, b in zip(begins, self._marks[1::2], strict=False)]
+        return steps, passes
+
+    def _between(self, first: Any, second: Any) -> float:
+        return float(first.elapsed_time(second)) / 1e3 if self._gpu else second - first
+
+
+class _Memory:
+    """What torch allocates and reserves from now on, and what the driver counts beyond."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def used(self) -> tuple[int, int, int]:
+        """Allocated and reserved at most, and what the driver counts beyond; zeros where there is no GPU."""
+        if self._device.type != "cuda":
+            return 0, 0, 0
+        free, total = torch.cuda.mem_get_info(self._device)
+        beyond = max(0, total - free - torch.cuda.memory_reserved(self._device))
+        return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device), beyond
+
+
+def _free(device: torch.device, *, compiled: bool) -> None:
+    """Give everything back, compiled code included: a second length would be compiled for any length."""
+    if compiled:
+        torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
