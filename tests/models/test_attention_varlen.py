@@ -138,7 +138,8 @@ def test_the_kernel_is_called_as_its_version_wants(groups: bool, monkeypatch: py
         calls.append((k.shape, rest, options))
         return torch.zeros_like(q)
 
-    monkeypatch.setattr(varlen, "_varlen", lambda: (kernel, groups))
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(varlen, "_GROUPS", {"enable_gqa": True} if groups else {})
     monkeypatch.setattr(varlen, "has_kernel", lambda *_: True)
     query, key, value = tensors(2, 6)
     ends = as_mask(torch.tensor([0, 4, 6, 12]))
@@ -146,7 +147,7 @@ def test_the_kernel_is_called_as_its_version_wants(groups: bool, monkeypatch: py
     attend(MODULE, query, key, value, None, is_causal=False, cu_seq_lens_q=ends.flatten(), max_length_q=4)
     assert out.shape == (2, 6, 4, 8)
     (keys, rest, options), (_, other, full) = calls
-    assert keys == (12, 2 if groups else 4, 8)
+    assert keys == (12, 2, 8), "keys must not be repeated: the kernel shares them among queries"
     assert rest[0] is rest[1], "some kernels take causal attention only with the same boundaries for both"
     assert rest[0].tolist() == [0, 4, 6, 12]
     assert rest[2:] == (6, 6)

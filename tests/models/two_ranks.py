@@ -24,6 +24,7 @@ STEPS: tuple[tuple[Any, Any], ...] = (
     ((("image",),), (("video",),)),  # once on each, for other media
 )
 COLLECTIVE_SECONDS = 20
+SPLIT = 16  # patches at once, where a scenario splits towers: less than a video has
 
 
 def run_ranks(scenarios: tuple[str, ...], folder: Path, deadline: float, *, hook: bool = True) -> Any:
@@ -78,16 +79,19 @@ def _train(rank: int, scenario: str, hook: bool) -> dict[str, Any]:
 
 
 def build(scenario: str, *, hook: bool) -> tuple[Any, Any]:
-    """The model and what wraps it: `ddp` or `fsdp`, `-own` with the tower wrapped on its own, `-frozen`."""
+    """The model and what wraps it: `ddp` or `fsdp`, `-own` with the tower wrapped on its own, `-frozen`, `-split`."""
     from encoded import contract, fresh_model
 
     from packtrain.models.empty_media import add_empty_media_hook
+    from packtrain.models.vision_batches import split_vision
 
     model = fresh_model(FAMILY).train()
     if "frozen" in scenario:
         model.model.visual.requires_grad_(False)
     if "checkpointed" in scenario:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if "split" in scenario:
+        split_vision(model, SPLIT)
     if hook:
         add_empty_media_hook(model, contract(FAMILY))
     if scenario.startswith("ddp"):

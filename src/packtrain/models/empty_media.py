@@ -28,7 +28,7 @@ class EmptyMediaHook:
 
     def __init__(self, parts: ModelParts, contract: BatchContract) -> None:
         assert parts.vision is not None
-        self._parts, self._config = parts, parts.inner.config
+        self._parts = parts
         self._pixels = tuple(name for name in _PIXELS if name in contract.media)
         self._missing = 0
         self._handles = [
@@ -69,14 +69,22 @@ class EmptyMediaHook:
         return int(trains and self._missing == len(self._pixels))
 
     def _features(self, embeds: Tensor) -> Iterator[Tensor]:
-        """Everything the model makes of a small image: what replaces tokens, and what is added in deeper layers."""
-        inner: Any = self._parts.inner
-        dummy = _DUMMIES[self._config.model_type](self._config)
-        dummy = {name: value.to(embeds.device) for name, value in dummy.items()}
-        dummy["pixel_values"] = dummy["pixel_values"].to(embeds.dtype)
-        outputs = inner.get_image_features(**dummy, return_dict=True)
-        yield from _tensors(outputs.pooler_output)
-        yield from _tensors(getattr(outputs, "deepstack_features", None))
+        return small_image_features(self._parts.inner, device=embeds.device, dtype=embeds.dtype)
+
+
+def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers."""
+    dummy = _DUMMIES[inner.config.model_type](inner.config)
+    dummy = {name: value.to(device) for name, value in dummy.items()}
+    dummy["pixel_values"] = dummy["pixel_values"].to(dtype)
+    outputs = inner.get_image_features(**dummy, return_dict=True)
+    yield from _tensors(outputs.pooler_output)
+    yield from _tensors(getattr(outputs, "deepstack_features", None))
+
+
+def has_small_image(model_type: str) -> bool:
+    """Whether it is known what an image looks like to models of this type."""
+    return model_type in _DUMMIES
 
 
 def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook | None:

@@ -7,6 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from packtrain.core.errors import ConfigError
+from packtrain.estimates.weights import part_of
+
+PARTS = ("language", "vision", "connector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")
 
@@ -20,11 +24,20 @@ class ModelParts:
     vision: nn.Module | None
 
     def projector(self) -> list[nn.Parameter]:
-        """What stands between tower and language model: every parameter of the inner model outside of both."""
+        """What stands beside both; mergers inside a tower belong to the connector as well (`part_of_weight`)."""
         if self.vision is None:
             return []
         inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}
         return [p for p in self.inner.parameters() if id(p) not in inside]
+
+
+def part_of_weight(name: str) -> str:
+    """Which of PARTS a parameter belongs to, by its name, in wrappers too; counted as checkpoints are counted.
+
+    Embeddings and the output head belong to the language model, mergers inside a vision tower to the connector.
+    """
+    found = part_of(name)
+    return found if found in PARTS else "language"
 
 
 def model_parts(model: Any) -> ModelParts:
@@ -34,6 +47,20 @@ def model_parts(model: Any) -> ModelParts:
     language = next((part for name in _LANGUAGE if (part := getattr(inner, name, None)) is not None), inner)
     vision = next((part for name in _VISION if (part := getattr(inner, name, None)) is not None), None)
     return ModelParts(inner=inner, language=language, vision=vision)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The layers of the language model: the largest list of modules in it."""
+    language = model_parts(model).language
+    lists = [module for module in language.children() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ConfigError(
+            "model.method",
+            got=f"{type(language).__name__}: its layers were not found",
+            expected="a language model with a list of layers",
+            fix="use the method full",
+        )
+    return max(lists, key=lambda found: sum(weight.numel() for weight in found.parameters()))
 
 
 def transformers_model(model: Any) -> Any:
