@@ -41,6 +41,10 @@ class DriftError(PacktrainError):
     """The computed cost of a record differs from what the real processor makes of it."""
 
 
+class MemoryLimitError(PacktrainError):
+    """A step that needs more memory than there is."""
+
+
 class RecordError(Exception):
     """One record cannot be used; it becomes one line of the ledger, never a crash.
 

@@ -1,0 +1,32 @@
+"""What ranks decide together: small sums, and faults of one rank that are faults of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+
+def world_size() -> int:
+    """Ranks of this run; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def summed(values: Sequence[torch.Tensor | float], device: torch.device) -> torch.Tensor:
+    """These numbers added up over all ranks, as one float64 vector on the device; the host waits for nothing."""
+    together = torch.stack(
+        [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True) for value in values]
+    )
+    if world_size() > 1:
+        dist.all_reduce(together)
+    return together
+
+
+def faults_of_all(fault: str | None) -> list[str]:
+    """What every rank has to say, those without a fault left out: the same list on all of them."""
+    if world_size() == 1:
+        return [] if fault is None else [fault]
+    said: list[str | None] = [None] * world_size()
+    dist.all_gather_object(said, fault)
+    return [f"rank {rank}: {words}" for rank, words in enumerate(said) if words is not None]

@@ -1,0 +1,64 @@
+"""TrainingArguments that this trainer refuses, beside those that contradict a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainingArguments
+
+from packtrain.core.errors import ConfigError
+
+SHARDED = "SHARDED_STATE_DICT"
+_REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
+    (
+        lambda args: args.label_smoothing_factor,
+        "label_smoothing_factor: the loss is that of the supervised tokens; leave it at 0",
+    ),
+    (
+        lambda args: args.torch_compile,
+        "torch_compile: it compiles the whole model anew for every shape; use `compile`, which takes its layers",
+    ),
+    (
+        lambda args: args.use_liger_kernel,
+        "use_liger_kernel: it replaces the loss and the forward passes that were proven; leave it off",
+    ),
+    (
+        lambda args: getattr(args, "enable_jit_checkpoint", False),
+        "enable_jit_checkpoint: SIGTERM is handled here already, with a checkpoint at the end of the step",
+    ),
+    (
+        lambda args: args.restore_callback_states_from_checkpoint,
+        "restore_callback_states_from_checkpoint: what a run needs is restored without it",
+    ),
+    (
+        lambda args: args.fsdp and int((args.fsdp_config or {}).get("version", 2)) != 2,
+        "fsdp_config.version: only version 2 is supported",
+    ),
+    (
+        lambda args: args.fsdp and (args.fsdp_config or {}).get("state_dict_type", SHARDED) != SHARDED,
+        f"fsdp_config.state_dict_type: only {SHARDED}, where every rank writes its part and any number can read them",
+    ),
+    (
+        lambda args: args.fp16_full_eval or args.bf16_full_eval,
+        "fp16_full_eval, bf16_full_eval: they would change the weights that are trained",
+    ),
+)
+_OPTIONS = {
+    "compute_metrics": "there are no logits to hand on, only a loss",
+    "preprocess_logits_for_metrics": "there are no logits to hand on, only a loss",
+    "model_init": "give a model that is ready for packs",
+}
+
+
+def refuse_arguments(args: TrainingArguments, *, options: dict[str, Any]) -> None:
+    """All of them at once."""
+    problems = [why for wrong, why in _REFUSED if wrong(args)]
+    problems += [f"{name}: {why}" for name, why in _OPTIONS.items() if options.get(name) is not None]
+    if problems:
+        raise ConfigError(
+            "training arguments",
+            got="\n            ".join(problems),
+            expected="arguments that PackedTrainer can honour",
+            fix="leave these out",
+        )

@@ -1,0 +1,235 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is written into a hidden folder beside the others; when every rank has written its part, a file that lists
+all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
+the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
+files of other sizes, is never resumed from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.errors import ArtifactError
+from packtrain.training.agreement import faults_of_all, world_size
+
+MARKER = "checkpoint.json"
+KIND, VERSION = "checkpoint", 1
+_NAME = re.compile(r"checkpoint-(\d+)")
+_LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
+
+Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint that is complete."""
+
+    path: Path
+    step: int
+    bytes: int
+    world: int  # ranks that wrote it
+    resumable: bool  # it has more than weights
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """What a folder holds; one that is not complete is refused."""
+    path = Path(path)
+    if not path.is_dir():
+        raise ArtifactError(str(path), got="no such folder", expected="a checkpoint")
+    if not (path / MARKER).is_file():
+        raise ArtifactError(
+            str(path),
+            got=f"a folder without {MARKER}",
+            expected="a checkpoint that was written to its end by this trainer",
+            fix="resume from an earlier one",
+        )
+    found = read_json(path / MARKER, KIND, VERSION)
+    files: Mapping[str, int] = found["files"]
+    wrong = [name for name, size in files.items() if not _has_size(path / name, size)]
+    if wrong:
+        raise ArtifactError(
+            str(path),
+            got=f"{wrong[0]} is missing or has another size than when it was written ({len(wrong)} files)",
+            expected=f"the {len(files)} files that {MARKER} lists",
+            fix="resume from an earlier one",
+        )
+    return Checkpoint(
+        path=path, step=found["step"], bytes=sum(files.values()), world=found["world"], resumable=found["resumable"]
+    )
+
+
+def complete_checkpoints(folder: Path) -> list[Checkpoint]:
+    """All that are complete, by step."""
+    found = []
+    for path in _named(folder):
+        with suppress(ArtifactError):
+            found.append(read_checkpoint(path))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def find_latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint of a run folder that a run can go on from."""
+    return next((found for found in reversed(complete_checkpoints(folder)) if found.resumable), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointFolder:
+    """Where the checkpoints of one run are. All ranks call `save` together; one of them moves folders."""
+
+    folder: Path
+    writes: bool  # this rank moves and deletes folders
+    per_machine: bool = False  # this rank does so where another machine's disk is not this one's
+    limit: int | None = None  # checkpoints that are kept
+
+    def path(self, step: int) -> Path:
+        """Of the checkpoint after so many steps."""
+        return self.folder / f"checkpoint-{step}"
+
+    def save(
+        self, step: int, parts: Sequence[Part], *, needed: int, resumable: bool = True, best: Path | None = None
+    ) -> Path:
+        """Write a checkpoint part by part; after each all ranks know whether all of them could.
+
+        `needed` is about how many bytes that will be. Afterwards the oldest beyond the limit are removed, but neither
+        the newest nor the best.
+        """
+        saving = self._hidden(step, "saving")
+        self._part(saving, needed, lambda: self._begin(saving, needed))
+        for part in parts:
+            self._part(saving, needed, lambda part=part: part(saving))  # type: ignore[misc]
+        self._part(saving, needed, lambda: self._finish(saving, step, resumable))
+        self._part(saving, needed, lambda: self._finish_elsewhere(saving, step, resumable))
+        if self.writes:
+            self._rotate(keep={self.path(step), *([best] if best is not None else [])})
+        return self.path(step)
+
+    def clean(self) -> None:
+        """Remove what processes that were killed have left behind."""
+        if self.writes and self.folder.is_dir():
+            for path in self.folder.iterdir():
+                if _LEFT.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _part(self, saving: Path, needed: int, write: Callable[[], None]) -> None:
+        """One part on all ranks; a fault of any of them removes what there is and is raised on all."""
+        fault, cause = None, None
+        try:
+            write()
+        except Exception as error:
+            fault, cause = f"{type(error).__name__}: {error}".splitlines()[0][:300], error
+        faults = faults_of_all(fault)
+        if not faults:
+            return
+        free = _free(self.folder)
+        if self.writes or self.per_machine:
+            shutil.rmtree(saving, ignore_errors=True)
+        before = find_latest(self.folder)
+        kept = f"{before.path} is complete: resume from it" if before is not None else "there is no earlier one"
+        raise ArtifactError(
+            f"checkpoint {self.path(int(_digits(saving.name)))}",
+            got="; ".join(faults),
+            expected=f"a disk that takes about {needed:,} bytes; {free:,} were free",
+            fix=f"make room, or save elsewhere. {kept}",
+        ) from cause
+
+    def _begin(self, saving: Path, needed: int) -> None:
+        if self.writes:
+            shutil.rmtree(saving, ignore_errors=True)
+        if self.writes or self.per_machine:
+            saving.mkdir(parents=True, exist_ok=True)
+        if self.writes and (free := _free(self.folder)) < needed:
+            raise OSError(f"{free:,} bytes are free, and it needs about {needed:,}")
+
+    def _finish(self, saving: Path, step: int, resumable: bool) -> None:
+        if self.writes:
+            self._name(saving, step, resumable)
+
+    def _finish_elsewhere(self, saving: Path, step: int, resumable: bool) -> None:
+        """Where disks are shared, the folder has its name for all ranks now."""
+        if self.per_machine and not self.writes and saving.is_dir():
+            with suppress(OSError):  # a shared disk may show what is no longer there
+                self._name(saving, step, resumable)
+
+    def _name(self, saving: Path, step: int, resumable: bool) -> None:
+        files = [path for path in sorted(saving.rglob("*")) if path.is_file()]
+        for path in files:
+            _flush(path)
+        sizes = {path.relative_to(saving).as_posix(): path.stat().st_size for path in files}
+        facts = {"step": step, "world": world_size(), "resumable": resumable, "files": sizes}
+        write_json(saving / MARKER, KIND, VERSION, facts)
+        for folder in (*(path for path in saving.rglob("*") if path.is_dir()), saving):
+            _flush(folder)
+        final = self.path(step)
+        if final.exists():  # of a run that was resumed from before it
+            self._remove(final)
+        os.rename(saving, final)
+        _flush(self.folder)
+
+    def _rotate(self, keep: set[Path]) -> None:
+        """By step; a folder that is not complete counts for nothing and is left to the user."""
+        if self.limit is None or self.limit <= 0:
+            return
+        found = [checkpoint.path for checkpoint in complete_checkpoints(self.folder)]
+        spare = len(found) - max(self.limit, len(keep & set(found)))
+        for path in [path for path in found if path not in keep][: max(0, spare)]:
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Under another name first: what is half deleted must not look like a checkpoint."""
+        hidden = self._hidden(int(_digits(path.name)), "removing")
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.rename(path, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def _hidden(self, step: int, what: str) -> Path:
+        return self.folder / f".checkpoint-{step}.{what}"
+
+
+def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:
+    """About how large a checkpoint will be: weights, or only those that learn, and the optimizer's states."""
+    weights = [one for one in model.parameters() if one.requires_grad or not only_trained]
+    states = getattr(optimizer, "state", None) or {}
+    kept = [value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *kept))
+
+
+def _named(folder: Path) -> list[Path]:
+    if not Path(folder).is_dir():
+        return []
+    return [path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _free(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _digits(name: str) -> str:
+    return re.sub(r"\D", "", name)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

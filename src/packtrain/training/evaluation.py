@@ -1,0 +1,124 @@
+"""The loss on data that is not trained: summed over the tokens of all ranks, without a trace in the training run."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from packtrain.batches.values import Batch
+from packtrain.core.errors import DataError
+from packtrain.training.agreement import summed
+from packtrain.training.loss import weight_of
+
+_SAVED = "packtrain.early_stopping"  # under this name it stands in trainer_state.json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """One pass over the data of evaluation, by all ranks."""
+
+    loss: float
+    samples: int
+    tokens: int
+    batches: int
+
+
+def evaluate(
+    model: Any, batches: Iterable[Batch], total: Callable[[Any, Batch], Tensor], device: torch.device
+) -> Evaluated:
+    """Sum of token losses over their number. `total` gives the sum of one batch; every rank has as many batches."""
+    sum_of_losses = torch.zeros((), dtype=torch.float64, device=device)
+    weight, samples, tokens, number = 0.0, 0, 0, 0
+    with kept_random_state(), _evaluating(model), torch.no_grad():
+        for batch in batches:
+            sum_of_losses += total(model, batch).double()
+            weight += weight_of(batch.info)
+            samples, tokens, number = samples + batch.info.samples, tokens + batch.info.tokens, number + 1
+        found = summed([sum_of_losses, weight, samples, tokens, number], device).tolist()
+    if not found[1]:
+        raise DataError(
+            "evaluation",
+            got=f"{found[2]:.0f} samples without a supervised token",
+            expected="at least one that carries loss",
+            fix="look into the ledger of the evaluation data",
+        )
+    return Evaluated(loss=found[0] / found[1], samples=int(found[2]), tokens=int(found[3]), batches=int(found[4]))
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Random numbers go on afterwards as if nothing had been drawn, so that looking changes no run."""
+    before, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numbers)
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Without dropout, and every module back in the mode that it was in."""
+    was = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in was:
+            module.training = training
+
+
+class EarlyStopping(TrainerCallback):
+    """Ends a run when its evaluations have not become better for a while. What it counts is part of checkpoints."""
+
+    def __init__(self, *, patience: int, threshold: float = 0.0) -> None:
+        self._patience, self._threshold = patience, threshold
+        self._best: float | None = None
+        self._worse = 0  # evaluations since the best
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Go on with what was counted before a checkpoint."""
+        saved = (state.stateful_callbacks or {}).get(_SAVED) if state.global_step else None
+        self._best, self._worse = (saved["best"], saved["worse"]) if saved else (None, 0)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        name = args.metric_for_best_model or "loss"
+        value = (metrics or {}).get(name if name.startswith("eval_") else f"eval_{name}")
+        if value is None:  # an evaluation of other data
+            return
+        if self._better(value, bool(args.greater_is_better)):
+            self._best, self._worse = value, 0
+        else:
+            self._worse += 1
+        if state.stateful_callbacks is None:
+            state.stateful_callbacks = {}
+        state.stateful_callbacks[_SAVED] = {"best": self._best, "worse": self._worse}
+        if self._worse >= self._patience:
+            control.should_training_stop = True
+
+    def _better(self, value: float, greater: bool) -> bool:
+        """Not-a-number never is."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if self._best is None else (value - self._best) * (1 if greater else -1)
+        return gain > self._threshold

@@ -1,0 +1,175 @@
+"""Out of memory, said so that one knows what to change: which pack it was, what it held, and what would have fitted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from packtrain.batches.values import BatchInfo
+from packtrain.core.errors import MemoryLimitError
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, largest_tokens
+from packtrain.estimates.values import Load, ModelShape, TrainingSetup
+from packtrain.packs.values import EMPTY_PACK
+
+# How libraries say it that do not raise torch's own error.
+_WORDS = re.compile(
+    r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_HOST_ALLOCATION_FAILED)"
+    r"|can't allocate memory|failed to allocate memory",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) ([KMGT]?)i?B", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_ROUND = 64  # lengths are given in multiples of it
+_SHOWN = 8  # samples that are named
+_GUESS = 0.75  # of what failed, where nothing else is known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryModel:
+    """What predicts the memory of a pack."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    coefficients: MemoryCoefficients = DEFAULT_COEFFICIENTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Of one GPU, in bytes; all 0 where there is none."""
+
+    free: int = 0
+    total: int = 0
+    reserved: int = 0  # by this process
+    before: int = 0  # allocated by this process between two steps: weights, gradients, states
+
+    @property
+    def usable(self) -> int:
+        """What this process can have: other processes may hold some of the GPU."""
+        return self.free + self.reserved
+
+    @classmethod
+    def of(cls, device: torch.device, *, before: int = 0) -> DeviceMemory:
+        """As it is now."""
+        if device.type != "cuda":
+            return cls()
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(free=free, total=total, reserved=torch.cuda.memory_reserved(device), before=before)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Where a run was when memory ended."""
+
+    rank: int
+    step: int  # counted from 1
+    doing: str  # in words
+    batch: BatchInfo
+    capacity: int | None = None  # packing_length of the plan
+    fitted: int = 0  # tokens of the largest batch that went through before
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Does this error say that memory ended?"""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
+    )
+
+
+def explain(
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None = None
+) -> MemoryLimitError:
+    """The error to raise in its place. Its first line says enough for the other ranks."""
+    batch = failure.batch
+    where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs(batch)}"
+    found = [_held(batch), _samples(batch), str(error).splitlines()[0][:300] if str(error) else type(error).__name__]
+    if memory.total:
+        found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+    tokens, why = _would_fit(error, failure, memory, model)
+    return MemoryLimitError(
+        where,
+        got="\n            ".join(line for line in found if line),
+        expected="packs that fit the memory",
+        fix=_advice(batch, tokens, why, failure.capacity),
+    )
+
+
+def _would_fit(
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None
+) -> tuple[int, str]:
+    """How many tokens of this mix would have fitted, and how that is known."""
+    tokens = failure.batch.tokens + failure.batch.padding
+    if model is not None and memory.usable and tokens:
+        predicted = largest_tokens(model.shape, model.setup, memory.usable, load_of(failure.batch), model.coefficients)
+        if predicted < tokens:
+            return predicted, "by the memory model"
+    asked = asked_bytes(error)
+    used = memory.reserved + asked - memory.before
+    if asked and memory.usable and used > 0 and tokens:
+        share = (memory.usable - memory.before) / used
+        if 0 < share < 1:
+            return int(tokens * share), "in proportion to what it asked for, which may be only a part"
+    if 0 < failure.fitted < tokens:
+        return failure.fitted, "the largest batch that went through before"
+    return int(tokens * _GUESS), "a guess: nothing is known about smaller ones"
+
+
+def _advice(batch: BatchInfo, tokens: int, why: str, capacity: int | None) -> str:
+    whole = batch.tokens + batch.padding
+    length = tokens // _ROUND * _ROUND or tokens
+    if not whole or not length:
+        return "free memory: gradient_checkpointing, LoRA, FSDP2, or a smaller model; no pack would have fitted"
+    now = f" instead of {capacity:,}" if capacity is not None else ""
+    words = [f"packing_length of at most {length:,}{now} ({why})"]
+    if batch.patches:
+        words.append(f"max_patches_per_pack of at most {batch.patches * length // whole:,}")
+    return ", or ".join(words) + "; or gradient_checkpointing, vision_batch_patches, FSDP2"
+
+
+def load_of(batch: BatchInfo) -> Load:
+    """A batch as the memory model sees it."""
+    patches = batch.patches or 0
+    return Load(
+        tokens=batch.tokens + batch.padding,
+        squared_tokens=sum(length * length for length in batch.lengths) + batch.padding**2,
+        longest=max(batch.lengths, default=batch.padding),
+        samples=max(1, batch.samples),
+        supervised_tokens=batch.supervised_tokens,
+        patches=patches,
+        squared_patches=patches * patches // max(1, batch.images + batch.videos),
+        largest_patches=patches // max(1, batch.images + batch.videos),
+        images=batch.images,
+    )
+
+
+def asked_bytes(error: BaseException) -> int:
+    """What the allocation that failed asked for; 0 where the error does not say it."""
+    found = _ASKED.search(str(error))
+    return int(float(found[1]) * 2 ** _UNITS[found[2].upper()]) if found else 0
+
+
+def _packs(batch: BatchInfo) -> str:
+    if not batch.keys:
+        return "no pack"
+    real = [str(key.pack) for key in batch.keys if key.pack != EMPTY_PACK]
+    return f"epoch {batch.keys[0].epoch}, pack {', '.join(real)}" if real else "an empty pack"
+
+
+def _held(batch: BatchInfo) -> str:
+    patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
+    return (
+        f"{batch.tokens:,} tokens and {batch.padding:,} of padding, {patches} patches, {batch.images:,} images, "
+        f"{batch.videos:,} videos in {batch.samples:,} samples"
+    )
+
+
+def _samples(batch: BatchInfo) -> str:
+    if not batch.ids:
+        return ""
+    more = f" and {len(batch.ids) - _SHOWN} more" if len(batch.ids) > _SHOWN else ""
+    return f"samples {', '.join(batch.ids[:_SHOWN])}{more}"
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f}"

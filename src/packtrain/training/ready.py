@@ -1,0 +1,104 @@
+"""The model of a run, ready to be trained: loaded, with what learns decided, its attention and layers set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from packtrain.batches.collate import ConstantShapes, PackCollator
+from packtrain.batches.weights import LossWeighting
+from packtrain.estimates.values import TrainingSetup
+from packtrain.families.contracts import contract_for
+from packtrain.models.adapters import Trainable, describe_trainable, set_trainable
+from packtrain.models.compiled import compile_layers
+from packtrain.models.load import load_model
+from packtrain.models.prepare import prepare_model
+from packtrain.models.settings import ModelSettings
+from packtrain.models.vision_batches import checkpoint_parts
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_BOUNDARIES = ("varlen", "flash")  # kernels that take the ends of samples as numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReadyModel:
+    """A model and what was decided about it."""
+
+    model: Any
+    attention: str  # that really runs
+    learns: Trainable
+    dtype: torch.dtype
+    compiled: bool
+
+    @property
+    def is_half(self) -> bool:
+        """Are weights kept in half precision?"""
+        return self.dtype in (torch.bfloat16, torch.float16)
+
+
+def training_device(local_rank: int, *, use_cpu: bool) -> torch.device:
+    """Where this process trains."""
+    if torch.cuda.is_available() and not use_cpu:
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def ready_model(
+    settings: ModelSettings,
+    setup: TrainingSetup,
+    *,
+    device: torch.device,
+    packing: bool,
+    seed: int,
+    compile: bool | None = None,
+) -> ReadyModel:
+    """Load a model and set it up for packs, or for padded rows; the trainer moves it to its device."""
+    dtype = weights_dtype(settings, device)
+    compiled = compile if compile is not None else device.type == "cuda" and packing
+    model = load_model(settings.name, dtype=dtype, seed=seed, quantize=settings.method == "qlora")
+    attention = settings.attention
+    if attention == "auto" and not packing:
+        attention = "sdpa"  # what padded rows are usually trained with: they are the baseline
+    used = prepare_model(model, attention=attention, device=device, dtype=dtype)
+    model = set_trainable(model, settings)
+    checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
+    if compiled:
+        compile_layers(model, constant=packing)
+    return ReadyModel(model=model, attention=used, learns=describe_trainable(model), dtype=dtype, compiled=compiled)
+
+
+def collator_of(
+    dataset: Any, ready: ReadyModel, weighting: LossWeighting, constant: ConstantShapes | None = None
+) -> Any:
+    """What makes batches of a dataset: packs for this attention, of constant shapes where asked for; or padded rows."""
+    options: dict[str, Any] = {"loss_weighting": weighting, "dtype": ready.dtype if ready.is_half else None}
+    if dataset.config.packing:
+        options |= {"boundaries": ready.attention.startswith(_BOUNDARIES), "constant": constant}
+    return dataset.get_collator(**options)
+
+
+def constant_shapes(datasets: Iterable[Any], tokens: int) -> ConstantShapes:
+    """One shape for training and evaluation, so that layers are compiled once."""
+    packed = [one.plan for one in datasets if one is not None and one.config.packing]
+    samples = max(counts["most"]["samples"] for plan in packed for counts in plan.summary["epochs"])
+    return ConstantShapes(tokens=tokens, segments=samples + 1)
+
+
+def unlimited_collator(ready: ReadyModel) -> PackCollator:
+    """For rows of any length, as the check before the first step makes them where packs are short."""
+    return PackCollator(
+        contract_for(ready.model.config.to_dict()),
+        pad_id=0,  # such rows have no padding
+        dtype=ready.dtype if ready.is_half else None,
+        boundaries=ready.attention.startswith(_BOUNDARIES),
+    )
+
+
+def weights_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
+    """The precision in which weights are kept and trained."""
+    if settings.dtype != "auto":
+        return _DTYPES[settings.dtype]
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32

@@ -1,0 +1,82 @@
+"""What becomes of a step's metrics: a line of metrics.jsonl, early warnings, the progress bar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from packtrain.training.history import EarlyWarning
+from packtrain.training.metrics_log import MetricsLog
+from packtrain.training.monitors import Monitors
+from packtrain.training.progress import TrainingProgress
+from packtrain.training.step_metrics import EvalMetrics, StepMetrics
+
+_SAVED = "packtrain.monitors"  # under this name their state stands in trainer_state.json
+
+
+class RunWatch(TrainerCallback):
+    """Takes every step and evaluation of a run; only the first rank writes and shows, all of them count."""
+
+    def __init__(self, log: MetricsLog, progress: TrainingProgress) -> None:
+        self._log, self._progress, self._monitors = log, progress, Monitors()
+        self.first: StepMetrics | None = None
+        self.last: StepMetrics | None = None
+        self.eval_loss: float | None = None
+        self._state: TrainerState | None = None
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """A step is over."""
+        self.first, self.last = self.first or metrics, metrics
+        self._log.step(metrics)
+        self._progress.show(metrics)
+        self._warn(self._monitors.observe(metrics))
+        self._keep()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Behind a checkpoint's step nothing is kept that will come again."""
+        last, self._state = self._log.resume(state.global_step), state
+        saved = (state.stateful_callbacks or {}).get(_SAVED)
+        if state.global_step and saved is not None:
+            self._monitors.load_state_dict(saved)
+            self._monitors.restarted()
+        self.last = last
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """An evaluation is over."""
+        if metrics is None or "eval_loss" not in metrics:
+            return
+        self.eval_loss = metrics["eval_loss"]
+        found = EvalMetrics(
+            step=state.global_step,
+            epoch=float(state.epoch or 0.0),
+            eval_loss=metrics["eval_loss"],
+            samples_seen=self.last.samples_seen if self.last is not None else 0,
+            seconds=metrics.get("eval_runtime"),
+        )
+        self._log.evaluation(found)
+        self._progress.evaluated(found)
+        self._warn(self._monitors.observe_eval(found))
+        self._keep()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A checkpoint must not be ahead of the metrics that it goes on from."""
+        self._log.sync()
+        self._progress.note(f"checkpoint saved at step {state.global_step:,}")
+
+    def _keep(self) -> None:
+        """What was observed is part of the step's checkpoint, which is saved after this."""
+        if self._state is not None and isinstance(self._state.stateful_callbacks, dict):
+            self._state.stateful_callbacks[_SAVED] = self._monitors.state_dict()
+
+    def _warn(self, warnings: tuple[EarlyWarning, ...]) -> None:
+        for warning in warnings:
+            self._log.warning(warning)
+            self._progress.warn(warning)

@@ -1,0 +1,400 @@
+"""The trainer: transformers.Trainer over packs, with a loss over tokens, safe checkpoints and an orderly end.
+
+    trainer = PackedTrainer(model=model, args=args, train_dataset=dataset, eval_dataset=held_out)
+    trainer.train(resume_from_checkpoint=True)
+    if trainer.interrupted: ...            # a checkpoint was saved; the same call goes on from it
+
+The model comes ready for packs (`models.prepare_model`) and with what of it learns decided; everything else about a
+step is here or in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+
+from packtrain.batches.collate import PackCollator
+from packtrain.batches.trainer import PackedTraining
+from packtrain.batches.values import Batch, BatchInfo
+from packtrain.batches.watch import RankWatch
+from packtrain.core.errors import ConfigError
+from packtrain.families.contracts import contract_for
+from packtrain.models.empty_media import add_empty_media_hook
+from packtrain.models.groups import parameter_groups
+from packtrain.models.parts import model_parts
+from packtrain.models.vision_batches import checkpoint_parts, split_vision
+from packtrain.proofs.values import Verdict
+from packtrain.training import evaluation
+from packtrain.training.agreement import summed, world_size
+from packtrain.training.arguments import SHARDED, refuse_arguments
+from packtrain.training.first_check import check_first_batch
+from packtrain.training.flow import RunFlow
+from packtrain.training.interrupts import Interrupts
+from packtrain.training.loss import WEIGHTS, FromLogits, InChunks, SumOfLosses, weight_of_all
+from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
+from packtrain.training.metered import Meter, NoMeter
+from packtrain.training.saving import SafeCheckpoints
+from packtrain.training.settings import StepSettings
+from packtrain.training.step_metrics import StepMetrics, flat
+
+_METER = "packtrain.meter"  # under this name it stands in trainer_state.json
+_SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
+WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
+
+
+class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
+    """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/training.md.
+
+    on_step       is given what the meter says of each step, on every rank
+    first_check   whether the model is proven on the samples of the first batch before anything is trained
+    watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
+    memory_model  predicts what would have fitted when memory ends
+    on_host       names of what stays on the host when a batch is moved, as `models.no_waiting.stop_waiting` says
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        args: TrainingArguments,
+        train_dataset: Any,
+        data_collator: Any = None,
+        eval_dataset: Any = None,
+        eval_collator: Any = None,
+        step: StepSettings | None = None,
+        meter: Meter | None = None,
+        on_step: Callable[[Any], None] | None = None,
+        first_check: bool = True,
+        watch_deadline: float | None = WATCH_DEADLINE,
+        memory_model: MemoryModel | None = None,
+        on_host: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        refuse_arguments(args, options=options)
+        self.settings = step if step is not None else StepSettings()
+        self._meter: Meter = meter if meter is not None else NoMeter()
+        self._on_step, self._first_check, self._deadline = on_step, first_check, watch_deadline
+        self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
+        self._prepare(model)
+        if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
+            args.fsdp_plugin_args["state_dict_type"] = SHARDED
+        if args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = False  # the vision tower takes part in every batch; looking costs time
+        use_cache = getattr(getattr(model, "config", None), "use_cache", None)
+        given_loss = options.get("compute_loss_func") is not None
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            data_collator=data_collator if data_collator is not None else self._collator_of(train_dataset, model),
+            eval_dataset=eval_dataset,
+            **options,
+        )
+        if use_cache is not None:  # Trainer turns it off, and would save it so; batches say it themselves
+            self.model.config.use_cache = use_cache
+        self._losses: SumOfLosses | None = None
+        if not given_loss:
+            chunk = self.settings.loss_chunk
+            self._losses = InChunks(model, chunk) if self.settings.chunked_loss else FromLogits()
+        self._interrupts = Interrupts()
+        self._flow = RunFlow(self._interrupts, save_delay_steps=self.settings.save_delay_steps, device=self.args.device)
+        self._watch: RankWatch | None = None
+        self.verdict: Verdict | None = None  # of the check before the first step
+        self._targets: Any = None
+        self._step_loss: Tensor | float = 0.0
+        self._rates: dict[str, float] = {}
+        self._metrics: Any = None
+        self._metered = 0  # the last step that was measured
+        self._latest, self._doing = BatchInfo(), "the start"
+        self._fitted = self._allocated = 0
+        self._listen()
+
+    def _listen(self) -> None:
+        """Callbacks, in the order in which they decide; Trainer's own print, and only the command line does that."""
+        for theirs in (PrinterCallback, ProgressCallback):
+            self.remove_callback(theirs)
+        patience = self.settings.early_stopping_patience
+        if patience is not None:
+            threshold = self.settings.early_stopping_threshold
+            self.add_callback(evaluation.EarlyStopping(patience=patience, threshold=threshold))
+        self.add_callback(self._flow)
+        self.add_callback(_Hooks(self))
+
+    def _prepare(self, model: Any) -> None:
+        """What of the step settings is a matter of the model."""
+        if hasattr(model, "config") and hasattr(model.config, "to_dict"):
+            parts = model_parts(model)
+            if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):
+                add_empty_media_hook(model, contract_for(model.config.to_dict()))
+        if self.settings.vision_batch_patches is not None:
+            split_vision(model, self.settings.vision_batch_patches)
+
+    @property
+    def interrupted(self) -> str | None:
+        """The signal that ended the last call of `train`, after a checkpoint was saved."""
+        return self._flow.interrupted
+
+    # ---- the run
+
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> Any:
+        """Trainer's own; True resumes from the newest complete checkpoint of the output folder."""
+        checkpoint = self._checkpoint(resume_from_checkpoint)
+        self._checkpoints.clean()
+        with self._interrupts, self._watching():
+            try:
+                return super().train(resume_from_checkpoint=checkpoint, **options)
+            except RuntimeError as error:
+                if not is_memory_error(error):
+                    raise
+                raise self._out_of_memory(error) from error
+
+    def _watching(self) -> AbstractContextManager[Any]:
+        if world_size() == 1 or self._deadline is None:
+            return nullcontext()
+        self._watch = RankWatch.of_group(deadline=self._deadline)
+        return self._watch
+
+    def _out_of_memory(self, error: BaseException) -> Exception:
+        plan = self.train_dataset.schedule.plan
+        failure = Failure(
+            rank=self.args.process_index,
+            step=self.state.global_step + 1,
+            doing=self._doing,
+            batch=self._latest,
+            capacity=plan.config.packing_length,
+            fitted=self._fitted,
+        )
+        return explain(error, failure, DeviceMemory.of(self.args.device, before=self._allocated), self._memory_model)
+
+    # ---- a step
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Trainer's own optimizer, with a group for each part of the model."""
+        if self.optimizer is not None:
+            return self.optimizer
+        model = self.model if model is None else model
+        kind, options = self.optimizer_cls_and_kwargs or Trainer.get_optimizer_cls_and_kwargs(self.args, model)
+        rates = {"vit_lr": self.settings.vit_lr, "aligner_lr": self.settings.aligner_lr}
+        ordinary = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+        if not ordinary or {"params", "model", "optimizer_dict"} & options.keys():
+            if any(rate is not None for rate in rates.values()):
+                raise ConfigError(
+                    "training.vit_lr, aligner_lr",
+                    got=f"optimizer {self.args.optim}, which makes its own groups",
+                    expected="an optimizer that takes groups",
+                    fix="leave them out, or use adamw_torch_fused",
+                )
+            return super().create_optimizer(model)
+        decay = self.args.weight_decay
+        groups = parameter_groups(model, learning_rate=self.args.learning_rate, weight_decay=decay, **rates)
+        self.optimizer = kind(groups, **options)
+        return self.optimizer
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """The batches of a step, and what its sum of losses is divided by."""
+        self._meter.begin()
+        self._step_loss, self._doing = 0.0, "waiting for data"
+        if device.type == "cuda":
+            self._allocated = torch.cuda.memory_allocated(device)
+        batches: list[Batch] = []
+        for _ in range(num_batches):
+            start = time.perf_counter()
+            batch = next(epoch_iterator, None)
+            if batch is None:
+                break
+            self._meter.took(batch.info, time.perf_counter() - start)
+            batches.append(batch)
+        if self._watch is not None:
+            self._watch.beat(self.state.global_step)
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
+        """The weight of all supervised tokens of the step on all ranks; the host does not wait for it."""
+        return summed([weight_of_all(batch_samples)], device)[0].clamp(min=_SMALLEST).float()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Trainer's own; where loss is, is found before the batch leaves the host."""
+        self._latest, self._doing = inputs.info, "forward and backward"
+        self._targets = self._losses.targets(inputs) if self._losses is not None else None
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._step_loss = self._step_loss + loss
+        self._fitted = max(self._fitted, self._latest.tokens + self._latest.padding)
+        self._doing = "the optimizer's step"
+        return loss
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """On the device, without waiting for it where memory is pinned."""
+        if isinstance(inputs, Batch) and not self.is_deepspeed_enabled:
+            kept = {name: inputs.pop(name) for name in self._on_host if name in inputs}
+            moved = inputs.to(self.args.device, non_blocking=True)
+            moved.update(kept)
+            return moved
+        return super()._prepare_inputs(inputs)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None
+    ) -> Any:
+        """The batch's share of the step's loss, times the number of ranks, whose gradients are averaged."""
+        if self._losses is None:  # the user's own
+            inputs.pop(WEIGHTS, None)
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        total, outputs = self._losses.total(model, inputs, self._targets)
+        assert num_items_in_batch is not None, "every batch belongs to a step"
+        loss = total / num_items_in_batch * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted here, where every batch would walk through all parameters: the meter knows better."""
+        return 0
+
+    # ---- evaluation
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The loss over the tokens of a dataset of packs, the same number packed and padded."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, dict):
+            found: dict[str, float] = {}
+            for name, one in dataset.items():
+                found |= self.evaluate(one, metric_key_prefix=f"{metric_key_prefix}_{name}")
+            return found
+        started, doing = time.perf_counter(), self._doing
+        self._doing = "evaluation"
+        outcome = evaluation.evaluate(
+            self._model_to_evaluate(), self.get_eval_dataloader(dataset), self._sum_of, self.args.device
+        )
+        seconds, self._doing = time.perf_counter() - started, doing
+        metrics = {
+            f"{metric_key_prefix}_loss": outcome.loss,
+            f"{metric_key_prefix}_samples": float(outcome.samples),
+            f"{metric_key_prefix}_tokens": float(outcome.tokens),
+            f"{metric_key_prefix}_runtime": round(seconds, 4),
+            f"{metric_key_prefix}_samples_per_second": round(outcome.samples / max(seconds, 1e-9), 3),
+        }
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """This rank's packs of the first epoch of the evaluation's own plan."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if not hasattr(dataset, "schedule"):
+            raise ConfigError(
+                "eval_dataset",
+                got=type(dataset).__name__,
+                expected="a dataset of packs",
+                fix="give a MultiModalDataset that is built, with packing: false for padded rows",
+            )
+        args = self.args
+        return dataset.loader(
+            collator=self._eval_collator if self._eval_collator is not None else self._collator_of(dataset, self.model),
+            span="epoch",
+            rank=args.process_index,
+            world=args.world_size,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=False,
+            pin_memory=args.dataloader_pin_memory,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+        )
+
+    def _collator_of(self, dataset: Any, model: Any) -> Any:
+        """The dataset's own, with pixels in the precision of the model where that is half."""
+        if not hasattr(dataset, "get_collator"):
+            return None
+        options: dict[str, Any] = {}
+        if (dtype := next(model.parameters()).dtype) in (torch.bfloat16, torch.float16):
+            options["dtype"] = dtype
+        if self.settings.loss_weighting != "token":
+            options["loss_weighting"] = self.settings.loss_weighting
+        return dataset.get_collator(**options)
+
+    def _sum_of(self, model: Any, batch: Batch) -> Tensor:
+        """The sum of the token losses of one batch."""
+        self._latest = batch.info
+        losses = self._losses if self._losses is not None else FromLogits()
+        targets = losses.targets(batch)
+        with self.compute_loss_context_manager():
+            return losses.total(model, self._prepare_inputs(batch), targets)[0]
+
+    def _model_to_evaluate(self) -> Any:
+        """The model as training has wrapped it; DDP adds nothing without gradients."""
+        if not self.accelerator._models and self.model_wrapped is self.model:
+            model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+            if self.is_fsdp_enabled:
+                self.model = self.model_wrapped = model
+            return model
+        return self.model
+
+    # ---- metrics
+
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *rest: Any, **named: Any) -> None:
+        """Trainer's own, after the step was measured."""
+        step = self.state.global_step
+        if step > self._metered:
+            self._metered, self._metrics = step, None
+            self._metrics = self._meter.end(
+                step=step,
+                epoch=float(self.state.epoch or 0.0),
+                loss=self._step_loss,
+                grad_norm=grad_norm,
+                learning_rates=dict(self._rates),
+            )
+            kept = self.state.stateful_callbacks
+            if hasattr(self._meter, "state_dict") and isinstance(kept, dict):
+                kept[_METER] = self._meter.state_dict()
+            if self._on_step is not None and self._metrics is not None:
+                self._on_step(self._metrics)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **named)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trainer's own, with the metrics of the step beside the loss."""
+        if "loss" in logs and isinstance(self._metrics, StepMetrics):
+            logs = {**flat(self._metrics), **logs}
+        super().log(logs, start_time)
+
+    def _begin(self) -> None:
+        """Everything is loaded and wrapped, and nothing is trained yet."""
+        if self.args.gradient_checkpointing and self.settings.vision_checkpointing is not None:
+            checkpoint_parts(self.model, language=True, vision=self.settings.vision_checkpointing)
+        self._metered = self.state.global_step
+        saved = (self.state.stateful_callbacks or {}).get(_METER)
+        if saved is not None and hasattr(self._meter, "load_state_dict"):
+            self._meter.load_state_dict(saved)
+        if hasattr(self._meter, "attend"):
+            self._meter.attend(self.model)
+        if self._first_check and isinstance(self.data_collator, PackCollator):
+            self.verdict = check_first_batch(
+                self.model_wrapped,
+                self.train_dataset,
+                self.data_collator,
+                config=self.model.config,
+                rank=self.args.process_index,
+                world=self.args.world_size,
+            )
+
+
+class _Hooks(TrainerCallback):
+    """Tells the trainer what Trainer tells only callbacks."""
+
+    def __init__(self, trainer: PackedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._trainer._begin()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The learning rates of this step: afterwards the scheduler has gone on."""
+        groups = self._trainer.optimizer.param_groups
+        self._trainer._rates = {group.get("name", "language"): float(group["lr"]) for group in groups}

@@ -1,0 +1,214 @@
+"""Checkpoints are whole or not there, whatever happens while one is written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from packtrain.core.errors import ArtifactError
+from packtrain.training.checkpoints import (
+    MARKER,
+    CheckpointFolder,
+    bytes_to_save,
+    complete_checkpoints,
+    find_latest,
+    read_checkpoint,
+)
+from packtrain.training.sharded_files import refuse_code
+
+
+def folder_of(path: Path, limit: int | None = None) -> CheckpointFolder:
+    return CheckpointFolder(folder=path, writes=True, limit=limit)
+
+
+def write_two(path: Path) -> None:
+    (path / "weights").write_bytes(b"w" * 100)
+    (path / "inner").mkdir()
+    (path / "inner" / "part").write_bytes(b"p" * 7)
+
+
+def full(path: Path) -> None:
+    (path / "states").write_bytes(b"half of")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def save(folder: CheckpointFolder, step: int, *parts: object, **options: object) -> Path:
+    return folder.save(step, parts or (write_two,), needed=107, **options)  # type: ignore[arg-type]
+
+
+def test_what_is_saved_is_found(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    for step in (2, 10, 9):
+        save(folder, step)
+    found = find_latest(tmp_path)
+    assert found is not None
+    assert (found.step, found.bytes, found.world, found.resumable) == (10, 107, 1, True)
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [2, 9, 10]
+    assert not list(tmp_path.glob(".*")), "nothing is left over"
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    assert find_latest(tmp_path) is None
+    assert find_latest(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("fault", [full, lambda path: (_ for _ in ()).throw(RuntimeError("file write failed"))])
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, fault: object) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 1)
+    with pytest.raises(ArtifactError) as caught:
+        save(folder, 2, write_two, fault)
+    text = str(caught.value)
+    assert "about 107 bytes" in text
+    assert str(tmp_path / "checkpoint-1") in text
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert find_latest(tmp_path) == read_checkpoint(tmp_path / "checkpoint-1")
+
+
+def test_a_disk_that_is_too_small_is_not_even_begun_with(tmp_path: Path) -> None:
+    folder, begun = folder_of(tmp_path), []
+    with pytest.raises(ArtifactError, match="are free, and it needs about"):
+        folder.save(1, [lambda path: begun.append(path)], needed=2**62)
+    assert begun == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["marker", "file", "size", "version", "kind"])
+def test_what_is_incomplete_is_never_chosen(tmp_path: Path, what: str) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 1)
+    broken = save(folder, 2)
+    if what == "marker":
+        (broken / MARKER).unlink()
+    elif what == "file":
+        (broken / "inner" / "part").unlink()
+    elif what == "size":
+        os.truncate(broken / "weights", 99)
+    else:
+        marker = json.loads((broken / MARKER).read_text())
+        (broken / MARKER).write_text(json.dumps({**marker, what: 99}))
+    found = find_latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    with pytest.raises(ArtifactError, match="checkpoint"):
+        read_checkpoint(broken)
+
+
+def test_weights_alone_cannot_be_resumed_from(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 1)
+    save(folder, 2, resumable=False)
+    found = find_latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_the_oldest_go_but_not_the_best(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, limit=2)
+    for step in range(1, 7):
+        save(folder, step, best=folder.path(2) if step >= 2 else None)
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [2, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-6"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 1)
+    save(folder, 1, lambda path: (path / "new").write_bytes(b"n"))
+    assert sorted(path.name for path in (tmp_path / "checkpoint-1").iterdir()) == sorted([MARKER, "new"])
+
+
+def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
+    for name in ("checkpoint-old", "notes", ".checkpoint-x.saving"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".checkpoint-7.saving").mkdir()
+    (tmp_path / ".checkpoint-8.removing").mkdir()
+    folder_of(tmp_path).clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".checkpoint-x.saving", "checkpoint-old", "notes"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from packtrain.training import checkpoints
+folder = checkpoints.CheckpointFolder(folder=Path(sys.argv[1]), writes=True)
+write = lambda path: [(path / f"part-{n}").write_bytes(b"x" * 1000) for n in range(20)]
+folder.save(1, [write], needed=1)
+at, calls = int(sys.argv[2]), 0
+def tracer(frame, event, arg):
+    global calls
+    calls += 1
+    if calls == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tracer
+sys.settrace(tracer)
+folder.save(2, [write], needed=1)
+folder.save(2, [write], needed=1)
+sys.settrace(None)
+print(calls)
+"""
+
+
+@pytest.mark.full
+def test_killed_at_any_line_there_is_always_a_whole_one(tmp_path: Path) -> None:
+    def run(name: str, at: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(at)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    lines = int(run("whole", 0).stdout)
+    seen = set()
+    for number in range(8):
+        at = 1 + lines * number // 8
+        ended = run(f"killed-{number}", at)
+        assert ended.returncode == -9, ended.stderr
+        found = find_latest(tmp_path / f"killed-{number}")
+        assert found is not None, at
+        seen.add(found.step)
+        folder_of(tmp_path / f"killed-{number}").clean()
+        assert not list((tmp_path / f"killed-{number}").glob(".checkpoint*"))
+    assert seen == {1, 2}, "some were killed before the second had its name, and some after"
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.contract
+def test_lists_of_sharded_files_are_looked_through(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    dcp.save({"model": torch.ones(3), "name": "language"}, checkpoint_id=good / "model_0", no_dist=True)
+    assert (good / "model_0" / ".metadata").exists()
+    refuse_code(good)
+    refuse_code(tmp_path / "nowhere")
+    (bad / "model_0").mkdir(parents=True)
+    for name, content in (("code", pickle.dumps(Evil(tmp_path / "made"))), ("noise", b"no pickle"), ("empty", b"")):
+        (bad / "model_0" / ".metadata").write_bytes(content)
+        with pytest.raises(ArtifactError, match="descriptions of tensors"):
+            refuse_code(bad)
+        assert not (tmp_path / "made").exists(), name
+
+
+def test_how_large_it_will_be() -> None:
+    model = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 10)).sum().backward()
+    optimizer.step()
+    assert bytes_to_save(model, None, only_trained=False) == 440
+    assert 440 * 3 <= bytes_to_save(model, optimizer, only_trained=False) <= 440 * 3 + 16
+    model.weight.requires_grad_(False)
+    assert bytes_to_save(model, None, only_trained=True) == 40

@@ -1,0 +1,226 @@
+"""A run that is killed and resumed is the same run: every loss and every weight, bit by bit, dropout on."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_run import dataset, losses, model_of, same, shared, trainer_of, weights
+from transformers import TrainerCallback
+
+from packtrain.core.errors import ArtifactError
+from packtrain.training.checkpoints import MARKER, find_latest
+
+sys.path.append(str(Path(__file__).parents[1] / "batches"))
+from processes import context
+
+pytestmark = pytest.mark.contract
+KINDS = ("full", "lora", "dora")
+
+
+def small(kind: str = "full", family: str = "llama") -> Any:
+    return model_of(family, method=kind)
+
+
+@cache
+def uninterrupted(kind: str = "full", family: str = "llama") -> Any:
+    trainer = trainer_of(dataset(family), shared() / f"whole-{kind}-{family}", small(kind, family))
+    trainer.train()
+    assert trainer.state.global_step == trainer.state.max_steps >= 8
+    return trainer
+
+
+def assert_is_the_same(again: Any, kind: str = "full", family: str = "llama") -> None:
+    before = uninterrupted(kind, family)
+    assert losses(again) == losses(before), "every loss of the whole run, also those before the checkpoint"
+    assert same(weights(again), weights(before))
+
+
+@pytest.mark.parametrize(("step", "workers"), [(1, 0), (4, 2), (6, 0)])
+def test_resumed_at_a_step_it_is_the_same_run(tmp_path: Path, step: int, workers: int) -> None:
+    checkpoint = Path(uninterrupted().args.output_dir) / f"checkpoint-{step}"
+    again = trainer_of(dataset(), tmp_path, small(), dataloader_num_workers=workers)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert_is_the_same(again)
+    assert again.trained == uninterrupted().trained[step * 3 :], "nothing is trained twice, nothing is left out"
+
+
+def test_dropout_is_on_and_seen(tmp_path: Path) -> None:
+    without = trainer_of(dataset(), tmp_path, model_of(dropout=0.0), save_strategy="no", max_steps=2)
+    without.train()
+    assert losses(without)[1] != losses(uninterrupted())[1]
+
+
+def test_random_numbers_that_are_not_restored_would_be_seen(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-3"
+    shutil.copytree(Path(uninterrupted().args.output_dir) / "checkpoint-3", checkpoint)
+    again = trainer_of(dataset(), tmp_path, small())
+    again._load_rng_state = lambda _: torch.manual_seed(9)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert losses(again) != losses(uninterrupted())
+
+
+@pytest.mark.parametrize("kind", [pytest.param("lora"), pytest.param("dora", marks=pytest.mark.full)])
+def test_adapters(tmp_path: Path, kind: str) -> None:
+    checkpoint = Path(uninterrupted(kind).args.output_dir) / "checkpoint-3"
+    assert not (checkpoint / "model.safetensors").exists(), "adapters only"
+    again = trainer_of(dataset(), tmp_path, small(kind))
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert_is_the_same(again, kind)
+
+
+@pytest.mark.full
+def test_parts_that_are_trained_whole_beside_adapters(tmp_path: Path) -> None:
+    def made() -> Any:
+        return model_of("qwen3_vl", method="lora", train_connector=True)
+
+    data = dataset("qwen3_vl")
+    before = trainer_of(data, tmp_path / "whole", made())
+    start = weights(before)
+    before.train()
+    changed = {name for name, weight in weights(before).items() if not torch.equal(weight, start[name])}
+    assert any("merger" in name for name in changed)
+    again = trainer_of(data, tmp_path / "again", made())
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert losses(again) == losses(before)
+    assert same(weights(again), weights(before))
+
+
+# ---- killed
+
+
+class Kill(TrainerCallback):
+    """Ends the process without a word, in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(folder: str, place: str, kind: str, family: str, step: int, workers: int) -> None:
+    torch.set_num_threads(1)
+    data, parts = dataset(family, folder=Path(place)), {"callbacks": [Kill(step)]}
+    trainer = trainer_of(data, Path(folder), small(kind, family), parts=parts, dataloader_num_workers=workers)
+    trainer.train(resume_from_checkpoint=find_latest(Path(folder)) is not None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "family", "workers"),
+    [("full", "llama", 0), ("full", "llama", 2), ("lora", "llama", 0), ("full", "qwen3_vl", 0)],
+)
+def test_killed_at_random_steps_it_is_the_same_run(tmp_path: Path, kind: str, family: str, workers: int) -> None:
+    # Twice: a run that was resumed is killed as well.
+    steps = sorted(random.Random(f"{kind}{family}{workers}").sample(range(1, 7), 2))
+    place = str(shared() / family)
+    dataset(family)
+    for step in steps:
+        args = (str(tmp_path), place, kind, family, step, workers)
+        process = context().Process(target=train_until_killed, args=args)
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        found = find_latest(tmp_path)
+        assert found is not None
+        assert found.step == step
+    again = trainer_of(dataset(family), tmp_path, small(kind, family), dataloader_num_workers=workers)
+    again.train(resume_from_checkpoint=True)
+    assert_is_the_same(again, kind, family)
+
+
+# ---- what is refused
+
+
+def test_a_checkpoint_of_another_plan_names_both(tmp_path: Path) -> None:
+    checkpoint = str(Path(uninterrupted().args.output_dir) / "checkpoint-2")
+    other = dataset(packs_per_step=2)
+    with pytest.raises(ArtifactError) as caught:
+        trainer_of(other, tmp_path, small()).train(resume_from_checkpoint=checkpoint)
+    assert dataset().schedule.hash in str(caught.value)
+    assert other.schedule.hash in str(caught.value)
+
+
+def test_nothing_to_resume_from(tmp_path: Path) -> None:
+    trainer = trainer_of(dataset(), tmp_path, small())
+    with pytest.raises(ArtifactError, match="no complete checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(ArtifactError, match="no such folder"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+
+
+def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in (2, 3):
+        shutil.copytree(Path(uninterrupted().args.output_dir) / f"checkpoint-{step}", run / f"checkpoint-{step}")
+    (run / "checkpoint-3" / MARKER).unlink()
+    again = trainer_of(dataset(), run, small(), save_strategy="no")
+    again.train(resume_from_checkpoint=True)
+    assert_is_the_same(again)
+    assert len(again.trained) == (again.state.max_steps - 2) * 3
+    with pytest.raises(ArtifactError, match=MARKER):
+        trainer_of(dataset(), run, small()).train(resume_from_checkpoint=str(run / "checkpoint-3"))
+
+
+def test_weights_only_cannot_be_resumed(tmp_path: Path) -> None:
+    trainer_of(dataset(), tmp_path, small(), save_only_model=True, max_steps=1).train()
+    with pytest.raises(ArtifactError, match="weights only"):
+        trainer_of(dataset(), tmp_path, small()).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_a_full_disk_ends_the_run_and_the_checkpoint_before_is_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(dataset(), tmp_path, small())
+    real = torch.save
+
+    def save(found: Any, path: Any, *more: Any, **options: Any) -> None:
+        if trainer.state.global_step == 3 and str(path).endswith("optimizer.pt"):
+            Path(path).write_bytes(b"half of it")
+            raise OSError(28, "No space left on device")
+        real(found, path, *more, **options)
+
+    monkeypatch.setattr("torch.save", save)
+    with pytest.raises(ArtifactError, match=r"(?s)No space left.*checkpoint-2 is complete"):
+        trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    monkeypatch.undo()
+    again = trainer_of(dataset(), tmp_path, small())
+    again.train(resume_from_checkpoint=True)
+    assert_is_the_same(again)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    """Each of its files that is read by torch is read as tensors and plain values only."""
+    import pickle
+
+    source = Path(uninterrupted().args.output_dir) / "checkpoint-2"
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        broken = tmp_path / name / "checkpoint-2"
+        shutil.copytree(source, broken)
+        marked = tmp_path / f"{name}-was-here"
+        real = (broken / name).stat().st_size
+        torch.save(Evil(str(marked)), broken / name)
+        marker = (broken / MARKER).read_text()
+        (broken / MARKER).write_text(marker.replace(str(real), str((broken / name).stat().st_size)))
+        with pytest.raises(pickle.UnpicklingError):
+            trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
+        assert not marked.exists()
+
+
+class Evil:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (self.path,))
