@@ -1,4 +1,4 @@
-"""The demo: every fault it plants is in the ledger, every stage agrees, and a second run finds nothing to do."""
+"""The demo: planted faults are in the ledger, stages agree, both runs learn, and a second run finds nothing to do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typer.testing import CliRunner
 from packtrain.app.config import load_config
 from packtrain.app.demo import run_demo
 from packtrain.app.demo_data import BROKEN, write_dataset
+from packtrain.app.demo_train import train_demo
 from packtrain.app.measure import measure_outcome
 from packtrain.app.show import measured_json
 from packtrain.app.show_pack import plan_json
 from packtrain.app.show_plan import planned_json
 from packtrain.cli import app
+from packtrain.reports.run_words import ALIKE
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +59,13 @@ def test_the_smallest_demo_and_its_second_run(tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in costs.iterdir()}
     plan = {path.name: path.read_bytes() for path in (tmp_path / "demo" / "plan").iterdir()}
     _check_report(json.loads(first.stdout), tmp_path / "demo")
+    _check_training(json.loads(first.stdout)["train"], tmp_path / "demo")
+    runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo" / "runs").rglob("*")}
     second = CliRunner().invoke(app, run, catch_exceptions=False)
     assert second.exit_code == 0
     assert "Nothing has changed" in second.stdout
+    assert "so the runs are used as they are" in second.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo" / "runs").rglob("*")} == runs
     assert {path.name: path.stat().st_mtime_ns for path in costs.iterdir()} == before
     assert {path.name: path.read_bytes() for path in (tmp_path / "demo" / "plan").iterdir()} == plan
     third = CliRunner().invoke(app, [*run, "--json"], catch_exceptions=False)
@@ -85,10 +91,44 @@ def _check_report(said: dict[str, Any], folder: Path) -> None:
     assert len(lines) == said["measure"]["counts"]["rows"]
 
 
+def _check_training(said: dict[str, Any], folder: Path) -> None:
+    """Both runs saw every sample once, learned, and stand on one page."""
+    assert said["verified"]
+    assert [run["about"]["mode"] for run in said["runs"]] == ["packed", "padded"]
+    packed, padded = (run["summary"] for run in said["runs"])
+    assert packed["samples"] == padded["samples"] == said["comparison"]["samples"] > 0
+    assert packed["tokens"] == padded["tokens"]
+    assert packed["padding"] < 0.05 < padded["padding"]
+    assert said["comparison"]["changes"][0] == []
+    assert "data.packing: false" in said["comparison"]["changes"][1]
+    for run in (packed, padded):
+        assert run["loss_end"] < run["loss_start"]
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert said["headline"] in html.unescape((folder / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.full
+def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
+    """At equal samples, and far below a model that has learned nothing."""
+    data = write_dataset(tmp_path / "data", 320)
+    trained = train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=320)
+    content = trained.reported.content
+    assert trained.verdict.passed
+    assert not trained.reused
+    first, second = (run["summary"] for run in content["runs"])
+    assert first["loss_start"] == pytest.approx(second["loss_start"], rel=0.02), "the same model, not yet trained"
+    assert content["comparison"]["evaluated"]
+    for run in content["comparison"]["runs"]:
+        assert run["eval_loss"] < 0.25 * first["loss_start"]
+    # What the page calls the same. Shorter runs are further apart: other samples share each step, and both still fall.
+    assert content["comparison"]["apart"] < ALIKE
+    assert train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=320).reused
+
+
 def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage once, in this process: what takes long is the real processor, which the full suite runs."""
     monkeypatch.setattr("packtrain.app.demo.measure_outcome", partial(measure_outcome, check=0))
-    first, second = (run_demo(tmp_path / "demo", pictures=16, workers=1) for _ in range(2))
+    first, second = (run_demo(tmp_path / "demo", pictures=16, workers=1, train=False) for _ in range(2))
     assert (first.measured.reused, first.packed.reused) == (False, False)
     assert (second.measured.reused, second.packed.reused) == (True, True)
     said = {
@@ -99,3 +139,12 @@ def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest
     _check_report(said, tmp_path / "demo")
     assert first.measured.table.summary["counts"]["failed"] == BROKEN
     assert second.planned.study == first.planned.study
+    assert first.trained is None
+
+
+def test_without_the_packages_the_demo_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packtrain.app.demo.measure_outcome", partial(measure_outcome, check=0))
+    monkeypatch.setattr("packtrain.app.demo.can_train", lambda: False)
+    said: list[str] = []
+    assert run_demo(tmp_path / "demo", pictures=16, workers=1, say=said.append).trained is None
+    assert any("packtrain[train]" in line for line in said)

@@ -15,7 +15,8 @@ from study_parts import Made
 
 from packtrain.advice.values import Group, PicturePack, PictureSample
 from packtrain.reports.content import study_content
-from packtrain.reports.page import embedded, render_page
+from packtrain.reports.html import embedded
+from packtrain.reports.page import render_page
 from packtrain.reports.yaml_text import config_text
 
 Written = tuple[Made, Path]

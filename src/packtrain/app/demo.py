@@ -1,4 +1,4 @@
-"""The demo: make a small dataset and run every stage that exists on it."""
+"""The demo: make a small dataset and run every stage on it, from measuring to a trained model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from packtrain.app.demo_data import write_dataset
 from packtrain.app.demo_model import write_shape
+from packtrain.app.demo_train import DemoTraining, Standing, can_train, train_demo
 from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import Packed, pack_outcome
 from packtrain.app.plan import Planned, plan
@@ -27,6 +28,7 @@ class DemoResult:
     measured: Outcome
     planned: Planned
     packed: Packed
+    trained: DemoTraining | None  # None: not asked for, or the packages are not there
 
 
 def run_demo(
@@ -35,10 +37,12 @@ def run_demo(
     pictures: int = 320,
     model: str = MODEL,
     workers: int | None = None,
+    train: bool = True,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[Progress], None] = lambda _: None,
+    training: Callable[[Standing], None] = lambda _: None,
 ) -> DemoResult:
-    """Make the data, measure it, plan for it, pack it."""
+    """Make the data, measure it, plan for it, pack it, prove the packing and train on it."""
     say(f"Drawing {pictures} pictures with objects, and a few broken records, into {folder / 'data'}")
     data = write_dataset(folder / "data", pictures)
     say(f"Measuring what each record costs {model}")
@@ -63,10 +67,11 @@ def run_demo(
     chosen = planned.study.simulations[planned.study.recommendation.simulation]
     say(f"Packing into {chosen.packing_length:,} tokens, as recommended")
     config = PackingConfig(packing_length=chosen.packing_length, epochs=2).limited(chosen.limits)
-    return DemoResult(
-        folder=folder,
-        data=data,
-        measured=measured,
-        planned=planned,
-        packed=pack_outcome(measured.table, config, folder / "plan"),
-    )
+    packed = pack_outcome(measured.table, config, folder / "plan")
+    able = train and can_train()
+    if train and not able:
+        say("Not training: that needs pip install 'packtrain[train]'")
+    trained = None
+    if able:
+        trained = train_demo(data, folder, model=model, pictures=pictures, say=say, progress=training)
+    return DemoResult(folder=folder, data=data, measured=measured, planned=planned, packed=packed, trained=trained)

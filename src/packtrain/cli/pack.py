@@ -105,9 +105,14 @@ def pack(
 
 
 def inspect(
-    plan: Annotated[Path, typer.Argument(help="A folder written by packtrain pack.")],
+    plan: Annotated[
+        Path, typer.Argument(help="A folder written by packtrain pack; with --step one written by packtrain train.")
+    ],
     pack: Annotated[int | None, typer.Option("--pack", help="Show this pack with its samples.")] = None,
     sample: Annotated[str | None, typer.Option("--sample", help="Show where the sample with this id went.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of a run: show the packs and samples of this optimizer step, from 1.")
+    ] = None,
     blocked: Annotated[bool, typer.Option("--blocked", help="Show which limit stopped how many placements.")] = False,
     epoch: Annotated[int | None, typer.Option("--epoch", help="Which epoch --pack counts in. Default: 0.")] = None,
     batch: Annotated[
@@ -127,21 +132,24 @@ def inspect(
     costs: Annotated[Path | None, typer.Option(help="The cost table, if it has moved since the plan was made.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look into a plan: its summary, one pack, one sample, the limits; or one pack as the model will get it.
+    """Look into a plan: its summary, one pack, one sample, the limits; one pack as the model gets it; or into a run.
 
-    Example: packtrain inspect plan --pack 0 --batch
+    Examples: packtrain inspect plan --pack 0 --batch, packtrain inspect run --step 120
     """
     from packtrain.app import inspect as looking
     from packtrain.app.show_pack import plan_json, show_blocked, show_pack, show_places, show_plan
     from packtrain.plans.balance import balance_table
     from packtrain.plans.plan import PackPlan
 
-    if sum((pack is not None, sample is not None, blocked)) > 1:
-        raise ConfigError("packtrain inspect", got="several of --pack, --sample, --blocked", expected="one of them")
+    if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
+        names = "--pack, --sample, --step, --blocked"
+        raise ConfigError("packtrain inspect", got=f"several of {names}", expected="one of them")
     if epoch is not None and pack is None:
         raise ConfigError("--epoch", got=epoch, expected="--pack beside it: which pack of that epoch")
     _check_batch_options(pack, batch, all_tokens, backend)
-    if pack is not None and batch:
+    if step is not None:
+        _inspect_step(plan, step, costs, as_json)
+    elif pack is not None and batch:
         _inspect_batch(plan, costs, pack, epoch or 0, backend or "sdpa", all_tokens, as_json)
     elif pack is not None:
         found, table = looking.open_plan(plan, costs)
@@ -174,6 +182,17 @@ def _check_batch_options(pack: int | None, batch: bool, all_tokens: bool, backen
     for option, given in (("--all-tokens", all_tokens), ("--backend", backend is not None)):
         if given and not batch:
             raise ConfigError(option, got="no --batch", expected="--batch beside it: the pack as the model gets it")
+
+
+def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> None:
+    from packtrain.app.inspect_step import inspect_step
+    from packtrain.app.show_step import show_step, step_json
+
+    seen = inspect_step(run, step, costs)
+    if as_json:
+        print_json(step_json(seen))
+    else:
+        show_step(seen, output)
 
 
 def _inspect_batch(

@@ -111,8 +111,50 @@ def ratio(value: float) -> str:
     return f"{value:.3f}"
 
 
+def loss(value: float) -> str:
+    """A loss or a gradient norm: four digits that say something.
+
+    >>> loss(11.93512), loss(0.0412345), loss(2.0), loss(1234567.0)
+    ('11.94', '0.04123', '2.000', '1.235e+06')
+    """
+    return f"{value:#.4g}" if 1e-4 <= abs(value) < 1e4 else f"{value:.3e}" if value else "0"
+
+
+def rate(value: float) -> str:
+    """A learning rate.
+
+    >>> rate(2e-5), rate(0.001), rate(0), rate(1.23456e-5)
+    ('2e-5', '0.001', '0', '1.235e-5')
+    """
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def seconds(value: float) -> str:
+    """A short time, such as that of a step.
+
+    >>> seconds(0.0421), seconds(2.0412), seconds(300), seconds(0)
+    ('42.1 ms', '2.04 s', '5 min', '0')
+    """
+    if value == 0 or value >= 120:
+        return duration(value) if value else "0"
+    return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def elapsed(value: float) -> str:
+    """A time that has passed, to the second.
+
+    >>> elapsed(0.4), elapsed(42.2), elapsed(143), elapsed(9000)
+    ('0.40 s', '42 s', '2 min 23 s', '2 h 30 min')
+    """
+    whole = round(value)
+    if whole < 120:
+        return duration(value)
+    return f"{whole // 60} min {whole % 60} s" if whole < 7200 else f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
 FORMATS: dict[str, Callable[[float], str]] = {
-    function.__name__: function for function in (count, decimal, large, percent, memory, gib, times, ratio, duration)
+    function.__name__: function
+    for function in (count, decimal, large, percent, memory, gib, times, ratio, duration, loss, rate, seconds, elapsed)
 }
 
 

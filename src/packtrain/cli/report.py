@@ -1,0 +1,40 @@
+"""`packtrain report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from packtrain.cli.common import Json, output, print_json
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs. Several are compared at equal samples.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File for the page. Default: report.html in the first folder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write report.html of a run: loss, speed, memory, warnings; or of several runs side by side.
+
+    A run may still be training: the page has what is there. Packed and padded runs compare at equal samples.
+
+    Example: packtrain report runs/packed runs/padded --out comparison.html
+    """
+    from packtrain.app.run_report import report as write
+
+    made = write(runs, out)
+    if as_json:
+        print_json({"page": str(made.page), **made.content})
+        return
+    output.print(_line(made.content["headline"]), style="bold", markup=False, soft_wrap=True)
+    output.print(_line(made.content["lead"]), markup=False, soft_wrap=True)
+    output.print(f"next: open [bold]{escape(str(made.page.resolve()))}[/]", soft_wrap=True)
+
+
+def _line(text: str) -> str:
+    """Without the marks that keep names from turning a sentence, which terminals show as boxes."""
+    return text.replace("\u2068", "").replace("\u2069", "")

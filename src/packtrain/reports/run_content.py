@@ -1,0 +1,108 @@
+"""The numbers of runs as JSON: computed once here, embedded in the page and looked up by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from packtrain.reports.content import LONGEST, Content, plain
+from packtrain.reports.html import changes
+from packtrain.reports.numbers import shown
+from packtrain.reports.run_summary import compare, summarise
+from packtrain.reports.run_values import About, Run, Scalar
+from packtrain.reports.run_words import ALIKE, ended, headline, labels_of, lead
+
+SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
+MOST_RUNS = 8  # as many as there are colours
+
+
+def runs_content(runs: Sequence[Run]) -> Content:
+    """Everything that the page shows, beside the curves."""
+    labels, summaries, both = labels_of(runs), [summarise(run) for run in runs], compare(runs)
+    return {
+        "headline": headline(runs, summaries, labels, both),
+        "lead": lead(runs, summaries, labels, both),
+        "runs": [
+            {**_run(run), "label": label, "summary": plain(summary)}
+            for run, label, summary in zip(runs, labels, summaries, strict=True)
+        ],
+        "settings": _groups(runs),
+        "comparison": _comparison(runs, plain(both)) if both is not None else None,
+    }
+
+
+def _run(run: Run) -> Content:
+    about = run.about
+    reasons = sorted(run.ledger.items(), key=lambda item: (-item[1], item[0]))
+    kept = {shown(reason, 120): number for reason, number in reasons[:SHOWN_REASONS]}
+    if len(reasons) > SHOWN_REASONS:
+        kept[f"{len(reasons) - SHOWN_REASONS:,} other reasons"] = sum(number for _, number in reasons[SHOWN_REASONS:])
+    return {
+        "folder": shown(run.folder, LONGEST),
+        "name": shown(run.name, 80),
+        "about": {name: _short(getattr(about, name)) for name in ("model", "mode", "world")},
+        "status": shown(run.status, 80),
+        "ended": ended(run),
+        "warnings": [
+            {
+                "step": one.step,
+                "kind": shown(one.kind.replace("_", " "), 60),
+                "found": shown(one.found, LONGEST),
+                "advice": shown(one.advice, LONGEST),
+            }
+            for one in run.warnings[-SHOWN_WARNINGS:]
+        ],
+        "earlier_warnings": max(0, len(run.warnings) - SHOWN_WARNINGS),
+        "ledger": kept,
+        "left_out": sum(run.ledger.values()),
+        "notes": [shown(note, LONGEST) for note in (*run.notes, *about.said[:SHOWN_NOTES])],
+    }
+
+
+def _comparison(runs: Sequence[Run], found: Content) -> Content:
+    """The comparison, and how the other runs were set differently from the first."""
+    configs = [_config(run) for run in runs]
+    differ = [changes(configs[0], config)[:SHOWN_CHANGES] if configs[0] and config else [] for config in configs]
+    return {**found, "same_loss": found["apart"] is not None and found["apart"] <= ALIKE, "changes": differ}
+
+
+def _config(run: Run) -> Mapping[str, Any]:
+    """What run.yaml says; nothing where it is no config."""
+    try:
+        found = yaml.safe_load(run.config)
+    except (yaml.YAMLError, RecursionError):
+        return {}
+    return plain(found) if isinstance(found, dict) else {}
+
+
+def _groups(runs: Sequence[Run]) -> list[Content]:
+    """What run.json says, one line for each setting with the values of all runs."""
+    own = [_own(run.about) for run in runs]
+    derived = [{name: value for name, value in run.about.derived.items() if name not in own[0]} for run in runs]
+    groups = (
+        ("What was trained", own),
+        ("Derived before training", derived),
+        ("Outcome", [run.about.outcome for run in runs]),
+        ("Also recorded", [run.about.other for run in runs]),
+    )
+    return [{"title": title, "rows": rows} for title, values in groups if (rows := _rows(values))]
+
+
+def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
+    """What at least one run says; the names of the first one's order."""
+    said = [name for one in values for name, value in one.items() if value not in (None, "")]
+    names = list(dict.fromkeys(said))[:SHOWN_SETTINGS]
+    rows = [(shown(name, 80), [_short(one.get(name)) for one in values]) for name in names]
+    return [{"name": name, "values": row, "differ": any(one != row[0] for one in row)} for name, row in rows]
+
+
+def _own(about: About) -> dict[str, Scalar]:
+    names = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world")
+    return {name: getattr(about, name) for name in names}
+
+
+def _short(value: Scalar) -> Any:
+    large = isinstance(value, int | float) and abs(value) >= 1e18  # no count of anything
+    return shown(value, 200) if isinstance(value, str) or large else plain(value)

@@ -1,0 +1,128 @@
+"""report.html of a training run: what was learned, how fast, what it cost; and several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packtrain.core.artifacts import atomic_path
+from packtrain.core.errors import ConfigError
+from packtrain.reports.charts import Stretch, share_bar, stacked_bar
+from packtrain.reports.content import Content
+from packtrain.reports.html import render, yaml_lines
+from packtrain.reports.numbers import gib, shown
+from packtrain.reports.run_content import MOST_RUNS, runs_content
+from packtrain.reports.run_drawn import RunCharts, draw_runs
+from packtrain.reports.run_read import read_run
+from packtrain.reports.run_values import Run
+from packtrain.reports.run_words import labels_of
+
+PAGE = "report.html"
+_LINE = 2000  # characters of a line of the config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of a table of runs: its name, format, and the number."""
+
+    name: str
+    kind: str
+    key: str  # in the run's summary, or in its place in the comparison
+    equal: bool = False  # in the comparison at equal samples
+
+
+_EQUAL = (
+    Row(name="Loss in training", kind="loss", key="loss", equal=True),
+    Row(name="Loss in evaluation", kind="loss", key="eval_loss", equal=True),
+    Row(name="Time of training", kind="elapsed", key="seconds", equal=True),
+    Row(name="Speed over the baseline", kind="times", key="speedup", equal=True),
+    Row(name="Time to the loss that all reached", kind="elapsed", key="to_target", equal=True),
+    Row(name="Optimizer steps", kind="count", key="steps", equal=True),
+)
+_WHOLE = (
+    Row(name="Samples seen", kind="count", key="samples"),
+    Row(name="Final loss", kind="loss", key="loss_end"),
+    Row(name="Loss in the last evaluation", kind="loss", key="eval_end"),
+    Row(name="Real tokens per second", kind="count", key="tokens_per_second"),
+    Row(name="Samples per second", kind="decimal", key="samples_per_second"),
+    Row(name="Use of the chip (MFU)", kind="percent", key="mfu"),
+    Row(name="Padding", kind="percent", key="padding"),
+    Row(name="Samples of a step", kind="decimal", key="samples_per_step"),
+    Row(name="Median time of a step", kind="seconds", key="step_seconds"),
+    Row(name="Waiting for data", kind="percent", key="wait_share"),
+    Row(name="Slowest rank / mean", kind="ratio", key="spread"),
+    Row(name="Peak memory", kind="gib", key="memory"),
+)
+
+
+def write_run_report(run_folder: str | Path, *, others: Sequence[str | Path] = (), out: Path | None = None) -> Path:
+    """Write the page of a run, compared with others if any are given; into the run's folder unless told otherwise."""
+    folders = [run_folder, *others]
+    if len(folders) > MOST_RUNS:
+        raise ConfigError("runs", got=f"{len(folders)} runs", expected=f"at most {MOST_RUNS} on one page")
+    runs = [read_run(folder) for folder in folders]
+    page = out if out is not None else Path(run_folder) / PAGE
+    if page.is_dir():
+        raise ConfigError(str(page), got="a folder", expected="a file to write the page to")
+    text = render_runs(runs)
+    with atomic_path(page) as path:
+        path.write_bytes(text.encode("utf-8", "replace"))
+    return page
+
+
+def render_runs(runs: Sequence[Run]) -> str:
+    """The page of one run or more; the first is the one it is about."""
+    content, charts = runs_content(runs), draw_runs(runs, labels_of(runs))
+    several = len(runs) > 1
+    return render(
+        "run.html.jinja",
+        content,
+        styles=("report.css.jinja", "run.css.jinja"),
+        sections=_sections(runs, content, charts),
+        charts=charts,
+        several=several,
+        equal_rows=_known(_EQUAL, content),
+        whole_rows=_known(_WHOLE, content),
+        memory_bar=_memory_bar(content),
+        share_bar=share_bar,
+        yaml_lines=[(remark, shown(line, _LINE)) for remark, line in yaml_lines(runs[0].config)],
+    )
+
+
+def compared_rows(content: Content) -> list[Row]:
+    """The lines of a table of runs, those at equal samples first."""
+    return [*_known(_EQUAL, content), *_known(_WHOLE, content)]
+
+
+def _known(rows: Sequence[Row], content: Content) -> list[Row]:
+    """Lines in which at least one run has a number."""
+    both = content["comparison"]
+    if rows is _EQUAL and both is None:
+        return []
+    where = both["runs"] if rows is _EQUAL and both else [run["summary"] for run in content["runs"]]
+    return [row for row in rows if any(one[row.key] is not None for one in where)]
+
+
+def _sections(runs: Sequence[Run], content: Content, charts: RunCharts) -> list[tuple[str, str]]:
+    there = (
+        ("compare", "Comparison", content["comparison"] is not None),
+        ("learning", "Learning", charts.loss is not None),
+        ("speed", "Speed", bool(charts.speed)),
+        ("memory", "Memory", bool(charts.memory)),
+        ("warnings", "Warnings", True),
+        ("trained", "What was trained", True),
+        ("ledger", "Ledger", True),
+        ("config", "Config", bool(runs[0].config)),
+        ("notes", "Notes", True),
+    )
+    return [(anchor, name) for anchor, name, yes in there if yes]
+
+
+def _memory_bar(content: Content) -> object:
+    summary = content["runs"][0]["summary"]
+    used, limit = summary["memory"], summary["memory_limit"]
+    if not used or not limit:
+        return ""
+    bar = [Stretch(size=used, css="c0", tip=gib(used))]
+    return stacked_bar(bar, label=f"{gib(used)} of {gib(limit)}", whole=max(used, limit), limit=limit, height=10)

@@ -1,0 +1,239 @@
+"""A run in a few numbers, and two or more runs at equal samples: the only fair place to compare losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packtrain.reports.run_thin import trailing_mean
+from packtrain.reports.run_values import Run, Steps
+
+LAST = 0.05  # the share of a run's samples that its final loss is a mean of
+_NEAR = 0.02  # how far, relatively, from equal samples an evaluation may be
+_WARM = 3  # runs with more steps than this are timed without the first one, which warms up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """The numbers of one run; None where the run does not say."""
+
+    steps: int
+    samples: float | None
+    tokens: float | None
+    seconds: float | None  # of training
+    loss_start: float | None  # of the first step
+    loss_end: float | None  # mean over the last samples
+    loss_not_finite: int  # steps
+    eval_start: float | None
+    eval_end: float | None
+    eval_best: float | None
+    tokens_per_second: float | None
+    samples_per_second: float | None
+    samples_per_step: float | None
+    step_seconds: float | None  # median
+    padding: float | None  # share of computed positions that teach nothing
+    mfu: float | None
+    wait_share: float | None
+    spread: float | None  # slowest rank over mean
+    memory: float | None  # the peak
+    memory_limit: float | None
+    memory_share: float | None
+    predicted_memory: float | None
+    predicted_seconds: float | None  # of a step, median
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtEqualSamples:
+    """Where one run stood when it had seen as many samples as the others."""
+
+    loss: float | None  # in training
+    eval_loss: float | None  # None: no evaluation was near
+    seconds: float | None
+    steps: int
+    to_target: float | None  # seconds until its loss was as low as the highest of the runs' losses
+    speedup: float | None  # seconds of the baseline over its own, at equal samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Runs side by side; positions are those of the list of runs."""
+
+    samples: float  # seen by every run
+    window: float  # samples that a loss is a mean over
+    target: float | None  # the loss that all of them reached
+    baseline: int
+    fastest: int
+    subject: int  # what the baseline is compared with: the fastest of the others
+    evaluated: bool  # every run has an evaluation there, of which the losses are compared
+    apart: float | None  # largest relative difference of the losses
+    runs: tuple[AtEqualSamples, ...]
+
+
+def summarise(run: Run) -> Summary:
+    """One run in numbers."""
+    steps = run.steps
+    timed = slice(1 if len(steps) > _WARM else 0, None)
+    seconds = np.nan_to_num(steps["step_seconds"])
+    lasting = float(seconds[timed].sum())
+    memory, limit = _most(steps["memory_bytes"]), _most(steps["memory_limit"])
+    losses = [one.loss for one in run.evaluations if np.isfinite(one.loss)]
+    return Summary(
+        steps=len(steps),
+        samples=_last(steps["samples_seen"]),
+        tokens=_last(steps["tokens_seen"]),
+        seconds=float(seconds.sum()) or None,
+        loss_start=_finite(steps["loss"][0]) if len(steps) else None,
+        loss_end=_finite(smooth_loss(steps)[-1]) if len(steps) else None,
+        loss_not_finite=int((~np.isfinite(steps["loss"])).sum()),
+        eval_start=losses[0] if losses else None,
+        eval_end=losses[-1] if losses else None,
+        eval_best=min(losses, default=None),
+        tokens_per_second=_per_second(steps, "tokens", timed, lasting),
+        samples_per_second=_per_second(steps, "samples", timed, lasting),
+        samples_per_step=_mean(steps["samples"]),
+        step_seconds=_median(steps["step_seconds"][timed]),
+        padding=_padding(steps),
+        mfu=_weighted(steps["mfu"][timed], seconds[timed]),
+        wait_share=_waiting(steps, seconds, timed),
+        spread=_weighted(steps["spread"][timed], seconds[timed]),
+        memory=memory,
+        memory_limit=limit,
+        memory_share=memory / limit if memory and limit else None,
+        predicted_memory=_most(steps["predicted_memory_bytes"]),
+        predicted_seconds=_median(steps["predicted_seconds"][timed]),
+    )
+
+
+def compare(runs: Sequence[Run]) -> Comparison | None:
+    """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
+    seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
+    if len(runs) < 2 or min(seen) <= 0:
+        return None
+    samples = min(seen)
+    a_step = max(_mean(run.steps["samples"]) or 0.0 for run in runs)
+    window = max(2 * LAST * samples, a_step)
+    losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
+    known = [loss for loss in losses if loss is not None]
+    target = max(known) if len(known) == len(runs) else None
+    times = [_at_samples(run.steps, run.steps.elapsed, samples) or None for run in runs]
+    baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
+    judged = [_evaluated(run, samples) for run in runs]
+    evaluated = None not in judged
+    found = tuple(
+        AtEqualSamples(
+            loss=losses[at],
+            eval_loss=judged[at],
+            seconds=times[at],
+            steps=int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1),
+            to_target=_reaches(run.steps, target, window),
+            speedup=_over(times[baseline], times[at]),
+        )
+        for at, run in enumerate(runs)
+    )
+    return Comparison(
+        samples=samples,
+        window=window,
+        target=target,
+        baseline=baseline,
+        fastest=min(range(len(runs)), key=lambda at: times[at] or np.inf),
+        subject=min((at for at in range(len(runs)) if at != baseline), key=lambda at: times[at] or np.inf),
+        evaluated=evaluated,
+        apart=_apart(judged if evaluated else losses),
+        runs=found,
+    )
+
+
+def smooth_loss(steps: Steps, window: float | None = None) -> np.ndarray:
+    """The mean loss of a token over the last samples, at each step."""
+    seen = steps["samples_seen"]
+    width = window if window is not None else LAST * (seen[-1] if len(seen) else 1.0)
+    return trailing_mean(seen, steps["loss"], steps["supervised_tokens"], width)
+
+
+def drawn_loss(steps: Steps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The smoothed loss for drawing: each mean stands in the middle of what it is a mean of."""
+    seen, weights = steps["samples_seen"], steps["supervised_tokens"]
+    width = LAST * (seen[-1] if len(seen) else 1.0)
+    return trailing_mean(seen, x, weights, width), smooth_loss(steps)
+
+
+def _at_samples(steps: Steps, values: np.ndarray, samples: float) -> float | None:
+    """What a column was when so many samples had been seen; between two steps, in proportion."""
+    good = np.isfinite(values) & np.isfinite(steps["samples_seen"])
+    return float(np.interp(samples, steps["samples_seen"][good], values[good])) if good.any() else None
+
+
+def _padding(steps: Steps) -> float | None:
+    """Of all positions that were computed, the share that taught nothing."""
+    share, tokens = steps["padding_share"], steps["tokens"]
+    good = np.isfinite(share) & np.isfinite(tokens) & (tokens > 0) & (share < 1)
+    if not good.any():
+        return _weighted(share, np.ones(len(steps)))
+    return float(1 - tokens[good].sum() / (tokens[good] / (1 - share[good])).sum())
+
+
+def _evaluated(run: Run, samples: float) -> float | None:
+    """The loss of the evaluation that is nearest to this many samples, if it is near."""
+    near = [one for one in run.evaluations if abs(one.samples - samples) <= _NEAR * samples and np.isfinite(one.loss)]
+    return min(near, key=lambda one: abs(one.samples - samples)).loss if near else None
+
+
+def _apart(losses: Sequence[float | None]) -> float | None:
+    """How far the highest is above the lowest, relatively."""
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < len(losses) or not min(known):
+        return None
+    return (max(known) - min(known)) / abs(min(known))
+
+
+def _reaches(steps: Steps, target: float | None, window: float) -> float | None:
+    """Seconds until the smoothed loss is at the target; a window that is not full yet says nothing."""
+    if target is None:
+        return None
+    low = (smooth_loss(steps, window) <= target * (1 + 1e-9)) & (steps["samples_seen"] >= window * (1 - 1e-9))
+    return float(steps.elapsed[np.argmax(low)]) if low.any() and steps.known("step_seconds") else None
+
+
+def _per_second(steps: Steps, name: str, timed: slice, seconds: float) -> float | None:
+    added = steps[name][timed]
+    return float(np.nansum(added)) / seconds if seconds > 0 and np.isfinite(added).any() else None
+
+
+def _waiting(steps: Steps, seconds: np.ndarray, timed: slice) -> float | None:
+    if steps.known("data_wait_seconds") and seconds[timed].sum() > 0:
+        return float(np.nansum(steps["data_wait_seconds"][timed]) / seconds[timed].sum())
+    return _weighted(steps["data_wait_share"][timed], seconds[timed])
+
+
+def _weighted(values: np.ndarray, weights: np.ndarray) -> float | None:
+    good = np.isfinite(values) & (weights > 0)
+    return float(np.average(values[good], weights=weights[good])) if good.any() else None
+
+
+def _median(values: np.ndarray) -> float | None:
+    good = values[np.isfinite(values)]
+    return float(np.median(good)) if len(good) else None
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return _weighted(values, np.ones(len(values)))
+
+
+def _most(values: np.ndarray) -> float | None:
+    good = values[np.isfinite(values)]
+    return float(good.max()) or None if len(good) else None
+
+
+def _last(values: np.ndarray) -> float | None:
+    good = values[np.isfinite(values)]
+    return float(good[-1]) if len(good) else None
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None

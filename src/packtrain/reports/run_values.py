@@ -1,0 +1,105 @@
+"""A training run as its folder tells it: columns over its steps, evaluations, warnings, what was trained on what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+Scalar = str | int | float | bool | None
+
+# What a step of metrics.jsonl says, by its key there; the columns of a run have the same names.
+STEP_KEYS = (
+    *("step", "epoch", "loss", "grad_norm", "samples", "tokens", "supervised_tokens", "samples_seen", "tokens_seen"),
+    *("perf/global_seq_len_avg", "perf/global_seq_len_min", "perf/global_seq_len_max", "fill", "padding_share"),
+    *("tokens_per_second", "samples_per_second", "images_per_second", "patches_per_second"),
+    *("step_seconds", "predicted_seconds", "data_wait_seconds", "data_wait_share", "spread", "mfu"),
+    *("memory_bytes", "memory_limit", "predicted_memory_bytes"),
+)
+LEARNING_RATES = "learning_rates"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Steps:
+    """What was logged of every optimizer step, in order; NaN where a step does not say."""
+
+    columns: Mapping[str, np.ndarray]  # by the names of STEP_KEYS
+    rates: Mapping[str, np.ndarray] = field(default_factory=dict)  # learning rates by part
+
+    def __len__(self) -> int:
+        return len(self.columns["step"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def known(self, name: str) -> bool:
+        """Does any step say it?"""
+        return bool(np.isfinite(self.columns[name]).any())
+
+    @property
+    def elapsed(self) -> np.ndarray:
+        """Seconds of training behind each step; pauses between processes do not count."""
+        return np.cumsum(np.nan_to_num(self.columns["step_seconds"]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """One evaluation."""
+
+    step: int
+    loss: float
+    samples: float = math.nan  # seen in training until then
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warned:
+    """One early warning."""
+
+    step: int
+    kind: str
+    found: str
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What run.json says; None where it does not."""
+
+    model: str | None = None
+    mode: str | None = None  # packed or padded
+    plan: str | None = None
+    packs_per_step: int | None = None
+    rows_per_batch: int = 1
+    seed: int = 0
+    balance: str = "sorted"
+    world: int = 1
+    derived: Mapping[str, Scalar] = field(default_factory=dict)  # names of inner values are joined by dots
+    outcome: Mapping[str, Scalar] = field(default_factory=dict)
+    other: Mapping[str, Scalar] = field(default_factory=dict)
+    said: tuple[str, ...] = ()  # what was printed before training: notes, what was reused and what was made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Run:
+    """Everything a page shows of one run."""
+
+    folder: Path
+    name: str
+    about: About
+    steps: Steps
+    evaluations: tuple[Evaluation, ...] = ()
+    warnings: tuple[Warned, ...] = ()
+    ledger: Mapping[str, int] = field(default_factory=dict)  # samples by stage and reason
+    config: str = ""  # the text of run.yaml
+    notes: tuple[str, ...] = ()  # what could not be read
+
+    @property
+    def status(self) -> str:
+        """How it ended, as far as it is known."""
+        said = self.about.outcome.get("status")
+        if said:
+            return str(said)
+        return "begun" if len(self.steps) else "not begun"

@@ -1,0 +1,119 @@
+"""`packtrain inspect RUN --step N`: the samples it names are those that the loader delivers in that step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Run
+from lengths import lvis_like
+from tables import write_table
+
+from packtrain.app.inspect_step import inspect_step
+from packtrain.app.pack import pack
+from packtrain.batches.sampler import PackSampler
+from packtrain.core.artifacts import write_json
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import PackPlan
+from packtrain.plans.schedule import EMPTY, Schedule
+
+LAYOUTS = [
+    {"world": 1, "rows_per_batch": 1, "balance": "sorted"},
+    {"world": 3, "rows_per_batch": 1, "balance": "strict"},
+    {"world": 2, "rows_per_batch": 3, "balance": "random"},
+]
+
+
+def write_run(folder: Path, plan: Path, **about: Any) -> Path:
+    """A run folder with what is needed to know its steps."""
+    facts = {"model": "m", "mode": "packed", "plan": str(plan), "packs_per_step": 5, "seed": 11, **about}
+    write_json(folder / "run.json", "run", 1, {"world": 1, "rows_per_batch": 1, "balance": "sorted", **facts})
+    step = {"kind": "step", "step": 2, "samples_seen": 30, "loss": 1.25, "step_seconds": 0.5, "mfu": None}
+    warning = {"kind": "warning", "step": 2, "warning": "loss_spike", "found": "a spike", "advice": "look"}
+    lines = [{"kind": "metrics", "version": 1}, step, warning, {**step, "step": 3, "loss": "NaN"}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Path]:
+    """A plan of two epochs over a made-up table."""
+    write_table(tmp_path / "costs", lvis_like(90, 1))
+    pack(tmp_path / "costs", PackingConfig(packing_length=8192, epochs=2), tmp_path / "plan")
+    return tmp_path / "costs", tmp_path / "plan"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_packs_of_a_step_are_those_that_ranks_get(tmp_path: Path, made: tuple[Path, Path], layout: Any) -> None:
+    """Against the sampler that really deals them out, over all steps of all epochs."""
+    run = write_run(tmp_path / "run", made[1], **layout)
+    schedule = Schedule(PackPlan.load(made[1]), packs_per_step=5, seed=11, balance=layout["balance"])
+    dealt: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
+    for rank in range(layout["world"]):
+        sampler = PackSampler(schedule, rank, layout["world"], span="run", rows_per_batch=layout["rows_per_batch"])
+        for keys in sampler:
+            for key in keys:
+                if key.pack != EMPTY:
+                    dealt.setdefault((key.epoch, key.step), set()).add((key.micro_step, rank, key.pack))
+    assert len(dealt) == schedule.num_steps() > 4
+    seen = 0
+    for number, (epoch, _) in enumerate(sorted(dealt), 1):
+        found = inspect_step(run, number)
+        assert found.epoch == epoch
+        assert {(one.micro_step, one.rank, one.pack) for one in found.packs} == dealt[sorted(dealt)[number - 1]]
+        seen += sum(len(one.samples) for one in found.packs)
+    plan = schedule.plan
+    assert seen == sum(plan.epoch(epoch).num_entries for epoch in range(2)), "every sample in exactly one step"
+
+
+def test_what_was_logged_stands_beside_it(tmp_path: Path, made: tuple[Path, Path]) -> None:
+    run = write_run(tmp_path / "run", made[1])
+    two, three, four = (inspect_step(run, number) for number in (2, 3, 4))
+    assert two.logged == {"loss": 1.25, "samples_seen": 30.0, "step_seconds": 0.5}
+    assert two.warnings == ("loss_spike: a spike",)
+    assert np.isnan(three.logged["loss"])
+    assert four.logged == {}
+
+
+def test_the_command_names_samples_without_their_data(run: Run, tmp_path: Path, made: tuple[Path, Path]) -> None:
+    folder = write_run(tmp_path / "run", made[1])
+    code, out, _ = run("inspect", folder, "--step", 2, "--json")
+    assert code == 0
+    said, found = json.loads(out), inspect_step(folder, 2)
+    ids = [sample["id"] for one in said["packs"] for sample in one["samples"]]
+    assert ids == [sample.id for one in found.packs for sample in one.samples]
+    assert said["packs"][0]["tokens"] == found.packs[0].tokens > 0
+    code, out, _ = run("inspect", folder, "--step", 2)
+    assert code == 0
+    assert all(name in out for name in ids)
+    assert "loss 1.250" in out
+    assert "Warned: loss_spike" in out
+    assert "NaN" in run("inspect", folder, "--step", 3)[1] or "nan" in run("inspect", folder, "--step", 3)[1]
+    assert "does not have this step" in run("inspect", folder, "--step", 4)[1]
+
+
+def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, Path]) -> None:
+    folder = write_run(tmp_path / "run", made[1])
+    for step in (0, -1, 10_000):
+        with pytest.raises(ConfigError, match="a step of the run, from 1 to"):
+            inspect_step(folder, step)
+    with pytest.raises(ArtifactError, match="no plan, packs_per_step"):
+        inspect_step(write_run(tmp_path / "bare", made[1], packs_per_step=None), 1)
+    with pytest.raises(ArtifactError, match="no plan, packs_per_step"):
+        inspect_step(write_run(tmp_path / "odd", made[1], balance="weird"), 1)
+    gone = write_run(tmp_path / "gone", tmp_path / "nowhere")
+    code, _, err = run("inspect", gone, "--step", 1)
+    assert code == 1
+    assert "the plan that the run was trained with" in err
+    assert run("inspect", folder, "--step", 1, "--pack", 0)[0] == 2
+    moved = tmp_path / "moved"
+    shutil.move(made[0], moved)
+    code, _, err = run("inspect", folder, "--step", 1)
+    assert code == 1
+    assert "--costs" in err
+    assert run("inspect", folder, "--step", 1, "--costs", moved)[0] == 0

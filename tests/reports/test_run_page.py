@@ -1,0 +1,207 @@
+"""The page of a run: one file, nothing from data becomes markup, every number is the run's, whatever it is like."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import WARNINGS, Made, write_run
+from pages import Page, at, read_page
+
+from packtrain.core.errors import ConfigError
+from packtrain.reports.numbers import FORMATS, formatted
+from packtrain.reports.run_content import runs_content
+from packtrain.reports.run_page import render_runs, write_run_report
+from packtrain.reports.run_read import read_run
+from packtrain.reports.run_values import STEP_KEYS, About, Evaluation, Run, Steps, Warned
+
+EVIL = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\u202e\x00"
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A packed and a padded run."""
+    root = tmp_path_factory.mktemp("runs")
+    packed = write_run(root / "a", Made(warnings=WARNINGS))
+    padded = write_run(root / "b", Made(mode="padded", seconds=0.93, padding=0.55, seed=1))
+    return packed, padded
+
+
+@pytest.fixture(scope="session")
+def pages(pair: tuple[Path, Path]) -> dict[str, Path]:
+    """The page of one run, and of both."""
+    one = write_run_report(pair[0])
+    return {"one": one, "both": write_run_report(pair[0], others=[pair[1]], out=pair[0] / "both.html")}
+
+
+def data_of(page: Page) -> dict[str, Any]:
+    [script] = [one for one in page.all("script") if one.attributes.get("id") == "run"]
+    return dict(json.loads(script.text))
+
+
+def made_of(columns: dict[str, np.ndarray], **more: Any) -> Run:
+    """A run straight from columns."""
+    length = len(columns["step"])
+    whole = {name: columns.get(name, np.full(length, np.nan)) for name in STEP_KEYS}
+    steps = Steps(columns=whole, rates=more.pop("rates", {}))
+    return Run(**{"folder": Path("run"), "name": "run", "about": About(model="m", mode="packed"), **more}, steps=steps)
+
+
+@pytest.mark.parametrize("name", ["one", "both"])
+def test_page_is_one_file_that_can_be_read_aloud(pages: dict[str, Path], name: str) -> None:
+    page = read_page(pages[name])
+    for element in page.elements:
+        for attribute, value in element.attributes.items():
+            assert attribute not in ("src", "srcset", "style", "action", "background"), element.tag
+            assert not attribute.startswith("on")
+            if attribute == "href":
+                assert value.startswith("#") or value == "data:,"
+    levels = [int(element.tag[1]) for element in page.elements if element.tag in ("h1", "h2", "h3")]
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    ids = [element.attributes["id"] for element in page.elements if "id" in element.attributes]
+    assert len(ids) == len(set(ids))
+    assert {a.attributes["href"][1:] for a in page.all("a")} <= set(ids)
+    assert len(page.all("caption")) == len(page.all("table")) >= 2
+    assert all("scope" in th.attributes for th in page.all("th"))
+    for svg in page.all("svg"):
+        assert svg.attributes.get("aria-hidden") == "true" or svg.attributes.get("aria-label"), svg
+    assert len([svg for svg in page.all("svg") if svg.attributes.get("class") == "curves"]) >= 10
+
+
+@pytest.mark.parametrize("name", ["one", "both"])
+def test_every_visible_number_is_one_of_the_run(pages: dict[str, Path], pair: tuple[Path, Path], name: str) -> None:
+    page = read_page(pages[name])
+    runs = [read_run(folder) for folder in (pair if name == "both" else pair[:1])]
+    content = json.loads(json.dumps(runs_content(runs)))
+    assert data_of(page) == content
+    numbers = page.all("data")
+    assert len(numbers) > (20 if name == "one" else 50)
+    for number in numbers:
+        value = at(content, number.attributes["data-at"])
+        assert number.attributes["data-as"] in FORMATS
+        assert formatted(number.attributes["data-as"], value) == number.text, number.attributes["data-at"]
+
+
+def test_comparison_says_what_differs_and_by_how_much(pages: dict[str, Path]) -> None:
+    page = read_page(pages["both"])
+    assert page.all("h1")[0].text.startswith("The same loss, 2.3")
+    text = page.all("main")[0].text
+    assert "data.packing: false" in text
+    assert "What Padded has set differently from Packed" in text
+    assert "Loss over time" in text
+    assert "Loss over time" not in read_page(pages["one"]).all("main")[0].text
+
+
+def test_curves_have_the_numbers_of_the_log(tmp_path: Path) -> None:
+    """With fewer steps than buckets every step can be read from the page."""
+    folder = write_run(tmp_path / "run", Made(steps=60))
+    page, run = read_page(write_run_report(folder)), read_run(folder)
+    tips = [title.text for title in page.all("title") if "svg" in title.parents]
+    for value in run.steps["loss"]:
+        assert any(formatted("loss", value) in tip for tip in tips)
+    assert any("evaluation after step 30" in tip for tip in tips)
+    [line] = [one.attributes["points"] for one in page.all("polyline") if one.attributes["class"] == "s0 faint"]
+    points = np.array([point.split(",") for point in line.split()], float)
+    assert len(points) == len(run.steps)
+    np.testing.assert_array_equal(np.argsort(points[:, 0]), np.arange(60))
+    slope = np.polyfit(run.steps["loss"], points[:, 1], 1)
+    assert slope[0] < 0, "higher is more"
+    np.testing.assert_allclose(points[:, 1], np.polyval(slope, run.steps["loss"]), atol=0.11)
+
+
+def test_names_and_texts_from_data_never_become_markup(tmp_path: Path) -> None:
+    steps = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
+    hostile = made_of(
+        {**steps, "supervised_tokens": np.ones(2)},
+        rates={EVIL: np.array([1e-4, 1e-4])},
+        name=EVIL,
+        about=About(model=EVIL, mode=EVIL, plan=EVIL, derived={EVIL: EVIL}, outcome={"status": EVIL}),
+        warnings=(Warned(step=1, kind=EVIL, found=EVIL, advice=EVIL),),
+        evaluations=(Evaluation(step=1, loss=1.0),),
+        ledger={EVIL: 3},
+        config=f"a: '{EVIL}'\n# {EVIL}",
+        notes=(EVIL,),
+    )
+    for runs in ([hostile], [hostile, replace(hostile, config=f"b: {EVIL}")]):
+        page = Page(render_runs(runs))
+        assert not page.all("img")
+        assert len(page.all("script")) == 2
+        assert "\u202e" not in page.source
+        assert "{{ 7 * 7 }}" in page.all("body")[0].text, "the text itself is there"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path, steps: int) -> None:
+    folder = write_run(tmp_path / "run", Made(steps=steps, outcome={}, evaluate=0))
+    page = read_page(write_run_report(folder))
+    text = page.all("main")[0].text
+    assert ("No step yet" in text) == (steps == 0)
+    assert ("still running" in text) == (steps > 0)
+    assert "nan" not in text.lower().replace("nano", "")
+
+
+def test_runs_that_cannot_be_compared_have_a_page(tmp_path: Path) -> None:
+    begun, empty = (write_run(tmp_path / str(at), Made(steps=at, evaluate=0)) for at in (3, 0))
+    for folders in ((begun, empty), (empty, begun), (empty, empty)):
+        page = read_page(write_run_report(folders[0], others=folders[1:]))
+        assert 'id="compare"' not in page.source
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "run.json").write_text("{}")
+    assert "No step yet" in write_run_report(tmp_path / "bare").read_text()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -3.0, 1e30, 1e-30])
+def test_any_loss_can_be_drawn(value: float) -> None:
+    count = np.arange(1.0, 31)
+    columns = {"step": count, "samples_seen": 4 * count, "supervised_tokens": np.ones(30), "step_seconds": np.ones(30)}
+    for column in ("loss", "grad_norm", "memory_bytes", "tokens_per_second", "padding_share"):
+        columns[column] = np.where(count % 3 == 0, value, 1.0)
+    whole = made_of({**columns, "loss": np.full(30, value)})
+    for runs in ([made_of(columns)], [whole], [made_of(columns), whole]):
+        page = Page(render_runs(runs))
+        for line in (*page.all("polyline"), *page.all("polygon")):
+            assert "nan" not in line.attributes["points"]
+            assert "inf" not in line.attributes["points"]
+    assert "not a number" in render_runs([whole]) or np.isfinite(value)
+
+
+def test_a_long_run_is_thinned_and_nothing_is_hidden() -> None:
+    count = np.arange(1.0, 100_001)
+    random = np.random.default_rng(0)
+    columns = {
+        "step": count,
+        "samples_seen": 16 * count,
+        "supervised_tokens": np.full(100_000, 500.0),
+        "tokens": np.full(100_000, 900.0),
+        "step_seconds": random.lognormal(0, 0.1, 100_000),
+        "loss": 1 + 5 * np.exp(-count / 2e4) + random.normal(0, 0.05, 100_000),
+        "grad_norm": random.lognormal(0, 0.3, 100_000),
+    }
+    columns["loss"][70_000] = 40.0  # one spike in a hundred thousand steps
+    started = time.process_time()
+    text = render_runs([made_of(columns)])
+    assert time.process_time() - started < 60
+    assert len(text.encode()) < 1_000_000
+    assert any("to 40.00" in title.text for title in Page(text).all("title")), "the spike can still be read"
+
+
+def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", Made(steps=2))
+    with pytest.raises(ConfigError, match="a folder"):
+        write_run_report(folder, out=tmp_path)
+    with pytest.raises(ConfigError, match="at most 8"):
+        write_run_report(folder, others=[folder] * 8)
+    assert write_run_report(folder, others=[folder] * 7).exists()
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / at / "run", Made(steps=12, seed=int(at))) for at in "12"]
+    content = runs_content([read_run(folder) for folder in folders])
+    assert [run["label"] for run in content["runs"]] == ["run (1)", "run (2)"]

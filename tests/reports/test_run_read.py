@@ -1,0 +1,110 @@
+"""Reading a run's folder: what was logged comes back; what is broken, missing or unfinished is said, never raised."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import WARNINGS, Made, steps_of, write_run
+
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.reports.run_read import read_run
+from packtrain.reports.run_values import LEARNING_RATES, STEP_KEYS
+from packtrain.training.step_metrics import to_plain
+
+
+def test_columns_are_keys_of_the_log() -> None:
+    """The page and the log agree on every name, or a curve would silently stay empty."""
+    keys = set(to_plain(steps_of(Made(steps=1))[0]))
+    assert set(STEP_KEYS) | {LEARNING_RATES} <= keys
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    made = Made(steps=40, warnings=WARNINGS, evaluate=10, nan_at=(7,))
+    run, steps = read_run(write_run(tmp_path / "run", made)), steps_of(made)
+    assert run.notes == ()
+    assert (run.about.model, run.about.mode, run.about.packs_per_step) == (made.model, "packed", 4)
+    assert run.about.other["versions.torch"] == "2.15.0"
+    for key in STEP_KEYS:
+        written = np.array([math.nan if (one := to_plain(step)[key]) is None else one for step in steps], np.float64)
+        np.testing.assert_array_equal(run.steps[key], written, err_msg=key)
+    assert np.isnan(run.steps["loss"][6])
+    assert list(run.steps.rates) == ["language", "vision", "connector"]
+    assert [one.step for one in run.evaluations] == [10, 20, 30, 40]
+    assert run.ledger == {"plan: longer than a pack": 3, "decode: image cannot be decoded": 2}
+    assert run.status == "complete"
+    assert run.about.said == ("the cost table is reused", "data.packing_length: the model's own")
+
+
+def test_warnings_come_with_kind_and_advice(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", Made(steps=100, warnings=WARNINGS)))
+    assert [(one.step, one.kind, one.found, one.advice) for one in run.warnings] == [
+        (one.step, one.kind, one.found, one.advice) for one in WARNINGS
+    ]
+
+
+def test_a_line_in_the_making_is_no_fault_and_a_broken_one_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", Made(steps=20))
+    path = folder / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])  # the writer is in the middle of a line
+    run = read_run(folder)
+    assert (len(run.steps), run.notes) == (19, ())
+    path.write_bytes(whole.replace(b'{"kind": "step", "step": 5,', b"\xff\x00{{ torn", 1))
+    run = read_run(folder)
+    assert len(run.steps) == 19
+    assert 5 not in run.steps["step"]
+    assert "1 lines of metrics.jsonl" in run.notes[0]
+
+
+def test_a_step_that_was_trained_again_counts_as_it_was_last(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", Made(steps=10))
+    with (folder / "metrics.jsonl").open("a") as file:
+        again = {**to_plain(steps_of(Made(steps=10))[3]), "kind": "step", "loss": 123.0}
+        file.write(json.dumps(again) + "\n")
+    run = read_run(folder)
+    assert run.steps["step"].tolist() == list(range(1, 11))
+    assert run.steps["loss"][3] == 123.0
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.yaml", "metrics.jsonl"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00 broken {", b"[1, 2]", b"null\n", b'{"step": {}}\n'])
+def test_any_file_may_be_missing_or_broken(tmp_path: Path, name: str, content: bytes | None) -> None:
+    folder = write_run(tmp_path / "run", Made(steps=5))
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    run = read_run(folder)
+    assert len(run.steps) == (0 if name == "metrics.jsonl" else 5)
+    if content is None:
+        assert run.notes == (f"{name} is not there.",)
+
+
+def test_values_of_other_kinds_than_numbers_are_not_known(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    line = {"kind": "step", "step": 1, "samples_seen": 4, "loss": [1], "grad_norm": True, "fill": "Infinity"}
+    line |= {"mfu": 10**400, "learning_rates": {"language": "x", "vision": 1e-4}}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    steps = read_run(folder).steps
+    assert np.isnan(steps["loss"][0])
+    assert np.isnan(steps["grad_norm"][0])
+    assert (steps["fill"][0], steps["mfu"][0]) == (math.inf, math.inf)
+    assert steps.rates["vision"].tolist() == [1e-4]
+
+
+def test_what_is_no_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_run(tmp_path / "none")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="a file"):
+        read_run(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArtifactError, match=r"neither run\.json nor metrics\.jsonl"):
+        read_run(tmp_path / "empty")
+    (tmp_path / "empty" / "recommendations.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"open .*report\.html"):
+        read_run(tmp_path / "empty")

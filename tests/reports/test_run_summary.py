@@ -1,0 +1,139 @@
+"""Runs in numbers: long ones are thinned without hiding anything, and losses are compared at equal samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import Made, expected_loss, steps_of, write_run
+
+from packtrain.reports.run_read import read_run
+from packtrain.reports.run_summary import compare, smooth_loss, summarise
+from packtrain.reports.run_thin import edges_for, thin, trailing_mean
+from packtrain.reports.run_values import Run
+
+NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
+
+
+def made_run(tmp_path: Path, name: str, **changes: object) -> Run:
+    return read_run(write_run(tmp_path / name, replace(Made(), **changes)))  # type: ignore[arg-type]
+
+
+@given(st.lists(NUMBERS, max_size=80), st.integers(1, 20))
+def test_thinning_keeps_every_number_inside_its_band(values: list[float], buckets: int) -> None:
+    y = np.array(values)
+    x = np.arange(1, len(y) + 1, dtype=float)
+    edges = edges_for(len(y), buckets)
+    found = thin(x, y, edges)
+    good = np.isfinite(y)
+    assert found.steps.sum() == good.sum(), "every finite number is in exactly one bucket"
+    assert (np.diff(found.bucket) > 0).all()
+    for at, bucket in enumerate(found.bucket.tolist()):
+        inside = good & (x <= edges[bucket + 1] + 1e-9) & (x >= edges[bucket] - 1e-9)
+        assert found.low[at] >= y[inside].min()
+        assert found.high[at] <= y[inside].max()
+        assert found.low[at] - 1e-6 <= found.mean[at] <= found.high[at] + 1e-6
+        assert edges[bucket] - 1e-9 <= found.x[at] <= edges[bucket + 1] + 1e-9
+    if good.any():
+        assert (found.low.min(), found.high.max()) == (y[good].min(), y[good].max()), "extremes are never lost"
+
+
+@given(st.lists(st.tuples(NUMBERS, st.integers(1, 9), st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 60))
+def test_trailing_mean_is_the_mean_of_what_lies_behind(steps: list[tuple[float, int, int]], width: int) -> None:
+    y, added, weights = (np.array(column, np.float64) for column in zip(*steps, strict=True))
+    x = np.cumsum(added)
+    found = trailing_mean(x, y, weights, float(width))
+    for at in range(len(x)):
+        inside = (x > x[at] - width) & (x <= x[at]) & np.isfinite(y)
+        if inside.any():
+            assert found[at] == pytest.approx(np.average(y[inside], weights=weights[inside]), rel=1e-6, abs=1e-4)
+        else:
+            assert np.isnan(found[at])
+
+
+def test_summary_adds_up(tmp_path: Path) -> None:
+    made = Made(steps=50)
+    one, steps = summarise(read_run(write_run(tmp_path / "run", made))), steps_of(made)
+    assert (one.steps, one.samples, one.tokens) == (50, steps[-1].samples_seen, steps[-1].tokens_seen)
+    assert one.seconds == pytest.approx(sum(step.step_seconds for step in steps))
+    warm = steps[1:]
+    assert one.tokens_per_second == pytest.approx(
+        sum(step.tokens for step in warm) / sum(step.step_seconds for step in warm)
+    )
+    assert one.loss_start == steps[0].loss
+    assert one.memory == max(step.memory_bytes or 0 for step in steps)
+    padded = sum(step.tokens / (1 - step.padding_share) for step in steps)
+    assert one.padding == pytest.approx(1 - sum(step.tokens for step in steps) / padded)
+    assert one.eval_best == min(one.eval_start or 0, one.eval_end or 0)
+
+
+def test_a_run_without_a_gpu_leaves_out_what_it_does_not_know(tmp_path: Path) -> None:
+    one = summarise(made_run(tmp_path, "cpu", gpu=False, steps=5))
+    assert (one.memory, one.memory_share, one.mfu, one.predicted_seconds) == (None, None, None, None)
+
+
+def test_losses_that_are_not_numbers_are_counted_and_left_out(tmp_path: Path) -> None:
+    one = summarise(made_run(tmp_path, "nan", steps=60, nan_at=(10, 60)))
+    assert one.loss_not_finite == 2
+    assert one.loss_end is not None
+    every = summarise(made_run(tmp_path, "all", steps=3, nan_at=(1, 2, 3)))
+    assert (every.loss_start, every.loss_end, every.loss_not_finite) == (None, None, 3)
+
+
+def test_runs_are_compared_where_they_have_seen_equally_many_samples(tmp_path: Path) -> None:
+    """The padded run is twice as long and its steps are smaller: compared at its end it would look better trained."""
+    packed = made_run(tmp_path, "packed", steps=60, samples_per_step=20, seconds=0.5, noise=0.005)
+    padded = made_run(
+        tmp_path, "padded", mode="padded", steps=300, samples_per_step=8, seconds=0.4, seed=3, noise=0.005
+    )
+    both = compare([packed, padded])
+    assert both is not None
+    assert both.samples == packed.steps["samples_seen"][-1] < padded.steps["samples_seen"][-1]
+    ours, theirs = both.runs
+    assert (both.baseline, both.fastest) == (1, 0)
+    assert ours.loss == pytest.approx(theirs.loss, rel=0.015)
+    assert theirs.loss > 1.3 * smooth_loss(padded.steps)[-1], "at its own end the longer run is far lower"
+    middle = both.samples - both.window / 2
+    assert ours.loss == pytest.approx(expected_loss(Made(), middle), rel=0.015)
+    assert ours.speedup == pytest.approx(theirs.seconds / ours.seconds)
+    assert theirs.seconds == pytest.approx(np.interp(both.samples, padded.steps["samples_seen"], padded.steps.elapsed))
+    assert theirs.speedup == 1.0
+    assert both.target == max(ours.loss, theirs.loss)
+    assert ours.to_target <= ours.seconds + 1e-9
+    assert abs(padded.steps["samples_seen"][theirs.steps - 1] - both.samples) <= 8
+
+
+def test_evaluations_at_equal_samples_are_what_losses_are_compared_by(tmp_path: Path) -> None:
+    """They are of the same data, which the last samples of two trainings are not."""
+    one = made_run(tmp_path, "a", steps=60, evaluate=10)
+    other = replace(one, evaluations=tuple(replace(each, loss=1.1 * each.loss) for each in one.evaluations))
+    both = compare([one, other])
+    assert both is not None
+    assert both.evaluated
+    assert both.apart == pytest.approx(0.1)
+    assert both.runs[0].eval_loss == one.evaluations[-1].loss
+    far = replace(one, evaluations=one.evaluations[:3])
+    both = compare([one, far])
+    assert both is not None
+    assert (both.evaluated, both.runs[1].eval_loss) == (False, None)
+    assert both.apart == 0.0, "the losses in training are the same"
+
+
+def test_runs_that_learned_differently_are_apart(tmp_path: Path) -> None:
+    both = compare([made_run(tmp_path, "a"), made_run(tmp_path, "b", end=1.6, seed=5)])
+    assert both is not None
+    assert both.apart > 0.5
+    slow, target = both.runs[1], both.target
+    assert target == slow.loss
+    assert both.runs[0].to_target < 0.8 * both.runs[0].seconds, "the better run was there long before"
+
+
+def test_one_run_or_one_without_steps_is_not_compared(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "a", steps=4)
+    empty = made_run(tmp_path, "b", steps=0, evaluate=0)
+    assert compare([run]) is None
+    assert compare([run, empty]) is None
