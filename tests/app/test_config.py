@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app.config import RunConfig, load_config
+from packtrain.app.config import RunConfig, load_config, with_overrides
 from packtrain.app.config_keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTIONS, TRAINER_KEYS
-from packtrain.app.plan import _OPTIMIZERS
+from packtrain.app.config_setup import OPTIMIZERS
 from packtrain.core.errors import ConfigError
 from packtrain.plans.config import LIMITS, PackingConfig
 
@@ -38,6 +38,12 @@ TABLE = {
     "name": ("model", "model_name_or_path", "org/name", {}),
     "finetuning_type": ("model", "method", "lora", {}),
     "lora_r": ("model", "lora_rank", 8, {}),
+    "model": ("model", "model_name_or_path", "org/name", {}),
+    "load_from_pretrained_path": ("model", "model_name_or_path", "org/name", {}),
+    "train_type": ("model", "method", "lora", {}),
+    "attn_implementation": ("training", "attention", "sdpa", {}),
+    "formatting_func": ("data", "formatting", "my_data:chat", {}),
+    "max_train_samples": ("data", "max_samples", 9, {}),
 }
 OURS = (
     *("packing", "packing_length", "packing_strategy", "dataset_type", "dataset_format", "dataset_path"),
@@ -72,6 +78,8 @@ def test_the_table_has_every_alias() -> None:
 @pytest.mark.parametrize("section", ["data", "dataset", "custom", "training", "model", None])
 def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> None:
     home, name, value, brings = TABLE[alias]
+    if (alias, section) == ("model", None):
+        return  # at the top it is the section itself
     found = load(yaml.safe_dump({section: {alias: value}} if section else {alias: value}))
     assert getattr(found, home) == {name: value, **brings}
     assert all(not getattr(found, other) for other in SECTIONS if other != home)
@@ -220,6 +228,52 @@ def test_keys_without_a_value_are_not_set(load: Load) -> None:
     assert load("") == load("# nothing") == RunConfig()
 
 
+class TestOverrides:
+    def test_over_what_the_file_says(self, load: Load) -> None:
+        given = load("data: {cutoff_len: 9, processor_config: {fps: 2}}\ntraining: {seed: 3, bf16: true}\n")
+        found = with_overrides(
+            given,
+            (
+                *("data.packing_length=7", "training.learning_rate=1e-4", "training.bf16=null", "shuffle=false"),
+                *("data.processor_config.max_frames=8", "lora_r=4", "model.lora_target_modules=[q_proj, v_proj]"),
+            ),
+        )
+        assert found.data == {
+            "packing_length": 7,
+            "overlong": "truncate",
+            "processor_config": {"fps": 2, "max_frames": 8},
+            "shuffle": False,
+        }
+        assert found.training == {"seed": 3, "learning_rate": 1e-4}
+        assert found.model == {"lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
+        assert "lora_r is model.lora_rank" in found.notes
+
+    def test_all_that_is_wrong_at_once(self, load: Load) -> None:
+        given = ("data.packing_lenght=9", "seed", "=3", "training.=1", "a.b=[", "training.learning_rate=high")
+        with pytest.raises(ConfigError) as caught:
+            with_overrides(load(""), given)
+        for words in (
+            "data.packing_lenght: unknown key. did you mean 'packing_length'?",
+            "seed instead of section.key=value",
+            "=3 instead of section.key=value",
+            "training.=1 instead of section.key=value",
+            "a.b=[: no YAML value",
+            "training.learning_rate: 'high' instead of a number",
+        ):
+            assert words in str(caught.value)
+
+
+def test_the_name_of_the_model_in_a_processor_config(load: Load) -> None:
+    """Another system names the model there, and its class beside it."""
+    found = load("dataset: {processor_config: {processor_name: org/name, processor_type: x, max_pixels: 9}}")
+    assert (found.model, found.data) == (
+        {"model_name_or_path": "org/name"},
+        {"processor_config": {"max_pixels": 9}},
+    )
+    assert "dataset.processor_config.processor_name is model.model_name_or_path" in found.notes
+    assert found.written_as == ("dataset",)
+
+
 class TestExtends:
     def test_the_nearest_file_decides(self, load: Load, tmp_path: Path) -> None:
         (tmp_path / "below.yaml").write_text(
@@ -342,4 +396,4 @@ def test_keys_of_the_trainer() -> None:
     theirs = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert set(TRAINER_KEYS) == theirs
     assert len(TRAINER_KEYS) == len(set(TRAINER_KEYS))
-    assert set(_OPTIMIZERS) - {"multimodal"} <= {name.value for name in OptimizerNames}
+    assert set(OPTIMIZERS) - {"multimodal"} <= {name.value for name in OptimizerNames}

@@ -159,7 +159,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 def difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     assert left.keys() == right.keys()
-    return max(float((left[name].float() - right[name].float()).abs().max()) for name in left)
+    return max(float((left[name].double() - right[name].double()).abs().max()) for name in left)
 
 
 class Gradients(TrainerCallback):

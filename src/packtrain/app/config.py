@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.config_keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTION_ALIASES, SECTIONS
-from packtrain.app.config_yaml import read_yaml
+from packtrain.app.config_keys import (
+    ALIASES,
+    KINDS,
+    PROCESSOR_CLASS,
+    PROCESSOR_KEYS,
+    PROCESSOR_NAMES,
+    SECTION_ALIASES,
+    SECTIONS,
+)
+from packtrain.app.config_yaml import read_value, read_yaml
 from packtrain.core.errors import ConfigError, nearest
 
 _MOST_EXTENDS = 16
@@ -24,6 +32,7 @@ class RunConfig:
     training: Mapping[str, Any] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # names of other systems that were understood, and what they mean here
+    written_as: tuple[str, ...] = ()  # other systems' names of sections that it was written with
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,23 @@ class _Reading:
             found.append(", ".join([f"{one.at} is {one.home}.{one.name}", *kept]))
         return tuple(dict.fromkeys(found))
 
+    def finished(self, where: str, notes: tuple[str, ...] = (), written_as: tuple[str, ...] = ()) -> RunConfig:
+        """The config, or everything that is wrong with it."""
+        # A key without a value is not set; over a file that is extended it takes the setting back.
+        merged = {
+            section: {name: value for name, value in values.items() if value is not None}
+            for section, values in self.merged.items()
+        }
+        problems = [*self.problems, *_wrong_values(merged)]
+        if problems:
+            got = "\n            ".join(problems)
+            raise ConfigError(where, got=got, expected="a config of a run", fix="correct these lines")
+        return RunConfig(
+            **merged,
+            notes=tuple(dict.fromkeys((*notes, *self.notes()))),
+            written_as=tuple(dict.fromkeys((*written_as, *self.sections))),
+        )
+
 
 @dataclass(slots=True)
 class _File:
@@ -101,6 +127,8 @@ class _File:
         if name in PROCESSOR_KEYS:
             self._media_limit(at, name, value)
             return
+        if name == "processor_config" and isinstance(value, Mapping):
+            value = self._processor(at, value)
         homes = [home for home, keys in SECTIONS.items() if name in keys]
         home = section if section in homes else (homes[0] if homes else None)
         if home is None:
@@ -134,6 +162,13 @@ class _File:
         self.limits[name] = value
         self.reading.understood.append(_Understood(at, "data.processor_config", name, {}))
 
+    def _processor(self, at: str, given: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The limits of media in it; the model's name goes where models are named."""
+        for name in PROCESSOR_NAMES:
+            if given.get(name) is not None and ("model", "model_name_or_path") not in self.written:
+                self.place("model", "name", given[name], written=f"{at}.{name}")
+        return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
+
     def _unknown(self, section: str | None, key: str, at: str) -> None:
         known = SECTIONS[section] if section else tuple(name for keys in SECTIONS.values() for name in keys)
         hint = nearest(key[:100], [*known, *ALIASES, *PROCESSOR_KEYS, *SECTIONS, *SECTION_ALIASES])
@@ -143,21 +178,42 @@ class _File:
         self.reading.problems.append(f"{self.name}: {text}")
 
 
-def load_config(path: str | Path) -> RunConfig:
-    """Read a config and the files it extends."""
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a config and the files it extends; `section.key=value` overrides what they say."""
     reading = _Reading()
     for file, content in reversed(_chain(Path(path))):
         reading.file(file.name, content)
-    # A key without a value is not set; over a file that is extended it takes the setting back.
-    merged = {
-        section: {name: value for name, value in values.items() if value is not None}
-        for section, values in reading.merged.items()
-    }
-    problems = [*reading.problems, *_wrong_values(merged)]
-    if problems:
-        indent = "\n            "
-        raise ConfigError(str(path), got=indent.join(problems), expected="a config of a run", fix="correct these lines")
-    return RunConfig(**merged, notes=reading.notes())
+    found = reading.finished(str(path))
+    return with_overrides(found, overrides) if overrides else found
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The config with settings from the command line over it; their values are YAML, null takes a setting back."""
+    reading = _Reading(merged={section: dict(getattr(config, section)) for section in SECTIONS})
+    reading.file("command line", _overrides(overrides, reading.problems))
+    return reading.finished("command line", config.notes, config.written_as)
+
+
+def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    """What the command line says, in the form that a file would have."""
+    content: dict[str, Any] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        parts = name.strip().split(".")
+        if not equals or not all(parts):
+            problems.append(f"command line: {_short(one)} instead of section.key=value")
+            continue
+        try:
+            value = read_value(text)
+        except ValueError as error:
+            problems.append(f"command line: {_short(one)}: {error}")
+            continue
+        inside: Any = content
+        for part in parts[:-1]:
+            inside = inside.setdefault(part, {}) if isinstance(inside, dict) else {}
+        if isinstance(inside, dict):
+            inside[parts[-1]] = value
+    return content
 
 
 def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:

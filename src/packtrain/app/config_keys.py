@@ -12,18 +12,21 @@ from packtrain.plans.config import LIMITS, PackingConfig
 _PACKING = tuple(f.name for f in fields(PackingConfig) if f.name not in ("epochs", "packs_per_step", "seed"))
 MODEL_KEYS = (
     *("model_name_or_path", "method", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"),
-    *("train_vision", "train_connector", "train_language", "dtype"),
+    *("train_vision", "train_connector", "train_language", "dtype", "quantization_bit", "use_dora", "merge_adapters"),
+    *("vit_img_size", "mp_image_token_length"),
 )
 DATA_KEYS = (
     *("dataset_path", "eval_path", "dataset_type", "dataset_format", "media_root", "processor_config", "schema"),
     *("packing", *_PACKING, "balance", "eval_packing", "max_sample_length", "max_images_per_sample"),
     *("max_samples", "max_eval_samples", "loss_on", "add_eos", "formatting", "object_ordering", "emit_norm"),
-    *("coord_tokens", "cache_dir"),
+    *("object_prompt", "object_template", "coord_tokens", "columns", "split", "subset", "streaming"),
+    *("allow_outside_root", "max_failure_rate", "cache_dir", "cache_bytes"),
 )
 OWN_TRAINING_KEYS = (
     *("vit_lr", "aligner_lr", "effective_batch_size", "effective_batch_unit", "packs_per_step", "save_delay_steps"),
     *("warmup_ratio", "group_by_length", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "loss_chunk"),
-    *("loss_weighting", "sharding", "attention"),
+    *("loss_weighting", "sharding", "attention", "compile", "early_stopping_patience", "early_stopping_threshold"),
+    "quick_check",
 )
 # The names of transformers.TrainingArguments, which are passed on; a test compares them with the class.
 TRAINER_KEYS = (
@@ -57,15 +60,22 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "training": (*OWN_TRAINING_KEYS, *TRAINER_KEYS),
     "report": REPORT_KEYS,
 }
-SECTION_ALIASES: Mapping[str, str] = {"dataset": "data", "custom": "data"}
+SECTION_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("dataset", "dataset_config", "custom"), "data"),
+    **dict.fromkeys(("TrainConfig", "trainer_args"), "training"),
+    **dict.fromkeys(("VLMConfig", "model_config", "tuner"), "model"),
+}
 PROCESSOR_KEYS = MediaLimits.__slots__
+# What may stand in a processor_config beside limits of media: the model's name, and its class, which it knows itself.
+PROCESSOR_NAMES, PROCESSOR_CLASS = ("processor_name", "model"), "processor_type"
 # What a value must be. Keys that are not named here are checked by the stage that uses them.
 KINDS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("packing", "eval_packing", "packing_drop_last", "shuffle", "add_eos", "repack_each_epoch"),
             *("train_vision", "train_connector", "train_language", "gradient_checkpointing", "group_by_length"),
-            *("vision_checkpointing", "chunked_loss"),
+            *("vision_checkpointing", "chunked_loss", "use_dora", "merge_adapters", "streaming", "allow_outside_root"),
+            *("compile", "quick_check"),
         ),
         "true or false",
     ),
@@ -75,7 +85,8 @@ KINDS: Mapping[str, str] = {
             *("packing_window", "packing_buffer", "max_sample_length", "max_images_per_sample", "max_samples"),
             *("max_eval_samples", "lora_rank", "per_device_train_batch_size", "per_device_eval_batch_size"),
             *("gradient_accumulation_steps", "effective_batch_size", "packs_per_step", "loss_chunk"),
-            "vision_batch_patches",
+            *("vision_batch_patches", "quantization_bit", "vit_img_size", "mp_image_token_length", "cache_bytes"),
+            "early_stopping_patience",
         ),
         "a positive whole number",
     ),
@@ -83,7 +94,7 @@ KINDS: Mapping[str, str] = {
         (
             *("learning_rate", "vit_lr", "aligner_lr", "weight_decay", "warmup_ratio", "warmup_steps", "eval_steps"),
             *("save_steps", "save_delay_steps", "logging_steps", "num_train_epochs", "packing_min_fill_ratio", "seed"),
-            *("lora_alpha", "lora_dropout"),
+            *("lora_alpha", "lora_dropout", "early_stopping_threshold", "max_failure_rate"),
         ),
         "a number",
     ),
@@ -91,7 +102,8 @@ KINDS: Mapping[str, str] = {
         (
             *("model_name_or_path", "method", "dtype", "packing_strategy", "effort", "overlong", "balance", "loss_on"),
             *("object_ordering", "emit_norm", "optim", "sharding", "attention", "effective_batch_unit"),
-            *("loss_weighting", "cache_dir"),
+            *("loss_weighting", "cache_dir", "dataset_path", "eval_path", "output_dir", "formatting", "schema"),
+            *("dataset_type", "dataset_format", "media_root", "split", "subset", "object_prompt", "object_template"),
         ),
         "a word",
     ),
@@ -100,7 +112,10 @@ KINDS: Mapping[str, str] = {
 ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "model_name": ("model_name_or_path", {}),
     "name": ("model_name_or_path", {}),
+    "model": ("model_name_or_path", {}),  # inside a section
+    "load_from_pretrained_path": ("model_name_or_path", {}),
     "finetuning_type": ("method", {}),
+    "train_type": ("method", {}),
     "lora_r": ("lora_rank", {}),
     "global_max_length": ("packing_length", {"overlong": "drop"}),
     "cutoff_len": ("packing_length", {"overlong": "truncate"}),
@@ -117,4 +132,7 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "lr_vision_backbone": ("vit_lr", {}),
     "lr_mp": ("aligner_lr", {}),
     "optimizer": ("optim", {}),
+    "attn_implementation": ("attention", {}),
+    "formatting_func": ("formatting", {}),
+    "max_train_samples": ("max_samples", {}),
 }

@@ -30,6 +30,18 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     return content
 
 
+def read_value(text: str) -> Any:
+    """One YAML value, as the command line gives it.
+
+    >>> [read_value(text) for text in ("1e-5", "true", "null", "[a, 2]", "org/name")]
+    [1e-05, True, None, ['a', 2], 'org/name']
+    """
+    try:
+        return yaml.load(text, Loader=_loader())
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"no YAML value ({type(error).__name__})") from None
+
+
 @cache
 def _loader() -> type[yaml.SafeLoader]:
     class Loader(yaml.SafeLoader):

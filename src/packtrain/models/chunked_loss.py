@@ -137,6 +137,11 @@ class _SumOfLosses(torch.autograd.Function):
         return (*grads, None, None, None)
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What is summed in: fp32, unless the model itself is more exact."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -150,10 +155,11 @@ def _in_chunks(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Grads]:
     """The sum, and its gradients by hidden states, matrix and bias where they are wanted."""
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)  # thousands of summands, one result
     by_hidden = torch.empty_like(hidden) if wanted[0] else None
-    by_matrix = torch.zeros(matrix.shape, dtype=torch.float32, device=matrix.device) if wanted[1] else None
-    by_bias = torch.zeros(matrix.shape[:1], dtype=torch.float32, device=matrix.device) if wanted[2] else None
+    wide = {"dtype": _wide(hidden.dtype), "device": matrix.device}
+    by_matrix = torch.zeros(matrix.shape, **wide) if wanted[1] else None
+    by_bias = torch.zeros(matrix.shape[:1], **wide) if wanted[2] else None
     soften = _soften(hidden.device.type)
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
@@ -166,13 +172,13 @@ def _in_chunks(
         if by_matrix is not None:
             _add_product(by_matrix, by_logits, rows)
         if by_bias is not None:
-            by_bias += by_logits.float().sum(0)
-    return total, (by_hidden, by_matrix, by_bias)
+            by_bias += by_logits.to(by_bias.dtype).sum(0)
+    return total.to(_wide(hidden.dtype)), (by_hidden, by_matrix, by_bias)
 
 
 def _add_product(total: Tensor, by_logits: Tensor, rows: Tensor) -> None:
     """total += by_logits.T @ rows, summed in fp32 whatever the factors are."""
-    if rows.dtype == torch.float32:
+    if rows.dtype == total.dtype:
         total.addmm_(by_logits.T, rows)
     elif rows.device.type == "cuda":
         total += torch.mm(by_logits.T, rows, out_dtype=torch.float32)
@@ -185,7 +191,7 @@ Soften = Callable[[Tensor, Tensor, "Tensor | None", bool], tuple[Tensor, Tensor]
 
 def _losses(logits: Tensor, ids: Tensor, weights: Tensor | None, with_gradient: bool) -> tuple[Tensor, Tensor]:
     """The sum of a chunk's losses, and its gradient by the logits in their dtype."""
-    wide = logits.float()
+    wide = logits.to(_wide(logits.dtype))
     normaliser = torch.logsumexp(wide, dim=-1)
     lost = normaliser - wide.gather(1, ids[:, None])[:, 0]
     if weights is not None:
@@ -193,7 +199,7 @@ def _losses(logits: Tensor, ids: Tensor, weights: Tensor | None, with_gradient: 
     if not with_gradient:
         return lost.sum(), logits
     chosen = torch.arange(logits.shape[1], device=logits.device)[None] == ids[:, None]
-    gradient = torch.exp(wide - normaliser[:, None]) - chosen.float()
+    gradient = torch.exp(wide - normaliser[:, None]) - chosen.to(wide.dtype)
     if weights is not None:
         gradient = gradient * weights[:, None]
     return lost.sum(), gradient.to(logits.dtype)

@@ -1,0 +1,241 @@
+"""What an entry of the cache is of, whether it would still be used, and whether it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packtrain.core.artifacts import read_json
+from packtrain.core.errors import PacktrainError
+from packtrain.core.fingerprint import differences
+from packtrain.costs.fingerprint import inputs_of as measured_inputs
+from packtrain.costs.statistics import summarise
+from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
+from packtrain.estimates import calibration
+from packtrain.packs.rows import RowTable, fingerprint_of
+from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
+from packtrain.plans.resources import RESOURCES
+from packtrain.records.shards.entries import list_folder
+
+Faults = Iterator[str]
+
+
+def described(kind: str, path: Path) -> str:
+    """The dataset and the model that an entry is of."""
+    try:
+        return _DESCRIBED[kind](path)
+    except (PacktrainError, OSError, KeyError, ValueError, TypeError, pa.ArrowException):
+        return "cannot be read"
+
+
+def staleness(kind: str, path: Path, root: Path) -> list[str]:
+    """Why an entry would not be used again as it is; empty where it would."""
+    try:
+        return list(_STALE[kind](path, root)) if kind in _STALE else []
+    except (PacktrainError, OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        return [f"cannot be read: {_first_line(error)}"]
+
+
+def _of_table(path: Path) -> str:
+    if not (path / SUMMARY).is_file():
+        return "a measurement that has not ended"
+    summary = read_json(path / SUMMARY, KIND, VERSION)
+    return f"{summary['counts']['rows']:,} samples of {_names(summary['inputs'])}"
+
+
+def _names(inputs: Mapping[str, Any]) -> str:
+    request = inputs.get("request", {})
+    paths = [str(spec.get("path") or spec.get("name")) for spec in request.get("specs", [])]
+    specs = ["/".join(Path(path).parts[-2:]) for path in paths]
+    more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
+    return f"{specs[0] if specs else '?'}{more} for {Path(str(request.get('model', '?'))).name}"
+
+
+def _of_plan(path: Path) -> str:
+    plan = PackPlan.load(path)
+    counts, config = plan.summary["epochs"][0], plan.config
+    how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
+    measured = plan.summary["inputs"].get("measured", {})
+    about = _names(measured) if isinstance(measured.get("request"), dict) else Path(plan.summary["cost_table"]).name
+    return f"{counts['entries']:,} samples, {how}, {plan.num_epochs} epochs: {about}"
+
+
+def _of_rows(path: Path) -> str:
+    rows = RowTable.open(path)
+    files = [Path(file.file).name for file in rows.files]
+    return f"{len(rows):,} rows of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
+
+
+def _of_calibration(path: Path) -> str:
+    found = read_json(path, calibration.KIND, calibration.VERSION)
+    return f"{found['device']}, {found['date']}, torch {found['torch']}"
+
+
+def _of_shards(path: Path) -> str:
+    entries, members = list_folder(str(path))
+    return f"{sum(one.state == 'ready' for one in entries)} files, wanted by {len(members)} processes"
+
+
+_DESCRIBED: dict[str, Callable[[Path], str]] = {
+    "measure": _of_table,
+    "plans": _of_plan,
+    "rows": _of_rows,
+    "shards": _of_shards,
+    "models": lambda path: path.name,
+    "tokenizers": lambda path: f"made with transformers, {len(list(path.iterdir()))} files",
+    "calibration": _of_calibration,
+}
+
+
+def _stale_table(path: Path, root: Path) -> Faults:
+    if not (path / SUMMARY).is_file():
+        yield "not complete; the same command goes on with it"
+        return
+    table = CostTable.load(path)
+    before = table.summary["inputs"]
+    states = before.get("data", {}).values()
+    now = measured_inputs(
+        table.request(),
+        content_hash=any("sha256" in state for state in states),
+        by_processor=table.summary["measured_by"] == "processor",
+    )
+    yield from differences(before, now)[:5]
+
+
+def _stale_plan(path: Path, root: Path) -> Faults:
+    plan = PackPlan.load(path)
+    if plan.summary["packer_version"] != PACKER_VERSION:
+        yield f"packed by version {plan.summary['packer_version']} of the packer, now {PACKER_VERSION}"
+    folder = Path(plan.summary["cost_table"])
+    if not (folder / SUMMARY).is_file():
+        yield f"its cost table is gone ({folder})"
+        return
+    yield from differences(plan.summary["inputs"], inputs_of(CostTable.load(folder)))[:5]
+    if folder.parent == root / "measure" or folder.parent.resolve() == (root / "measure").resolve():
+        yield from (f"its cost table is stale: {why}" for why in _stale_table(folder, root))
+
+
+def _stale_rows(path: Path, root: Path) -> Faults:
+    """Rows are named by their table; where none of this cache has that name, it has been measured anew or is gone."""
+    for folder in sorted((root / "measure").glob("*")):
+        if (folder / SUMMARY).is_file():
+            try:
+                table = CostTable.load(folder)
+            except PacktrainError:
+                continue
+            if f"rows-{fingerprint_of(table)}.arrow" == path.name:
+                return
+    yield "its cost table is not in this cache, or was measured anew"
+
+
+def _stale_tokenizer(path: Path, root: Path) -> Faults:
+    del root
+    if not (path / "special_tokens.json").is_file():
+        yield f"not complete (transformers {importlib.metadata.version('transformers')})"
+
+
+_STALE: dict[str, Callable[[Path, Path], Faults]] = {
+    "measure": _stale_table,
+    "plans": _stale_plan,
+    "rows": _stale_rows,
+    "tokenizers": _stale_tokenizer,
+}
+
+
+def _check_table(path: Path) -> Faults:
+    """Statistics of all columns, as they are now and as they were when it was measured."""
+    if not (path / SUMMARY).is_file():
+        return
+    table = CostTable.load(path)
+    now = json.loads(json.dumps(summarise(table)))
+    yield from (f"statistics differ: {change}" for change in differences(table.summary["statistics"], now)[:3])
+
+
+def _check_plan(path: Path) -> Faults:
+    """Totals of all packs, and every row within its cost table."""
+    plan = PackPlan.load(path)
+    rows = plan.summary["inputs"]["rows"]
+    for number, counts in enumerate(plan.summary["epochs"]):
+        packs = plan.epoch(number)
+        totals = {name: int(packs.load(name).sum()) for name in (*RESOURCES, "supervised_tokens")}
+        yield from (f"epoch {number}: {change}" for change in differences(counts["totals"], totals)[:3])
+        if packs.num_entries and not (packs.rows.min() >= 0 and packs.rows.max() < rows):
+            yield f"epoch {number}: rows outside of the {rows:,} of its cost table"
+        if (np.diff(packs.offsets) < 1).any() or (len(packs.ends) and packs.ends[-1] != packs.num_entries):
+            yield f"epoch {number}: packs that do not follow each other"
+
+
+def _check_rows(path: Path) -> Faults:
+    """Every value, and the name against what the file says of itself."""
+    rows = RowTable.open(path)
+    if f"rows-{rows.fingerprint}.arrow" != path.name:
+        yield f"it says that it is {rows.fingerprint}"
+    if len(rows) and (rows.column("tokens") < 1).any():
+        yield "rows without tokens"
+    if len(rows) and not (rows.column("file").min() >= 0 and rows.column("file").max() < len(rows.files)):
+        yield "rows of files that it does not name"
+
+
+def _check_shards(path: Path) -> Faults:
+    """Sizes of complete files against their names."""
+    entries, _ = list_folder(str(path))
+    for entry in entries:
+        size = (path / entry.name).stat().st_size if (path / entry.name).exists() else entry.reserved
+        if entry.state == "ready" and size != entry.reserved:
+            yield f"{entry.name[:16]}: {size:,} bytes instead of {entry.reserved:,}"
+
+
+def _check_model(path: Path) -> Faults:
+    """Content against the digest in the name."""
+    if not path.name.startswith("tiny-"):
+        return
+    found = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        content = file.read_bytes()
+        found.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    if not path.name.endswith(f"-{found.hexdigest()[:12]}"):
+        yield "its content is not what its name says"
+
+
+def _check_tokenizer(path: Path) -> Faults:
+    for name in ("tokenizer.json", "special_tokens.json"):
+        json.loads((path / name).read_text(encoding="utf-8"))
+    yield from ()
+
+
+def _check_calibration(path: Path) -> Faults:
+    calibration.read_calibration(path)
+    yield from ()
+
+
+def _guarded(check: Callable[[Path], Faults]) -> Callable[[Path], list[str]]:
+    def run(path: Path) -> list[str]:
+        try:
+            return list(check(path))
+        except (PacktrainError, OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
+            return [_first_line(error)]
+
+    return run
+
+
+CHECKS: dict[str, Callable[[Path], list[str]]] = {
+    "measure": _guarded(_check_table),
+    "plans": _guarded(_check_plan),
+    "rows": _guarded(_check_rows),
+    "shards": _guarded(_check_shards),
+    "models": _guarded(_check_model),
+    "tokenizers": _guarded(_check_tokenizer),
+    "calibration": _guarded(_check_calibration),
+}
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no details'}"[:300]

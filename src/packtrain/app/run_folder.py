@@ -1,0 +1,164 @@
+"""The folder of a run: who may train into it, what it is about, and how it ended.
+
+run.yaml        the config as resolved; loads again, on any number of processes
+run.json        versions, fingerprints, derived numbers, how it ended
+metrics.jsonl   one line for every step, evaluation and warning
+ledger.jsonl    every sample that was not trained, and why
+checkpoint-N    to go on from; final: the weights alone; report.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from packtrain.core.artifacts import atomic_path, read_json, write_json
+from packtrain.core.errors import ConfigError
+
+RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
+KIND, VERSION = "run", 1
+_LOCK = ".lock"
+_PACKAGES = ("packtrain", "torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOutcome:
+    """How a run ended, or where it stands."""
+
+    status: str  # running, complete, interrupted, failed
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None  # of the last step
+    eval_loss: float | None = None
+    samples_seen: int = 0
+    seconds: float = 0.0  # of this process
+    detail: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """For run.json; numbers that are not finite become words."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {name: _finite(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One folder; its methods are for the one process that writes into it."""
+
+    path: Path
+
+    @property
+    def holds_run(self) -> bool:
+        """Was a run begun here?"""
+        return (self.path / RUN).is_file()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says."""
+        return read_json(self.path / RUN, KIND, VERSION)
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse a folder that holds another run, or something else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError("training.output_dir", got=f"{self.path}, which is a file", expected="a folder")
+        if self.holds_run and not resume:
+            status = self.facts().get("outcome", {}).get("status", "begun")
+            raise ConfigError(
+                "training.output_dir",
+                got=f"{self.path}, which holds a run ({status})",
+                expected="a new folder",
+                fix="go on with that run by --resume, name another output_dir, or delete the folder",
+            )
+        others = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        if not self.holds_run and [name for name in others if name != _LOCK]:
+            raise ConfigError(
+                "training.output_dir",
+                got=f"{self.path}, which holds other files ({others[0]})",
+                expected="a new or an empty folder",
+                fix="name another output_dir",
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse a second process that would train into the same folder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / _LOCK).open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    "training.output_dir",
+                    got=f"{self.path}, into which another process is training",
+                    expected="a folder of its own for each run",
+                ) from None
+            except OSError:
+                pass  # a disk without locks
+            yield
+
+    def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+        """Write what is about to be trained."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(
+            plain({name: dict(values) for name, values in sections.items() if values}), sort_keys=False
+        )
+        with atomic_path(self.path / CONFIG) as temporary:
+            temporary.write_text(
+                f"# As resolved by packtrain {metadata.version('packtrain')}\n{text}", encoding="utf-8"
+            )
+        self._write({**facts, "versions": versions(), "began": _now()})
+
+    def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
+        """Write how it ended, and everything that was not trained in one ledger."""
+        self._write({**self.facts(), "outcome": outcome.plain(), "ended": _now()})
+        self.gather_ledgers((*ledgers, self.path / DELIVERY))
+
+    def gather_ledgers(self, ledgers: Iterable[Path]) -> None:
+        """One ledger of what measuring, packing and delivering left out."""
+        with atomic_path(self.path / LEDGER) as temporary, temporary.open("wb") as out:
+            for ledger in ledgers:
+                if ledger.is_file():
+                    with ledger.open("rb") as lines:
+                        shutil.copyfileobj(lines, out)
+
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        body = {name: value for name, value in facts.items() if name not in ("kind", "version")}
+        write_json(self.path / RUN, KIND, VERSION, json.loads(json.dumps(body, default=str)))
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that a run's numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Values as YAML and JSON have them."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, Path) else value
+
+
+def _finite(value: Any) -> Any:
+    unusual = isinstance(value, float) and (value != value or value in (float("inf"), float("-inf")))
+    return str(value) if unusual else value
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

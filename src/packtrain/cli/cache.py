@@ -1,0 +1,108 @@
+"""`packtrain cache`: what lies there, clearing it, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from packtrain.cli.common import Json, errors, output, print_json
+from packtrain.core.errors import ConfigError
+
+Root = Annotated[
+    Path | None, typer.Option("--cache-dir", help="The cache to look at. Default: $PACKTRAIN_CACHE or the user's.")
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", help="Only measure, plans, rows, shards, models, tokenizers or calibration."),
+]
+
+
+def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
+    """What lies in the cache: size, of which dataset and model, when it was used, and whether it is stale and why."""
+    from packtrain.app.cache import list_cache
+    from packtrain.app.show_cache import cache_json, show_cache
+
+    root = _root(cache_dir)
+    entries = list_cache(root, kind or ())
+    if as_json:
+        print_json(cache_json(entries, root))
+    else:
+        show_cache(entries, root, output)
+
+
+def clear(
+    kind: Kinds = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="Only what was not used for so many days.")] = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Only what would not be used again.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Everything but calibrations, which need their GPU.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    cache_dir: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Remove from the cache what can be made again: by kind, by age, what is stale, or all of it.
+
+    Nothing outside of the cache is touched, nor anything in it that packtrain has not made. Do not clear plans or rows
+    that a running training uses.
+
+    Example: packtrain cache clear --kind plans --older-than 30
+    """
+    from packtrain.app.cache import KEPT, KINDS, clear_cache, list_cache
+    from packtrain.app.cache import older_than as unused_for
+    from packtrain.app.show_cache import cache_json, show_cache, size_of
+
+    if not (kind or stale or everything or older_than is not None):
+        raise ConfigError(
+            "packtrain cache clear", got="nothing named", expected="--kind, --older-than, --stale or --all"
+        )
+    root = _root(cache_dir)
+    kinds = kind or [one for one in KINDS if one not in KEPT]
+    entries = list_cache(root, kinds, look=stale or not as_json)
+    if stale:
+        entries = [entry for entry in entries if entry.stale]
+    if older_than is not None:
+        entries = unused_for(entries, older_than)
+    if not as_json:
+        show_cache(entries, root, output)
+    if entries and not yes and (as_json or not typer.confirm(f"Remove these {len(entries)}?", err=True)):
+        errors.print("nothing was removed" + ("; --yes removes without asking" if as_json else ""))
+        raise typer.Exit(1)
+    freed = clear_cache(entries, root)
+    if as_json:
+        print_json({**cache_json(entries, root), "freed": freed})
+    else:
+        output.print(f"{len(entries)} removed, {escape(size_of(freed))} are free again")
+
+
+def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
+    """Read everything in the cache and compare it with what it says of itself. Exit code 1: something is broken."""
+    from packtrain.app.cache import verify_cache
+    from packtrain.app.show_cache import cache_json, show_cache
+
+    root = _root(cache_dir)
+    with errors.status("reading") as status:
+        if as_json or not errors.is_terminal:
+            status.stop()
+        entries = verify_cache(root, kind or (), lambda entry: status.update(f"reading {entry.kind}/{entry.path.name}"))
+    if as_json:
+        print_json(cache_json(entries, root))
+    else:
+        show_cache(entries, root, output, verified=True)
+    broken = [entry for entry in entries if entry.faults]
+    if broken:
+        if not as_json:
+            errors.print(f"[bold red]{len(broken)} broken[/]; remove them, they are made again")
+        raise typer.Exit(1)
+
+
+def _root(given: Path | None) -> Path:
+    from packtrain.core.places import cache_dir
+
+    root = (given if given is not None else cache_dir()).expanduser()
+    if root.exists() and not root.is_dir():
+        raise ConfigError("--cache-dir", got=f"{root}, which is a file", expected="a folder")
+    return root

@@ -1,0 +1,303 @@
+"""`packtrain train`: what it says before its first step, the folder that it leaves, stopping, going on, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import Run
+from made_runs_data import write_chats, write_config
+
+from packtrain.app.config import load_config
+from packtrain.app.run_folder import RunFolder
+
+FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path, max_steps=3)
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "step"]
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "run.json").read_text()))
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / "final" / "model.safetensors").read_bytes()
+
+
+def unframed(table: str) -> str:
+    """The text of a table, without its lines and breaks."""
+    return " ".join(table.replace("│", " ").split())
+
+
+class TestBefore:
+    def test_a_dry_run_says_everything_and_writes_no_run(self, run: Run, config: Path, tmp_path: Path) -> None:
+        code, out, err = run("train", config, "--dry-run", "--batch-stats", 2, "--json")
+        assert (code, err) == (0, "")
+        said = json.loads(out)
+        numbers = said["numbers"]
+        assert (numbers["mode"], numbers["samples"], numbers["steps"]) == ("packed", 40, 3)
+        assert numbers["packs_per_step"] == round(8 / (40 / numbers["packs"])), "8 samples, in packs"
+        assert said["proof"]["passed"]
+        assert said["model"]["learns"] == [{"part": "language", "weights": 266_688, "trained": 266_688}]
+        assert [len(batches) for batches in said["batches"]] == [2]
+        for batch in said["batches"][0]:
+            assert batch["fill"] == batch["tokens"] / 192
+            assert batch["samples"] > 1, "packed"
+        assert said["outcome"]["status"] == "not trained"
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.full
+    def test_for_people(self, run: Run, config: Path) -> None:
+        code, out, _ = run("train", config, "--dry-run")
+        assert code == 0
+        for words in ("packed training into", "packing proof", "passed: ", "samples in one", "8 were asked for"):
+            assert words in unframed(out), words
+        code, out, _ = run("train", config, "data.packing=false", "--dry-run")
+        assert code == 0
+        assert "padded training into" in out
+        assert "of tokens are padding" in unframed(out)
+
+    @pytest.mark.full
+    def test_what_is_reused_and_why_not(self, run: Run, config: Path, tmp_path: Path) -> None:
+        def prepared(*more: str) -> str:
+            code, out, err = run("train", config, "--dry-run", "--json", *more)
+            assert code == 0, err
+            return "\n".join(json.loads(out)["prepared"])
+
+        first = prepared()
+        assert "data: measured: it was not in the cache" in first
+        assert "data: packed" in first
+        again = prepared()
+        assert "cost table reused" in again
+        assert "plan reused" in again
+        padded = prepared("data.packing=false")
+        assert "cost table reused" in padded, "both modes cost the same"
+        assert "data: packed" in padded, "and have plans of their own"
+        write_chats(tmp_path / "train.jsonl", 41)
+        stale = prepared()
+        assert "measured again because data." in stale
+        assert "train.jsonl.size" in stale
+
+    @pytest.mark.full
+    def test_clear_cache_removes_what_the_config_made(self, run: Run, config: Path, tmp_path: Path) -> None:
+        for more in ((), ("data.packing=false",)):
+            assert run("train", config, "--dry-run", *more)[0] == 0
+        _, out, _ = run("cache", "ls", "--json")
+        before = {entry["path"] for entry in json.loads(out)["entries"]}
+        code, out, _ = run("train", config, "--dry-run", "--clear-cache", "--json")
+        said = json.loads(out)
+        assert code == 0
+        assert any("--clear-cache: " in note and "removed" in note for note in said["notes"])
+        assert any("measured: it was not in the cache" in line for line in said["prepared"])
+        _, out, _ = run("cache", "ls", "--json")
+        after = {entry["path"] for entry in json.loads(out)["entries"]}
+        padded = {entry["path"] for entry in json.loads(out)["entries"] if "padded" in entry["about"]}
+        assert padded
+        assert padded <= before & after, "the other mode's plans stay"
+
+
+class TestRun:
+    def test_leaves_its_folder(self, run: Run, config: Path, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        write_chats(tmp_path / "eval.jsonl", 8, seed=1)
+        code, out, err = run(
+            "train", config, f"data.eval_path={tmp_path / 'eval.jsonl'}", "training.eval_steps=2", "--json"
+        )
+        assert code == 0, err
+        folder, said = tmp_path / "out", json.loads(out)
+        assert {path.name for path in folder.iterdir()} >= {*FILES, "checkpoint-3"}
+        assert (said["problems"], said["report"]) == ([], str(folder / "report.html"))
+        assert (said["outcome"]["status"], said["outcome"]["step"]) == ("complete", 3)
+        steps = steps_of(folder)
+        assert [step["step"] for step in steps] == [1, 2, 3]
+        assert steps[-1]["loss"] < steps[0]["loss"]
+        assert said["outcome"]["loss"] == steps[-1]["loss"]
+        facts = facts_of(folder)
+        names = ("plan", "packs_per_step", "seed", "balance", "world", "rows_per_batch", "model", "mode", "derived")
+        assert all(name in facts for name in (*names, "outcome", "versions", "fingerprints"))
+        assert facts["derived"]["steps"] == 3
+        assert facts["outcome"]["eval_loss"] is not None
+        again = load_config(folder / "run.yaml")
+        assert again.training["packs_per_step"] == facts["packs_per_step"]
+        assert again.notes == (), "by our own names"
+        AutoModelForCausalLM.from_pretrained(folder / "final")
+        AutoTokenizer.from_pretrained(folder / "final")
+        code, _, err = run("train", config)
+        assert code == 2
+        assert "which holds a run (complete)" in err
+        assert "--resume" in err
+
+    @pytest.mark.full
+    def test_stopped_and_gone_on_with_is_the_run_that_was_not_stopped(
+        self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from packtrain.training.run_watch import RunWatch
+
+        more = ("training.max_steps=6", "training.effective_batch_size=6")
+        whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+        assert run("train", config, *more, f"training.output_dir={whole}")[0] == 0
+        on_step = RunWatch.on_step
+
+        def signalling(self: RunWatch, metrics: Any) -> None:
+            on_step(self, metrics)
+            if metrics.step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(RunWatch, "on_step", signalling)
+        code, out, err = run("train", config, *more, f"training.output_dir={stopped}")
+        assert code == 130, err
+        assert f"packtrain train {config} {' '.join(more)}" in out
+        assert "--resume" in out
+        assert facts_of(stopped)["outcome"]["status"] == "interrupted"
+        assert not (stopped / "final").exists()
+        monkeypatch.setattr(RunWatch, "on_step", on_step)
+        code, out, err = run("train", config, *more, f"training.output_dir={stopped}", "--resume", "--json")
+        assert code == 0, err
+        assert json.loads(out)["resumed"] == 3, "the step that was under way when the signal came is finished"
+        assert [step["step"] for step in steps_of(stopped)] == [1, 2, 3, 4, 5, 6]
+        assert [step["loss"] for step in steps_of(stopped)] == [step["loss"] for step in steps_of(whole)]
+        assert [step["samples_seen"] for step in steps_of(stopped)] == [s["samples_seen"] for s in steps_of(whole)]
+        assert weights_of(stopped) == weights_of(whole)
+
+    @pytest.mark.full
+    def test_goes_on_as_it_was_begun(self, run: Run, config: Path, tmp_path: Path) -> None:
+        assert run("train", config, "training.save_steps=2")[0] == 0
+        packs = facts_of(tmp_path / "out")["packs_per_step"]
+        content = yaml.safe_load(config.read_text())
+        content["training"]["effective_batch_size"] = 20
+        config.write_text(yaml.safe_dump(content))
+        code, out, err = run("train", config, "training.max_steps=5", "--resume", "--json")
+        assert code == 0, err
+        said = json.loads(out)
+        assert said["numbers"]["packs_per_step"] == packs
+        assert any("effective_batch_size: 8 -> 20" in note and "not taken over" in note for note in said["notes"])
+        assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3, 4, 5]
+
+    @pytest.mark.full
+    def test_nothing_to_go_on_with(self, run: Run, config: Path, tmp_path: Path) -> None:
+        code, out, _ = run("train", config, "--resume", "--json")
+        said = json.loads(out)
+        assert code == 0
+        assert any("nothing to resume" in note and "begins anew" in note for note in said["notes"])
+        assert said["outcome"]["status"] == "complete"
+
+    @pytest.mark.full
+    def test_a_trial(self, run: Run, config: Path, tmp_path: Path) -> None:
+        code, out, err = run("train", config, "training.max_steps=1", "--max-samples", 10, "--json")
+        assert code == 0, err
+        said = json.loads(out)
+        assert said["numbers"]["samples"] == 10
+        assert said["folder"] == str(tmp_path / "out-10-samples")
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.full
+    def test_a_run_that_fails_says_so(
+        self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from packtrain.core.errors import DataError
+        from packtrain.training.trainer import PackedTrainer
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise DataError("the data", got="broken")
+
+        monkeypatch.setattr(PackedTrainer, "training_step", broken)
+        code, _, err = run("train", config)
+        assert code == 1
+        assert "broken" in err
+        assert facts_of(tmp_path / "out")["outcome"]["status"] == "failed"
+        assert "DataError: the data" in facts_of(tmp_path / "out")["outcome"]["detail"]
+
+    @pytest.mark.full
+    @pytest.mark.parametrize("method", ["lora", "dora", "qlora"])
+    def test_adapters(self, run: Run, config: Path, tmp_path: Path, method: str) -> None:
+        pytest.importorskip("bitsandbytes" if method == "qlora" else "peft")
+        code, out, err = run("train", config, f"model.method={method}", "model.lora_rank=4", "--json")
+        assert code == 0, err
+        learns = json.loads(out)["model"]["learns"][0]
+        assert 0 < learns["trained"] < learns["weights"] / 4
+        assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()
+
+    @pytest.mark.full
+    def test_two_processes(self, config: Path, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "packtrain.cli", "train"]
+        environment = {**os.environ, "PACKTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*command, config], capture_output=True, text=True, env=environment, timeout=500)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.count("packed training into") == 1, "only the first process prints"
+        facts = facts_of(tmp_path / "out")
+        assert (facts["world"], facts["outcome"]["status"]) == (2, "complete")
+        assert facts["packs_per_step"] % 2 == 0
+        assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("given", "code", "words"),
+        [
+            (("training.learning_rat=1",), 2, "did you mean 'learning_rate'?"),
+            (("training.packs_per_step=2",), 2, "packs_per_step 2 and effective_batch_size 8"),
+            (("model=nowhere/at/all",), 2, "no folder of that name"),
+            (("data.dataset_path=nowhere.jsonl",), 2, "nowhere.jsonl"),
+            (("data.packing_length=4",), 1, "no pack at all"),
+            (("data.max_sample_length=1",), 1, "no record is left"),
+            (("training.lr_scheduler_type=cosin",), 2, "cosin"),
+            (("training.attention=flash_attention_9",), 2, "flash_attention_2"),
+            (("model.train_vision=true",), 2, "llama has no vision tower"),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_is_said(
+        self, run: Run, config: Path, tmp_path: Path, given: tuple[str, ...], code: int, words: str
+    ) -> None:
+        found, _, err = run("train", config, *given)
+        assert found == code, err
+        assert words in " ".join(err.split())
+        assert not (tmp_path / "out" / "run.json").exists()
+
+    @pytest.mark.parametrize("given", ["nowhere.yaml", "folder"])
+    def test_no_config(self, run: Run, tmp_path: Path, given: str) -> None:
+        (tmp_path / "folder").mkdir()
+        code, _, err = run("train", tmp_path / given)
+        assert code == 2
+        assert "a YAML file" in err
+
+    def test_a_folder_with_something_else(self, run: Run, config: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").write_text("mine")
+        code, _, err = run("train", config)
+        assert code == 2
+        assert "thesis.tex" in err
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+    def test_two_runs_in_one_folder(self, tmp_path: Path) -> None:
+        from packtrain.core.errors import ConfigError
+
+        folder = RunFolder(tmp_path / "out")
+        with folder.alone(), pytest.raises(ConfigError, match="another process is training"), folder.alone():
+            pass
+        with folder.alone():  # given back
+            folder.check(resume=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_signals_left() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before

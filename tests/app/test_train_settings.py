@@ -1,0 +1,290 @@
+"""What follows from a run's config: every value by rule, and everything that contradicts named at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from packtrain.app import config_arguments
+from packtrain.app.config import RunConfig, load_config, with_overrides
+from packtrain.app.config_setup import training_setup
+from packtrain.app.config_steps import RunLength, StepSize
+from packtrain.app.train_settings import ResolvedRun, resolve_run, resolved_sections
+from packtrain.core.errors import ConfigError
+
+BASE = RunConfig(
+    model={"model_name_or_path": "tiny:qwen3_vl"}, data={"dataset_path": "train.jsonl", "packing_length": 512}
+)
+
+
+@pytest.fixture(autouse=True)
+def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if bitsandbytes were there and deepspeed were not."""
+    found = {"bitsandbytes": object(), "deepspeed": None}
+    monkeypatch.setattr(config_arguments, "find_spec", found.__getitem__)
+
+
+def resolved(*overrides: str, world: int = 1, **options: Any) -> ResolvedRun:
+    return resolve_run(BASE, world=world, overrides=overrides, **options)
+
+
+def problems(*overrides: str, world: int = 1) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(*overrides, world=world)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+class TestSteps:
+    def test_packs_of_a_step(self) -> None:
+        assert resolved("packs_per_step=12").size == StepSize(packs=12, samples=None)
+        assert resolved(world=4).size == StepSize(packs=4, samples=None), "one pack for each process"
+        both = ("per_device_train_batch_size=2", "gradient_accumulation_steps=3")
+        found = resolved(*both, world=2)
+        assert found.size == StepSize(packs=12, samples=None)
+        assert any("12 packs in an optimizer step" in note for note in found.notes)
+
+    def test_samples_of_a_step_are_counted_in_packs_later(self) -> None:
+        found = resolved("effective_batch_size=128", world=4)
+        assert found.size == StepSize(packs=None, samples=128)
+        counted = found.counted(samples_per_pack=14.0, packs_per_epoch=100)
+        assert counted.data.packs_per_step == 8, "128 / 14 is 9.1: the nearest that four processes share evenly"
+        assert any("counts samples" in note for note in found.notes), "elsewhere the same key counts packs"
+        packs = resolved("effective_batch_size=12", "effective_batch_unit=packs", world=4)
+        assert packs.size == StepSize(packs=12, samples=None)
+
+    def test_a_step_has_at_least_one_pack_for_each_process(self) -> None:
+        assert StepSize(packs=None, samples=2).packs_for(100.0, 4) == 4
+
+    @pytest.mark.parametrize(
+        ("given", "rows", "samples"),
+        [
+            ((), 2, 4),
+            (("effective_batch_size=32",), 2, 32),
+            (("effective_batch_size=32", "per_device_train_batch_size=4"), 4, 32),
+            (("per_device_train_batch_size=4", "gradient_accumulation_steps=3"), 4, 24),
+            (("effective_batch_size=2", "per_device_train_batch_size=4"), 1, 2),
+        ],
+    )
+    def test_padded_steps_count_samples(self, given: tuple[str, ...], rows: int, samples: int) -> None:
+        found = resolved("packing=false", *given, world=2)
+        assert (found.mode, found.data.rows_per_batch, found.data.packs_per_step) == ("padded", rows, samples)
+        assert found.counted(samples_per_pack=1.0, packs_per_epoch=64).data.packs_per_step == samples
+
+    def test_the_same_config_packed_and_padded(self) -> None:
+        """One switch: data, seed, loss and the samples of a step stay."""
+        given = ("effective_batch_size=32", "packing_strategy=knapsack", "max_images_per_pack=4", "seed=7")
+        packed, padded = resolved(*given), resolved(*given, "packing=false")
+        assert (packed.size.samples, padded.size.samples) == (32, 32)
+        assert packed.data.measured_by() == padded.data.measured_by()
+        assert (packed.data.seed, padded.data.seed) == (7, 7)
+        assert "max_images_per_pack have no effect" in " ".join(padded.notes)
+        assert padded.data.packing_options == {}
+
+    def test_length(self) -> None:
+        assert resolved().length == RunLength(epochs=1.0, max_steps=None)
+        assert resolved("max_steps=50").length == RunLength(epochs=None, max_steps=50)
+        assert resolved("max_steps=-1", "num_train_epochs=2").length == RunLength(epochs=2.0, max_steps=None)
+        run = resolved("max_steps=50", "packs_per_step=4").counted(samples_per_pack=3.0, packs_per_epoch=90)
+        assert run.data.epochs == 3, "23 steps an epoch"
+        assert RunLength(epochs=None, max_steps=50).steps_of([23, 23, 23]) == 50
+        assert RunLength(epochs=2.5, max_steps=None).steps_of([10, 12, 8]) == 26
+        assert RunLength(epochs=0.01, max_steps=None).steps_of([10]) == 1
+
+
+class TestContradictions:
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (("packs_per_step=3", "effective_batch_size=8"), "packs_per_step 3 and effective_batch_size 8"),
+            (("max_steps=3", "num_train_epochs=2"), "max_steps 3 and num_train_epochs 2"),
+            (("effective_batch_size=8", "gradient_accumulation_steps=2"), "effective_batch_size 8 (samples)"),
+            (
+                (
+                    "packing=false",
+                    "effective_batch_size=8",
+                    "per_device_train_batch_size=3",
+                    "gradient_accumulation_steps=2",
+                ),
+                "3 x 2 passes x 1 processes are 6",
+            ),
+            (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
+            (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),
+            (("effective_batch_unit=pack",), "did you mean 'packs'?"),
+            (("group_by_length=true",), "group_by_length: true with packing: true"),
+            (("vit_lr=1e-5", "train_vision=false"), "training.vit_lr 1e-05 and model.train_vision false"),
+            (("aligner_lr=1e-5", "train_connector=false"), "training.aligner_lr"),
+            (("warmup_ratio=0.1", "warmup_steps=10"), "warmup_ratio and training.warmup_steps"),
+            (("warmup_ratio=1.5",), "a share from 0 to below 1"),
+            (("early_stopping_patience=2",), "early_stopping_patience without data.eval_path"),
+            (("load_best_model_at_end=true",), "load_best_model_at_end without data.eval_path"),
+            (("deepspeed=zero2",), "set training.sharding: fsdp"),
+            (("sharding=zero3",), "deepspeed is not installed"),
+            (("sharding=fsdp", "deepspeed=ds.json"), "training.sharding fsdp and training.deepspeed"),
+            (("sharding=ddp", "fsdp=full_shard"), "training.sharding ddp and training.fsdp"),
+            (("use_dora=true", "quantization_bit=4"), "use_dora and quantization_bit"),
+            (("method=full", "quantization_bit=4"), "full and quantization_bit"),
+            (("quantization_bit=8",), "model.quantization_bit: 8 instead of 4"),
+            (("method=lorra",), "did you mean 'lora'?"),
+            (("train_vision=false", "train_connector=false", "train_language=false"), "every part frozen"),
+            (("coord_tokens={enabled: true}",), "data.coord_tokens"),
+            (("packing_strategy=bestfit",), "did you mean 'best_fit'?"),
+            (("balance=sortd",), "did you mean 'sorted'?"),
+            (("optim=adamw_torch_fusd",), "did you mean 'adamw_torch_fused'?"),
+            (("loss_weighting=tokn",), "did you mean 'token'?"),
+            (("lora_target_modules=3",), "names of modules"),
+            (("dataset_path=null",), "data.dataset_path: none"),
+            (("model_name_or_path=null",), "model.model_name_or_path: none"),
+            (("torch_compile=true",), "use training.compile"),
+            (("dataloader_drop_last=true",), "data.packing_drop_last decides it"),
+            (("resume_from_checkpoint=x",), "use --resume"),
+            (("label_smoothing_factor=0.1",), "without smoothing"),
+            (("max_steps=1.5",), "a whole number of steps"),
+            (("seed=1.5",), "a whole number from 0 on"),
+            (("num_train_epochs=0",), "a number above zero"),
+        ],
+        ids=lambda value: "+".join(value)[:60] if isinstance(value, tuple) else "",
+    )
+    def test_is_named(self, given: tuple[str, ...], words: str) -> None:
+        assert words in problems(*given)
+
+    def test_all_at_once(self) -> None:
+        said = problems(
+            "packs_per_step=3", "effective_batch_size=8", "max_steps=3", "num_train_epochs=2", "deepspeed=x"
+        )
+        assert all(words in said for words in ("packs_per_step 3", "max_steps 3", "deepspeed is not installed"))
+
+    def test_qlora_without_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(config_arguments, "find_spec", lambda _: None)
+        assert "pip install 'packtrain[qlora]'" in problems("method=qlora")
+
+    def test_deepspeed_passes_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(config_arguments, "find_spec", lambda _: object())
+        assert resolved("deepspeed=ds.json").arguments["deepspeed"] == "ds.json"
+        assert resolved("deepspeed=zero2").arguments["deepspeed"]["zero_optimization"] == {"stage": 2}
+        assert resolved("sharding=zero3").setup.sharding == "zero3"
+
+
+class TestArguments:
+    def test_what_is_passed_on(self) -> None:
+        found = resolved("lr_scheduler_type=cosine", "weight_decay=0.1", "warmup_ratio=0.03", "save_steps=7").arguments
+        assert [found[name] for name in ("lr_scheduler_type", "weight_decay", "warmup_steps", "save_steps")] == [
+            *("cosine", 0.1, 0.03, 7)
+        ]
+        assert not {"packs_per_step", "max_steps", "output_dir", "vit_lr", "packing"} & set(found)
+
+    def test_evaluation_happens_where_there_is_data_for_it(self) -> None:
+        assert resolved("eval_path=b.jsonl", "eval_steps=5").arguments["eval_strategy"] == "steps"
+        assert resolved("eval_path=b.jsonl").arguments["eval_strategy"] == "epoch"
+        without = resolved("eval_steps=5")
+        assert "eval_steps" not in without.arguments
+        assert without.evaluation is None
+        assert any("there is no data.eval_path" in note for note in without.notes)
+
+    def test_the_data_of_evaluation(self) -> None:
+        given = ("eval_path=b.jsonl", "max_eval_samples=9", "packing_drop_last=true", "per_device_eval_batch_size=3")
+        packed, padded = resolved(*given, world=2).evaluation, resolved(*given, "eval_packing=false").evaluation
+        assert packed is not None
+        assert padded is not None
+        assert (packed.max_samples, packed.shuffle, packed.packing, packed.packs_per_step) == (9, False, True, 2)
+        assert "packing_drop_last" not in packed.packing_options, "every sample is evaluated"
+        assert (padded.packing, padded.rows_per_batch, padded.packs_per_step) == (False, 3, 3)
+
+    def test_sharding(self) -> None:
+        assert "fsdp" not in resolved("sharding=fsdp").arguments
+        found = resolved("sharding=fsdp", world=2)
+        assert (found.arguments["fsdp"], found.arguments["fsdp_config"]) == ("full_shard", {"version": 2})
+        assert (found.setup.sharding, found.setup.gpus) == ("fsdp", 2)
+
+    def test_measuring(self) -> None:
+        given = ("max_images_per_example=4", "max_sample_length=900", "add_eos=true", "formatting_func=my:chat")
+        found = resolved(*given, "object_ordering=random", "coord_tokens={enabled: false}", "max_samples=5").data
+        assert {name: found.measuring[name] for name in ("max_images_per_sample", "max_sample_length", "add_eos")} == {
+            "max_images_per_sample": 4,
+            "max_sample_length": 900,
+            "add_eos": True,
+        }
+        assert (found.measuring["schema"].formatting, found.measuring["schema"].object_ordering) == (
+            "my:chat",
+            "random",
+        )
+        assert found.max_samples == 5
+
+
+class TestModel:
+    def test_parts_follow_their_rates(self) -> None:
+        found = resolved("method=dora", "vit_lr=1e-6", "aligner_lr=0").model
+        assert (found.method, found.learns_vision, found.learns_connector) == ("dora", True, False)
+        plain = resolved("method=lora").model
+        assert (plain.learns_vision, plain.learns_connector) == (False, False)
+        assert resolved("vit_lr=0").model.learns_vision is False
+        assert resolved("vit_lr=0").step.vit_lr is None, "a rate of a frozen part is none"
+        assert "so the vision tower learns" in " ".join(resolved("method=lora", "vit_lr=1e-6").notes)
+
+    @pytest.mark.parametrize(
+        ("given", "method"),
+        [
+            ("quantization_bit=4", "qlora"),
+            ("use_dora=true", "dora"),
+            ("finetuning_type=lora", "lora"),
+            ("use_dora=false", "full"),
+        ],
+    )
+    def test_methods_by_flags(self, given: str, method: str) -> None:
+        assert resolved(given).model.method == method
+        if given != "finetuning_type=lora" and method != "full":
+            assert resolved(given, "method=lora").model.method == method
+
+    def test_targets(self) -> None:
+        assert resolved("lora_target_modules=all-linear").model.lora_target_modules is None
+        for given in ("[q_proj, v_proj]", '"q_proj, v_proj"'):
+            assert resolved(f"lora_target_modules={given}").model.lora_target_modules == ("q_proj", "v_proj")
+
+    def test_estimates_rest_on_the_same_setup(self) -> None:
+        given = (
+            "method=lora",
+            "lora_r=8",
+            "gradient_checkpointing=false",
+            "vision_checkpointing=true",
+            "loss_chunk=64",
+        )
+        found = resolved(*given, "optimizer=paged_adamw_8bit", "attention=sdpa", "dtype=float32", world=2).setup
+        config = with_overrides(BASE, (*given, "optimizer=paged_adamw_8bit", "attention=sdpa", "dtype=float32"))
+        assert found == training_setup(config, gpus=2)
+        names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
+        assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
+        assert (found.optimizer, found.attention, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
+
+
+class TestResolvedConfig:
+    @pytest.mark.parametrize(
+        "given",
+        [
+            ("effective_batch_size=40", "method=lora", "use_dora=true", "vit_lr=1e-5", "num_train_epochs=2.5"),
+            ("packing=false", "per_device_train_batch_size=4", "gradient_accumulation_steps=2", "max_steps=9"),
+            ("per_device_train_batch_size=2", "gradient_accumulation_steps=4", "eval_path=b.jsonl", "cutoff_len=99"),
+        ],
+        ids=["packed", "padded", "cut"],
+    )
+    def test_loads_again_to_the_same_run(self, tmp_path: Path, given: tuple[str, ...]) -> None:
+        run = resolved(*given, "output_dir=runs/x").counted(samples_per_pack=4.0, packs_per_epoch=30)
+        text = yaml.safe_dump(resolved_sections(run, packing_length=run.data.packing_length or 0))
+        (tmp_path / "run.yaml").write_text(text)
+        again = resolve_run(load_config(tmp_path / "run.yaml"))
+        assert again.counted(samples_per_pack=4.0, packs_per_epoch=30).data == run.data
+        assert (again.model.method, again.step, again.setup) == (run.model.method, run.step, run.setup)
+        assert (again.length, again.arguments, again.evaluation) == (run.length, run.arguments, run.evaluation)
+        other = resolve_run(load_config(tmp_path / "run.yaml"), world=2)
+        assert other.counted(samples_per_pack=4.0, packs_per_epoch=30).data == run.data, "on any number of processes"
+
+    def test_paths_that_exist_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "train.jsonl").write_text("{}")
+        assert resolved().data.dataset_path == str(tmp_path / "train.jsonl")
+        assert resolved("dataset_path=org/name").data.dataset_path == "org/name"
+
+    def test_a_trial_has_a_cache_of_its_own(self) -> None:
+        assert resolved(max_samples=10).data.measured_by() != resolved().data.measured_by()
