@@ -114,6 +114,18 @@ def test_constant_shapes_are_constant(lengths: tuple[int, ...]) -> None:
     assert ends[1 : 1 + len(lengths)] == [sum(lengths[: at + 1]) for at in range(len(lengths))]
 
 
+@pytest.mark.parametrize("lengths", [(), (4,), (4, 2, 3), (16,)])
+def test_constant_tokens_leave_boundaries_as_they_are(lengths: tuple[int, ...]) -> None:
+    """Kernels that take any number of samples spend no time on segments that are empty or shorter than said."""
+    samples = [made(str(at), tokens) for at, tokens in enumerate(lengths)]
+    batch = packed(*samples, constant=ConstantShapes(tokens=16))
+    assert batch["input_ids"].shape == batch["labels"].shape == batch["position_ids"].shape == (1, 16)
+    padding = 16 - sum(lengths)
+    found = [*lengths, *([padding] if padding else [])]
+    assert batch["cu_seq_lens_q"].diff().tolist() == found
+    assert batch["max_length_q"] == max(found)
+
+
 def test_more_than_constant_shapes_hold_is_refused() -> None:
     shapes = ConstantShapes(tokens=16, segments=2)
     assert packed(made("a", 8), made("b", 8), constant=shapes)["cu_seq_lens_q"].tolist() == [0, 8, 16]

@@ -102,6 +102,13 @@ def test_what_is_chosen() -> None:
     assert [len(sample) for sample in short_samples(text_samples(VOCABULARY, (1900, 1800)))] == [1800, 200]
 
 
+@pytest.mark.parametrize("lengths", [(176,), (170, 175), (60, 90, 100), (176, 12)])
+def test_what_is_chosen_fits_into_a_pack(lengths: tuple[int, ...]) -> None:
+    chosen = short_samples(text_samples(VOCABULARY, lengths), 176)
+    assert len(chosen) > 1
+    assert sum(len(sample) for sample in chosen) <= 176
+
+
 def test_a_sample_without_loss_is_not_chosen_unless_there_is_no_other() -> None:
     one, two, three = text_samples(VOCABULARY, (10, 20, 30))
     silent = replace(one, labels=torch.full_like(one.labels, IGNORED))

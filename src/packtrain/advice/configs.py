@@ -97,7 +97,10 @@ def padded_config(draft: Draft, *, group_by_length: bool) -> dict[str, Any]:
 def _model(question: Question) -> dict[str, Any]:
     setup = question.setup
     found: dict[str, Any] = {"model_name_or_path": question.model}
-    found |= {name: False for name in ("train_vision", "train_connector") if not getattr(setup, name)}
+    # Beside adapters parts learn only when that is said, otherwise unless it is said that they do not.
+    usual = setup.method == "full"
+    parts = {name: getattr(setup, name) for name in ("train_vision", "train_connector")}
+    found |= {name: learns for name, learns in parts.items() if learns != usual}
     return found if setup.method == "full" else {**found, "method": setup.method, "lora_rank": setup.lora_rank}
 
 

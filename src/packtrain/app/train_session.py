@@ -220,7 +220,7 @@ class Session:
             meter=self._meter(),
             on_step=watch.on_step,
             # As it is wrapped, the model is another one.
-            first_check=run.quick_check and self.here.world > 1 and _holds_check(prepared),
+            first_check=run.quick_check and self.here.world > 1,
             memory_model=memory,
             callbacks=[watch],
             failures=FailureWatch(ledger_path=run.folder / DELIVERY),
@@ -255,7 +255,7 @@ class Session:
 
         run = self.prepared.run
         target = folder.path / FINAL
-        state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if trainer.is_fsdp_enabled else None
+        state = trainer.whole_state_dict() if trainer.is_fsdp_enabled else None
         if self.here.first:
             save_final(
                 trainer.accelerator.unwrap_model(trainer.model),
@@ -304,7 +304,6 @@ def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
 def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:
     """Packed samples against the same alone, on the model as it is; raises where they differ."""
     from packtrain.training.first_check import check_first_batch
-    from packtrain.training.ready import unlimited_collator
 
     run = prepared.run
     if not (run.quick_check and run.data.packing):
@@ -313,18 +312,11 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
     return check_first_batch(
         made.model,
         prepared.dataset,
-        _collator(prepared, prepared.dataset, made) if _holds_check(prepared) else unlimited_collator(made),
+        _collator(prepared, prepared.dataset, made),
         config=made.model.config,
         rank=0,  # all processes look at the same samples
         world=1,
     )
-
-
-def _holds_check(prepared: Prepared) -> bool:
-    """Do all samples of the check fit into one pack?"""
-    from packtrain.proofs.quick import MOST_TOKENS
-
-    return prepared.numbers.packing_length >= MOST_TOKENS
 
 
 def _first_batches(prepared: Prepared, made: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -114,6 +117,56 @@ def loader(
         print_json(result)
     else:
         show_bench(result, output)
+
+
+def train(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="qwen3-vl-2b or tiny. Default: tiny where there is no GPU.")
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="Words, separated by semicolons: only rows with one of them in their names.")
+    ] = "",
+    tokens: Annotated[
+        int | None, typer.Option(min=100, help="Real tokens that a row is timed on. Default: 160,000 (60,000).")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=0, help="Processes that make batches.")] = 4,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer tokens: the defaults in brackets.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A file for the JSON table, written after each row.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Training on one GPU: padded and packed, eager and compiled, with and without checkpointing, full and LoRA.
+
+    Example: packtrain bench train --rows "packed 16,384;padded" --out speed.json
+    """
+    import torch
+
+    from packtrain.bench.train import bench_train, show_bench
+    from packtrain.bench.train_loop import TINY_SETTINGS, LoopSettings
+    from packtrain.bench.train_shapes import TINY
+
+    name = model or ("qwen3-vl-2b" if torch.cuda.is_available() else TINY)
+    usual = LoopSettings(tokens=60_000 if quick else 160_000, workers=workers)
+    settings = replace(TINY_SETTINGS if name == TINY else usual, workers=workers)
+    if tokens is not None:
+        settings = replace(settings, tokens=tokens)
+    words = [word.strip() for word in rows.split(";") if word.strip()]
+    with interruptible(STARTS_OVER), Console(stderr=True).status("starting") as status:
+        result = bench_train(
+            model=name,
+            only=words,
+            settings=settings,
+            progress=lambda doing: status.update(doing),
+            done=lambda found: _written(out, found),
+        )
+    if as_json:
+        print_json(result)
+    else:
+        show_bench(result, output)
+
+
+def _written(out: Path | None, result: Mapping[str, Any]) -> None:
+    if out is not None:
+        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def _worker_counts(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -171,7 +172,15 @@ class _Relay:
         ends = kwargs.get("cu_seq_lens_q")
         if self._as_mask and isinstance(ends, Tensor) and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = varlen.as_mask(ends)  # nothing needs to be looked for any more
+            _vary(ends, 0)
+            _vary(kwargs["attention_mask"], 3)
         return args, kwargs
+
+
+def _vary(tensor: Tensor, dim: int) -> None:
+    """Let layers that are compiled be compiled for any number of samples. Slow to import where nothing is compiled."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
 def _relay_boundaries(parts: ModelParts, *, as_mask: bool) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from packtrain.core.errors import ConfigError
@@ -24,6 +24,8 @@ VARLEN = "packtrain_varlen"
 VISION_VARLEN = "packtrain_flash_varlen"
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
+# Fewer keys than queries: older versions take them without being told. Asked here, since compiled code cannot.
+_GROUPS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def register() -> None:
@@ -164,25 +166,11 @@ def _autocast(query: Tensor) -> torch.dtype:
     return query.dtype
 
 
-@cache
-def _varlen() -> tuple[Callable[..., Tensor], bool]:
-    """The kernel, and whether it takes fewer keys than queries by itself."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scaling: float | None, window: tuple[int, int]
 ) -> Tensor:
-    varlen_attn, takes_groups = _varlen()
-    options: dict[str, Any] = {"scale": scaling, "window_size": window}
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1 and takes_groups:
-        options["enable_gqa"] = True
-    elif groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    return varlen_attn(q, k, v, ends, ends, longest, longest, **options)
+    groups = _GROUPS if q.shape[1] != k.shape[1] else {}
+    return varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, **groups)
 
 
 def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, window: tuple[int, int]) -> Tensor:

@@ -24,6 +24,7 @@ from packtrain.proofs.values import Finding, Verdict
 
 MOST_SAMPLES = 4
 MOST_TOKENS = 2_000
+_LEAST_ROOM = 8  # tokens that make a sample
 FORWARDS = 3 + 2 + MOST_SAMPLES  # packed, packed with a changed sample, alone
 # Root mean square over that of the sample alone. Contamination is of the order of 1; rounding grows with depth.
 _ALLOWED = {torch.float32: FP32_TOLERANCE, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -37,12 +38,13 @@ def quick_check(
     *,
     name: str = "",
     backend: str = "as the model came",
+    most_tokens: int = MOST_TOKENS,
 ) -> Verdict:
-    """Packed against alone, and two changed neighbours, on the shortest of these samples.
+    """Packed against alone, and two changed neighbours, on the shortest of these samples; packs hold `most_tokens`.
 
     `model` is called as training calls it (it may be wrapped), in evaluation mode, without gradients.
     """
-    chosen = short_samples(samples)
+    chosen = short_samples(samples, min(most_tokens, MOST_TOKENS))
     weight = next(model.parameters())
     with exact_products(), in_mode(model, EVALUATION), torch.no_grad(), _hidden_states(model) as hidden:
 
@@ -82,19 +84,22 @@ def quick_check(
     )
 
 
-def short_samples(samples: Sequence[EncodedSample]) -> list[EncodedSample]:
-    """The shortest samples within the bounds, at least two; where all are too long, the beginning of their text."""
+def short_samples(samples: Sequence[EncodedSample], most_tokens: int = MOST_TOKENS) -> list[EncodedSample]:
+    """The shortest samples within the bounds, at least two; where they are too long, the beginning of their text."""
+    piece = max(2, most_tokens // 4)
     usable = sorted((sample for sample in samples if (sample.labels[1:] != IGNORED).any()), key=len)
-    usable = usable or [_text_of(sample, MOST_TOKENS // 4, number=0) for sample in samples]
+    usable = usable or [_text_of(sample, piece, number=0) for sample in samples]
     if not usable:
         raise DataError("the check before the first step", got="no samples", expected="at least one on every rank")
     chosen: list[EncodedSample] = []
     for sample in usable[:MOST_SAMPLES]:
-        if sum(map(len, chosen)) + len(sample) <= MOST_TOKENS:
+        if sum(map(len, chosen)) + len(sample) <= most_tokens:
             chosen.append(sample)
+    if len(chosen) == 1 and len(chosen[0]) + _LEAST_ROOM > most_tokens:
+        chosen = []  # it leaves no room for another
     while len(chosen) < 2:
-        room = min(MOST_TOKENS // 4, MOST_TOKENS - sum(map(len, chosen)))
-        chosen.append(_text_of(usable[len(chosen) % len(usable)], max(2, room), number=len(chosen) + 1))
+        size = min(piece, most_tokens - sum(map(len, chosen)))
+        chosen.append(_text_of(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
     return chosen
 
 
@@ -113,6 +118,7 @@ def _text_of(sample: EncodedSample, tokens: int, *, number: int) -> EncodedSampl
         media={},
         num_images=0,
         num_videos=0,
+        vision=None,
     )
 
 

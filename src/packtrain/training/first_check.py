@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import torch
+
 from packtrain.batches.sampler import PackSampler
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.families.contracts import contract_for
@@ -28,8 +30,10 @@ def check_first_batch(model: Any, dataset: Any, collate: Any, *, config: Any, ra
     verdict: Verdict | None = None
     samples = _first_samples(dataset, rank, world)
     _together(None if samples else f"nothing to look at in the first {_PACKS} packs")
-    with kept_random_state():
-        verdict = quick_check(model, samples, collate, contract_for(config.to_dict()))
+    # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
+    with kept_random_state(), torch.compiler.set_stance("force_eager"):
+        held = dataset.schedule.plan.config.packing_length
+        verdict = quick_check(model, samples, collate, contract_for(config.to_dict()), most_tokens=held)
     failed = [f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" for one in verdict.failures]
     _together("; ".join(failed) or None)
     return verdict

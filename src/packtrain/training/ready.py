@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from packtrain.batches.collate import ConstantShapes, PackCollator
+from packtrain.batches.collate import ConstantShapes
 from packtrain.batches.weights import LossWeighting
 from packtrain.estimates.values import TrainingSetup
-from packtrain.families.contracts import contract_for
 from packtrain.models.adapters import Trainable, describe_trainable, set_trainable
 from packtrain.models.compiled import compile_layers
 from packtrain.models.load import load_model
@@ -85,16 +84,6 @@ def constant_shapes(datasets: Iterable[Any], tokens: int) -> ConstantShapes:
     packed = [one.plan for one in datasets if one is not None and one.config.packing]
     samples = max(counts["most"]["samples"] for plan in packed for counts in plan.summary["epochs"])
     return ConstantShapes(tokens=tokens, segments=samples + 1)
-
-
-def unlimited_collator(ready: ReadyModel) -> PackCollator:
-    """For rows of any length, as the check before the first step makes them where packs are short."""
-    return PackCollator(
-        contract_for(ready.model.config.to_dict()),
-        pad_id=0,  # such rows have no padding
-        dtype=ready.dtype if ready.is_half else None,
-        boundaries=ready.attention.startswith(_BOUNDARIES),
-    )
 
 
 def weights_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:

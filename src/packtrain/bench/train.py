@@ -1,0 +1,151 @@
+"""How fast training is: padded and packed, eager and compiled, with and without checkpointing, in one run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from packtrain.bench.train_data import POOL, Pool
+from packtrain.bench.train_loop import BenchTrainer, LoopSettings
+from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows
+from packtrain.bench.train_shapes import TINY, BenchModel, bench_model
+
+_TINY_SCALE = 24  # by which lengths are divided for the tiny model
+_LORA_RANK = 16
+
+
+def bench_train(
+    *,
+    model: str,
+    only: Sequence[str] = (),
+    settings: LoopSettings | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    done: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """All rows, or those with one of some words in their names. `done` gets the result after each row."""
+    bench = bench_model(model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = settings or LoopSettings()
+    if device.type == "cpu":
+        settings = replace(settings, dtype=torch.float32)
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    # It makes a plan for every new length, which would only make the padded rows slower.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    tiny = bench.name == TINY
+    pool = Pool.of_lvis_shape(longest=bench.longest, samples=256 if tiny else POOL, scale=_TINY_SCALE if tiny else 1)
+    result: dict[str, Any] = {**_about(bench, device, settings, pool), "rows": []}
+    progress("building the model")
+    trained = bench.build(device, settings.dtype)
+    # Rows differ in their constant lengths: each is compiled for its own, and what they share stays compiled. Where
+    # that were too often, layers would run uncompiled without a word.
+    limits = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False, **limits):
+        for row in bench_rows(bench):
+            if only and not any(word in row.name for word in only):
+                continue
+            progress(row.name)
+            if row.method == "lora":
+                trained = with_adapters(trained)
+            result["rows"].append(measured(bench, trained, row, pool, settings))
+            _compare(result["rows"])
+            done(result)
+    return result
+
+
+def measured(bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings: LoopSettings) -> dict[str, Any]:
+    """One row; memory that does not suffice is a result too, and so is code that had to be compiled too often."""
+    trainer: BenchTrainer | None = None
+    try:
+        trainer = BenchTrainer(bench, model, row, pool, settings)
+        return {"name": row.name, **trainer.run()}
+    except torch.OutOfMemoryError:
+        return {"name": row.name, "error": "out of memory"}
+    except torch._dynamo.exc.FailOnRecompileLimitHit:
+        return {"name": row.name, "error": "compiled too often"}
+    finally:
+        if trainer is not None:
+            trainer.close()
+
+
+def with_adapters(model: Any) -> Any:
+    """The model with LoRA on every matrix of its decoder's layers; one that has it stays as it is."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if isinstance(model, PeftModel):
+        return model
+    torch._dynamo.reset()  # layers are others now
+    # So that one code serves the first layer and the others. Transformers' own switch would include the tower.
+    model.get_input_embeddings().register_forward_hook(lambda module, args, found: found.requires_grad_())
+    matrices = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
+    return get_peft_model(model, LoraConfig(r=_LORA_RANK, lora_alpha=2 * _LORA_RANK, target_modules=matrices))
+
+
+def _about(bench: BenchModel, device: torch.device, settings: LoopSettings, pool: Pool) -> dict[str, Any]:
+    import transformers
+
+    return {
+        "model": bench.name,
+        "parameters": bench.shape.parameters.total,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "samples": len(pool.tokens),
+        "mean_tokens": float(pool.tokens.mean()),
+        "mean_image_tokens": float(pool.image_tokens.mean()),
+        "mean_supervised_tokens": float(pool.supervised.mean()),
+        "longest": int(pool.tokens.max()),
+        "step_samples": settings.step_samples,
+        "loss_chunk": settings.loss_chunk,
+        "workers": settings.workers,
+        "dtype": str(settings.dtype).removeprefix("torch."),
+    }
+
+
+def _compare(rows: Sequence[dict[str, Any]]) -> None:
+    speeds = {row["name"]: row["tokens_per_second"] for row in rows if "error" not in row}
+    for row in rows:
+        for key, name in (("to_baseline", BASELINE), ("to_yardstick", YARDSTICK)):
+            if name in speeds and row["name"] in speeds:
+                row[key] = speeds[row["name"]] / speeds[name]
+
+
+def show_bench(result: Mapping[str, Any], console: Console) -> None:
+    """One table."""
+    title = (
+        f"{result['model']} on {result['device']}: {result['samples']:,} samples of {result['mean_tokens']:,.0f} "
+        f"tokens on average, an optimizer step about every {result['step_samples']} samples"
+    )
+    table = Table(title=title, title_justify="left")
+    names = ("", "tokens /s", "x baseline", "x yardstick", "MFU", "GiB", "without states", "s a batch", "padding")
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    for row in result["rows"]:
+        if "error" in row:
+            table.add_row(row["name"], row["error"])
+        else:
+            table.add_row(row["name"], *_cells(row))
+    console.print(table)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    def shown(key: str, form: str) -> str:
+        value = row.get(key)
+        return format(value, form) if value is not None else ""
+
+    return (
+        shown("tokens_per_second", ",.0f"),
+        shown("to_baseline", ".2f"),
+        shown("to_yardstick", ".2f"),
+        shown("mfu", ".1%"),
+        shown("peak_gib", ".1f"),
+        shown("peak_without_states_gib", ".1f"),
+        shown("batch_seconds", ".3f"),
+        shown("padding_share", ".1%"),
+    )

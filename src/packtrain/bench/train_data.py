@@ -1,0 +1,154 @@
+"""What the training benchmark trains on: made-up samples of the LVIS shape, put into packs or padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
+from packtrain.core.seeds import stream
+from packtrain.estimates.values import Load
+from packtrain.packs.values import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow, PackKey
+from packtrain.plans.arrays import pack_arrays
+
+Batching = Literal["packed", "random", "sorted", "grouped"]
+Batches = list[np.ndarray]  # numbers of the samples of each batch
+POOL = 4_096  # samples that are put into batches; only some of the batches are trained on
+PROMPT = 50  # tokens of a sample's text that carry no loss: with them, shares are those of the set's description
+PATCHES_PER_PACK = 1.5  # for each token of the capacity: packs of short samples only would hold thrice the mean
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pool:
+    """Samples by numbers: tokens, and the sides of their one image in tokens."""
+
+    tokens: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def of_lvis_shape(cls, *, longest: int, samples: int = POOL, seed: int = 0, scale: int = 1) -> Pool:
+        """Samples no longer than `longest`; `scale` divides all lengths, for tiny models."""
+        tokens, image = lvis_tokens(samples, seed)
+        tokens, image = tokens // scale, np.maximum(image // scale, 1)
+        kept = (tokens <= longest) & (tokens > image + 2)
+        rows = np.maximum(np.sqrt(image[kept] * 0.75).astype(np.int64), 1)
+        return cls(tokens=tokens[kept], rows=rows, columns=image[kept] // rows)
+
+    @cached_property
+    def image_tokens(self) -> np.ndarray:
+        return self.rows * self.columns
+
+    @cached_property
+    def patches(self) -> np.ndarray:
+        return PATCHES_PER_TOKEN * self.image_tokens
+
+    @cached_property
+    def supervised(self) -> np.ndarray:
+        return np.maximum(self.tokens - self.image_tokens - PROMPT, 1)
+
+    def load(self, batches: Batches, *, padded: bool) -> Load:
+        """What the real tokens of some batches are together; padding is not counted."""
+        chosen = np.concatenate(batches)
+        tokens, patches = self.tokens[chosen], self.patches[chosen]
+        return Load(
+            tokens=int(tokens.sum()),
+            squared_tokens=int((tokens * tokens).sum()),
+            longest=int(tokens.max()),
+            samples=len(chosen),
+            rows=len(chosen) if padded else len(batches),
+            supervised_tokens=int(self.supervised[chosen].sum()),
+            vision_tokens=int(self.image_tokens[chosen].sum()),
+            patches=int(patches.sum()),
+            squared_patches=int((patches * patches).sum()),
+            largest_patches=int(patches.max()),
+            images=len(chosen),
+        )
+
+
+def put_into_batches(pool: Pool, how: Batching, *, size: int, limit: int | None = None, seed: int = 0) -> Batches:
+    """All samples in batches: packs of `size` tokens, or `size` samples and at most `limit` padded tokens."""
+    if how == "packed":
+        capacities = {"tokens": size, "patches": int(PATCHES_PER_PACK * size)}
+        packing = pack_arrays({"tokens": pool.tokens, "patches": pool.patches}, capacities, seed=seed)
+        return [packing.pack(number) for number in range(packing.num_packs)]
+    order = _ordered(pool.tokens, how, size, seed)
+    found: Batches = []
+    for start in range(0, len(order), size):
+        rest = order[start : start + size]
+        while len(rest):
+            count = max(1, min(len(rest), (limit or 2**62) // int(pool.tokens[rest].max())))
+            found.append(rest[:count])
+            rest = rest[count:]
+    return found
+
+
+def _ordered(tokens: np.ndarray, how: Batching, size: int, seed: int) -> np.ndarray:
+    if how == "sorted":
+        return np.argsort(tokens, kind="stable")
+    if how == "random":
+        return stream(seed, "order of samples").permutation(len(tokens))
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    generator = torch.Generator().manual_seed(seed)
+    lengths = tokens.tolist()
+    return np.array(list(LengthGroupedSampler(size, lengths=lengths, generator=generator)))
+
+
+def evenly_chosen(pool: Pool, batches: Batches, count: int, seed: int = 0) -> Batches:
+    """Some batches that stand for all: equally far apart in the order of their work, shuffled."""
+    work = [int(pool.tokens[batch].sum() + pool.patches[batch].sum()) for batch in batches]
+    order = np.argsort(work, kind="stable")
+    places = ((np.arange(count) + 0.5) * len(batches) / count).astype(np.int64)
+    return [batches[at] for at in stream(seed, "order of batches").permutation(order[places])]
+
+
+class MadeRows(Dataset[PackedRow]):
+    """Batches as rows of encoded samples, made when asked for, as a reader would."""
+
+    def __init__(self, pool: Pool, batches: Batches, config: Mapping[str, Any], dtype: torch.dtype) -> None:
+        vision = config["vision_config"]
+        self._pool, self._batches = pool, batches
+        self._image, self._words = config["image_token_id"], config["text_config"]["vocab_size"] // 2
+        width = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+        generator = torch.Generator().manual_seed(0)
+        # Pixels of all images are stretches of this one.
+        self._pixels = torch.randn(2 * int(pool.patches.max()), width, generator=generator).to(dtype)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> PackedRow:
+        samples = tuple(self._sample(int(row)) for row in self._batches[number])
+        return PackedRow(key=PackKey(0, number), samples=samples)
+
+    def _sample(self, row: int) -> EncodedSample:
+        tokens, image = int(self._pool.tokens[row]), int(self._pool.image_tokens[row])
+        generator = torch.Generator().manual_seed(row)
+        ids = torch.randint(0, self._words, (tokens,), generator=generator)
+        kinds = torch.full((tokens,), TEXT)
+        ids[1 : 1 + image], kinds[1 : 1 + image] = self._image, IMAGE
+        labels = ids.clone()
+        labels[: tokens - int(self._pool.supervised[row])] = IGNORED
+        patches = int(self._pool.patches[row])
+        start = int(torch.randint(0, len(self._pixels) - patches + 1, (), generator=generator))
+        sides = [1, 2 * int(self._pool.rows[row]), 2 * int(self._pool.columns[row])]
+        return EncodedSample(
+            id=str(row),
+            row=row,
+            input_ids=ids,
+            labels=labels,
+            position_ids=torch.arange(tokens).expand(4, -1),
+            token_kinds=kinds,
+            media={
+                "pixel_values": self._pixels[start : start + patches],
+                "image_grid_thw": torch.tensor([sides]),
+            },
+            num_images=1,
+        )

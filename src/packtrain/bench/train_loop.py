@@ -1,0 +1,265 @@
+"""Trains a model one way for some steps and measures it: tokens per second, use of the chip, memory.
+
+A plain loop over the pieces that training is made of (`prepare_model`, `ChunkedLoss`, `compile_layers`, collators, a
+DataLoader with workers, fused AdamW), so that what is measured is them and not a trainer around them. Reading batches,
+moving them, clipping gradients and the optimizer's steps are all inside the measured time.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from packtrain.batches.collate import ConstantShapes, PackCollator
+from packtrain.batches.padded import PaddedCollator
+from packtrain.batches.values import Batch
+from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
+from packtrain.bench.train_rows import BenchRow
+from packtrain.bench.train_shapes import BenchModel
+from packtrain.estimates.flops import training_flops
+from packtrain.estimates.gpus import find_gpu
+from packtrain.families.contracts import contract_for
+from packtrain.models.chunked_loss import ChunkedLoss, Targets
+from packtrain.models.compiled import compile_layers, undo_compile
+from packtrain.models.no_waiting import stop_waiting
+from packtrain.models.patch_products import multiply_patches
+from packtrain.models.prepare import prepare_model
+
+_GIB = 2**30
+_MULTIPLE = 128  # of the tokens of a constant shape: matrix products like it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSettings:
+    """What is the same for all rows."""
+
+    tokens: int = 160_000  # about so many real tokens are timed
+    step_samples: int = 32  # of an optimizer step
+    warmup: int = 4  # batches before the clock starts, an optimizer step among them
+    loss_chunk: int = 8_192
+    workers: int = 4
+    dtype: torch.dtype = torch.bfloat16
+    backend: str = "inductor"  # of compiled layers
+
+
+# What a tiny model on a CPU is run with: a smoke test, whose speeds mean nothing.
+TINY_SETTINGS = LoopSettings(tokens=1_500, step_samples=8, warmup=2, loss_chunk=64, backend="eager")
+
+
+class _Marks:
+    """When batches and optimizer steps were done, and what memory they took, without waiting; nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._events, self._batches = device, list[torch.cuda.Event](), list[bool]()
+        self.peaks, self._padding = list[int](), list[int]()
+        self._mark(batch=False)
+
+    def passed(self, padding: int) -> None:
+        """Behind the backward pass of a batch."""
+        self._padding.append(padding)
+        self._mark(batch=True)
+
+    def stepped(self) -> None:
+        """Behind a step of the optimizer."""
+        self._mark(batch=False)
+
+    def _mark(self, *, batch: bool) -> None:
+        if self._device.type != "cuda":
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+        self._batches.append(batch)
+        self.peaks.append(torch.cuda.max_memory_allocated(self._device))
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def found(self) -> tuple[list[dict[str, float]], list[float]]:
+        """Padding, seconds and peak of each batch, and seconds of optimizer steps; to be asked when the GPU is done."""
+        times = [before.elapsed_time(after) / 1000 for before, after in pairwise(self._events)]
+        marked = list(zip(times, self.peaks[1:], self._batches[1:], strict=True))
+        batches = [(seconds, peak) for seconds, peak, batch in marked if batch]
+        each = [
+            {"padding": padding, "seconds": seconds, "peak_gib": peak / _GIB}
+            for padding, (seconds, peak) in zip(self._padding, batches, strict=False)
+        ]
+        return each, [seconds for seconds, _, batch in marked if not batch]
+
+
+def _graphs() -> int:
+    """How many graphs were compiled so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+class BenchTrainer:
+    """One row: the model as the row wants it, its batches, its optimizer."""
+
+    def __init__(self, bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings: LoopSettings) -> None:
+        self._bench, self._model, self._row, self._pool, self._settings = bench, model, row, pool, settings
+        self._device = next(iter(model.parameters())).device
+        every = put_into_batches(pool, row.batching, size=row.size, limit=row.limit)
+        mean = len(pool.tokens) / len(every)
+        self._per_step = max(1, round(settings.step_samples / mean))
+        tokens = float(pool.tokens.mean()) * mean
+        steps = max(1, round(row.share * settings.tokens / tokens / self._per_step))
+        self.timed = evenly_chosen(pool, every, min(len(every), steps * self._per_step))
+        self._warm = evenly_chosen(pool, every, min(len(every), settings.warmup), seed=1)
+        if row.compiled and not row.is_packed:
+            self._warm = self.timed  # numbers of rows may each have to be compiled for
+        self._on_host: tuple[str, ...] = ()
+        self._loss = self._prepare()
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        fused = self._device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(self._trained, lr=1e-5, weight_decay=0.01, fused=fused, foreach=not fused)
+
+    def run(self) -> dict[str, Any]:
+        """Train, and say how it went. The clock starts while workers are at work and everything is compiled."""
+        loader = self.loader([*self._warm, *self.timed])
+        self.train(loader, len(self._warm), steps_at={len(self._warm)})
+        self._synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        ends = set(range(self._per_step, len(self.timed) + 1, self._per_step)) | {len(self.timed)}
+        marks, graphs = _Marks(self._device), _graphs()
+        begun = time.perf_counter()
+        padding, waited = self.train(loader, len(self.timed), steps_at=ends, marks=marks)
+        self._synchronize()
+        found = self._result(time.perf_counter() - begun, padding, waited, len(ends), marks)
+        return {**found, "compiled_while_timed": _graphs() - graphs}  # anything but 0 spoils the clock
+
+    def close(self) -> None:
+        """Give memory back, and leave the model uncompiled and with its own loss."""
+        if self._loss is not None:
+            self._loss.remove()
+        self._model.zero_grad(set_to_none=True)
+        self._optimizer = None  # type: ignore[assignment]
+        undo_compile(self._model)
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _prepare(self) -> ChunkedLoss | None:
+        row, model = self._row, self._model
+        prepare_model(model, attention=row.attention)
+        if row.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_disable()
+        if row.tuned:
+            multiply_patches(model)
+            self._on_host = stop_waiting(model)
+        if row.compiled:
+            compile_layers(model, constant=row.is_packed, backend=self._settings.backend)
+        return ChunkedLoss.install(model, chunk=self._settings.loss_chunk) if row.chunked_loss else None
+
+    # ---- steps
+
+    def train(
+        self, loader: Iterator[Batch], count: int, *, steps_at: set[int], marks: _Marks | None = None
+    ) -> tuple[int, float]:
+        """Train on some batches, with optimizer steps behind some of them; padding, and seconds spent on waiting."""
+        padding, waited = 0, 0.0
+        for number in range(1, count + 1):
+            asked = time.perf_counter()
+            batch = next(loader)
+            waited += time.perf_counter() - asked
+            padding += batch.info.padding
+            self._forward_and_backward(batch)
+            if marks is not None:
+                marks.passed(batch.info.padding)
+            if number in steps_at:
+                self._step()
+                if marks is not None:
+                    marks.stepped()
+        return padding, waited
+
+    def _forward_and_backward(self, batch: Batch) -> None:
+        tokens = batch.info.supervised_tokens * self._per_step  # about those of the step
+        targets = Targets.of(batch["labels"])
+        kept = {name: batch.pop(name) for name in self._on_host if name in batch}
+        moved = {**batch.to(self._device, non_blocking=True), **kept}
+        with self._loss.taking(targets) if self._loss is not None else nullcontext():
+            loss: Tensor = self._model(**moved).loss
+        (loss / (tokens if self._loss is not None else self._per_step)).backward()
+
+    def _step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self._trained, 1.0, foreach=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def loader(self, batches: Batches) -> Iterator[Batch]:
+        """Batches in order, made by workers."""
+        settings = self._settings
+        loader = DataLoader(
+            MadeRows(self._pool, batches, self._bench.config, settings.dtype),
+            batch_size=1,
+            collate_fn=self._collator(),
+            num_workers=settings.workers,
+            prefetch_factor=1 if settings.workers else None,  # little is there before the clock starts
+            pin_memory=self._device.type == "cuda",
+        )
+        return iter(loader)
+
+    def _collator(self) -> PackCollator | PaddedCollator:
+        contract = contract_for(self._bench.config)
+        if not self._row.is_packed:
+            return PaddedCollator(contract, pad_id=0)
+        tokens = -(-self._row.size // _MULTIPLE) * _MULTIPLE
+        return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=tokens))
+
+    # ---- what was found
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _result(self, seconds: float, padding: int, waited: float, steps: int, marks: _Marks) -> dict[str, Any]:
+        row = self._row
+        load = self._pool.load(self.timed, padded=not row.is_packed)
+        flops = training_flops(self._bench.shape, row.setup(self._settings.loss_chunk), load).total
+        return {
+            **{name: value for name, value in asdict(row).items() if name not in ("share",)},
+            "tokens_per_second": load.tokens / seconds,
+            "mfu": flops / seconds / self._peak_flops() if self._device.type == "cuda" else None,
+            "tflops": flops / seconds / 1e12,
+            "batches": len(self.timed),
+            "optimizer_steps": steps,
+            "batch_seconds": seconds / len(self.timed),
+            "step_seconds": seconds / steps,
+            "waited_seconds": waited,
+            "padding_share": padding / (padding + load.tokens),
+            **self._memory(marks),
+            "load": asdict(load),
+            **self._each(marks),
+        }
+
+    def _each(self, marks: _Marks) -> dict[str, Any]:
+        """Every batch and every optimizer step: what time and memory can be fitted to."""
+        batches, steps = marks.found()
+        loads = [asdict(self._pool.load([batch], padded=not self._row.is_packed)) for batch in self.timed]
+        each = [{**load, **found} for load, found in zip(loads, batches, strict=False)]
+        return {"each": each, "optimizer_seconds": steps}
+
+    def _peak_flops(self) -> float:
+        return find_gpu(torch.cuda.get_device_name(self._device)).bf16_flops
+
+    def _memory(self, marks: _Marks) -> dict[str, float]:
+        if self._device.type != "cuda":
+            return {}
+        states = [value for state in self._optimizer.state.values() for value in state.values()]
+        held = sum(value.nbytes for value in states if isinstance(value, Tensor))
+        peak = max(marks.peaks)
+        return {
+            "peak_gib": peak / _GIB,
+            "optimizer_states_gib": held / _GIB,
+            "peak_without_states_gib": (peak - held) / _GIB,
+            "reserved_gib": torch.cuda.max_memory_reserved(self._device) / _GIB,
+        }

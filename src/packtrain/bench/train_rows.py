@@ -1,0 +1,105 @@
+"""The rows of the training benchmark: how samples are put into batches, and how the model is run on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packtrain.bench.train_data import Batching
+from packtrain.bench.train_shapes import BenchModel
+from packtrain.estimates.values import Attention, Method, TrainingSetup
+
+BASELINE, YARDSTICK = "padded, 2 a batch", "padded, sorted by length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchRow:
+    """One way to train; what is not said is the fast way."""
+
+    name: str
+    batching: Batching = "packed"
+    size: int  # tokens of a pack, or samples of a padded batch
+    limit: int | None = None  # padded tokens of a batch: batches of long samples have fewer
+    method: Method = "full"
+    attention: Attention = "varlen"
+    checkpointing: bool = False
+    chunked_loss: bool = True
+    compiled: bool = True
+    tuned: bool = True  # patch embeddings as matrix products, and no waiting for the GPU; stays so for later rows
+    share: float = 1.0  # of the tokens that other rows are timed on
+
+    @property
+    def is_packed(self) -> bool:
+        return self.batching == "packed"
+
+    def setup(self, chunk: int) -> TrainingSetup:
+        """As the estimates see it."""
+        full = self.method == "full"
+        return TrainingSetup(
+            method=self.method,
+            lora_rank=16,
+            train_vision=full,
+            train_connector=full,
+            gradient_checkpointing=self.checkpointing,
+            vision_checkpointing=self.checkpointing,
+            chunked_loss=self.chunked_loss,
+            loss_chunk=chunk,
+            attention=self.attention,
+        )
+
+
+def bench_rows(model: BenchModel) -> tuple[BenchRow, ...]:
+    """All rows; those that leave the model as transformers has it come first."""
+    return (*_padded(model), *_packed(model, "full"), *_packed(model, "lora"))
+
+
+def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
+    limit = model.sort_limit
+    return (
+        BenchRow(
+            name=BASELINE,
+            batching="random",
+            size=2,
+            attention="sdpa",
+            checkpointing=True,
+            chunked_loss=False,
+            compiled=False,
+            tuned=False,
+            share=0.4,
+        ),
+        BenchRow(name=YARDSTICK, batching="sorted", size=8, limit=limit, attention="sdpa", compiled=False, tuned=False),
+        BenchRow(
+            name="padded, grouped by length as in Trainer",
+            batching="grouped",
+            size=8,
+            limit=limit,
+            attention="sdpa",
+            compiled=False,
+            tuned=False,
+            share=0.6,
+        ),
+        BenchRow(
+            name="padded, sorted by length, varlen",
+            batching="sorted",
+            size=8,
+            limit=limit,
+            compiled=False,
+            tuned=False,
+            share=0.6,
+        ),
+        BenchRow(name="padded, sorted by length, compiled", batching="sorted", size=8, limit=limit, share=0.6),
+    )
+
+
+def _packed(model: BenchModel, method: Method) -> tuple[BenchRow, ...]:
+    kind = "" if method == "full" else f", {method}"
+    return tuple(
+        BenchRow(
+            name=f"packed {size:,}{kind}{', checkpointing' if checkpointing else ''}",
+            size=size,
+            method=method,
+            checkpointing=checkpointing,
+            share=1.0 if method == "full" and not checkpointing else 0.6,
+        )
+        for size in model.capacities
+        for checkpointing in (False, True)
+    )

@@ -1,0 +1,89 @@
+"""Compiled layers: decoder layers for the constant shapes of packs, vision blocks for any number of patches.
+
+Each layer is compiled by itself and all layers of a kind share what was compiled, so that it takes seconds and one
+graph is kept, not one for each layer. Everything else stays as transformers runs it: checkpointing calls a layer and
+gets a compiled one, adapters inside a layer are compiled with it, and names of parameters do not change.
+
+Tokens of a pack are constant (`ConstantShapes`). The number of its samples and the length of the longest are not, and
+compiled code takes any. Patches vary several times as much as tokens do between packs: filling them up to the most of
+any pack would be more work than constant shapes save, so towers are compiled for any number of them from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from packtrain.models.parts import model_parts
+
+# Where layers find the length of the longest sample: a number that must not be taken for a constant.
+_LONGEST = r"L\['kwargs'\]\['max_length_q'\]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledLayers:
+    """How many layers are compiled; none where a model is not built of layers that we recognise."""
+
+    language: int
+    vision: int
+
+
+def compile_layers(
+    model: Any,
+    *,
+    language: bool = True,
+    vision: bool = True,
+    constant: bool = True,
+    backend: str = "inductor",
+    options: Mapping[str, Any] | None = None,
+) -> CompiledLayers:
+    """Let a model's layers be compiled when they are first called; those that are compiled already stay so.
+
+    `constant` says that batches have constant shapes. Without it decoder layers too are compiled for any length.
+    """
+    parts = model_parts(model)
+    towers = list(_layers(parts.vision)) if parts.vision is not None and vision else []
+    inside = set(parts.vision.modules()) if parts.vision is not None else set()
+    decoders = [layer for layer in _layers(parts.language) if layer not in inside] if language else []
+    _vary_longest()
+    chosen: dict[str, Any] = {"backend": backend, "options": dict(options) if options else None}
+    for layer in decoders:
+        _compile(layer, dynamic=None if constant else True, **chosen)
+    for layer in towers:
+        _compile(layer, dynamic=True, **chosen)
+    return CompiledLayers(language=len(decoders), vision=len(towers))
+
+
+def undo_compile(model: Any) -> None:
+    """Let every layer run as it is written again."""
+    for layer in _layers(model_parts(model).inner):
+        layer._compiled_call_impl = None
+
+
+def _vary_longest() -> None:
+    """Arguments that are numbers can be marked by their names only, and for the whole process."""
+    import_module("torch._dynamo")  # from here on, attention marks what varies in tensors
+    named = [name for name in torch.compiler.config.dynamic_sources.split(",") if name]
+    if _LONGEST not in named:
+        torch.compiler.config.dynamic_sources = ",".join([*named, _LONGEST])
+
+
+def _compile(layer: nn.Module, **how: Any) -> None:
+    if layer._compiled_call_impl is None:
+        layer.compile(**how)
+
+
+def _layers(part: nn.Module) -> Iterator[nn.Module]:
+    """What transformers checkpoints one by one: the layers of decoders and towers, in every family."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in part.children():
+        if isinstance(module, GradientCheckpointingLayer):
+            yield module
+        else:
+            yield from _layers(module)
