@@ -44,10 +44,17 @@ def test_one_wrong_measurement_does_not_spoil_the_others() -> None:
         assert values(found)[at] == pytest.approx(measured[at], rel=0.06)
 
 
-def test_bounds_hold() -> None:
+@pytest.mark.parametrize(("true", "bound"), [(50.0, 1.1), (0.02, 0.9)])
+def test_bounds_hold(true: float, bound: float) -> None:
+    """Also while it is looked for: values may refuse to exist beyond them."""
     narrow = (Knob(name="slope", spread=5.0, low=0.9, high=1.1), KNOBS[1])
-    found = fit_ratios(Line(), narrow, values, values(Line(slope=50.0)))
-    assert found.slope == pytest.approx(1.1)
+
+    def asked(line: Line) -> list[float]:
+        assert 0.9 - 1e-12 <= line.slope <= 1.1 + 1e-12
+        return values(line)
+
+    found = fit_ratios(Line(), narrow, asked, values(Line(slope=true)))
+    assert found.slope == pytest.approx(bound)
 
 
 def test_without_measurements_nothing_moves() -> None:

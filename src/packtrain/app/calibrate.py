@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -134,7 +134,10 @@ def calibrate(
     begun = time.monotonic()
     measurements = _measure(trials, place, begun + budget, progress)
     done = {one.name for one in measurements}
-    calibration = _calibration(place, (*_earlier(place, measurements), *measurements))
+    files = _files(place.gpu, out)
+    known = _calibration(place, (*_earlier(place, measurements), *measurements))
+    _save(known, files)  # minutes of a GPU: whatever becomes of the fit
+    calibration = replace(known, fits=fit(known.measurements, place.gpu))
     outcome = CalibrationOutcome(
         gpu=place.gpu.name,
         trials=names,
@@ -143,12 +146,16 @@ def calibrate(
         left_out=tuple(leave_one_out(calibration.measurements, place.gpu)),
         skipped=tuple(name for name in names if name not in done),
         seconds=time.monotonic() - begun,
-        files=_files(place.gpu, out),
+        files=files,
     )
-    if calibration.fits:
-        for path in outcome.files:
-            save_calibration(calibration, path)
+    _save(calibration, files)
     return outcome
+
+
+def _save(calibration: Calibration, files: Sequence[Path]) -> None:
+    if any(not one.error for one in calibration.measurements):
+        for path in files:
+            save_calibration(calibration, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +215,7 @@ def _earlier(place: _Place, now: Sequence[Measurement]) -> tuple[Measurement, ..
 
 
 def _calibration(place: _Place, measurements: tuple[Measurement, ...]) -> Calibration:
+    """Not fitted yet."""
     torch_version, transformers_version = _versions()
     return Calibration(
         gpu=place.gpu.name,
@@ -215,7 +223,7 @@ def _calibration(place: _Place, measurements: tuple[Measurement, ...]) -> Calibr
         torch=torch_version,
         transformers=transformers_version,
         date=datetime.now(UTC).date().isoformat(),
-        fits=fit(measurements, place.gpu),
+        fits={},
         measurements=measurements,
     )
 

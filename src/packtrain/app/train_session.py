@@ -218,6 +218,7 @@ class Session:
             eval_collator=_collator(prepared, evaluation, made) if evaluation is not None else None,
             step=run.step,
             meter=self._meter(),
+            on_host=made.on_host,
             on_step=watch.on_step,
             # As it is wrapped, the model is another one.
             first_check=run.quick_check and self.here.world > 1,
@@ -297,7 +298,7 @@ def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
 
     constant = None
     if made.compiled and dataset.config.packing:
-        constant = constant_shapes((prepared.dataset, prepared.evaluation), prepared.numbers.packing_length)
+        constant = constant_shapes(prepared.numbers.packing_length)
     return collator_of(dataset, made, prepared.run.step.loss_weighting, constant)
 
 

@@ -56,7 +56,8 @@ def fit_ratios(
     place, damping = np.clip(begin, low, high), 1e-3
     now = cost(place)
     for _ in range(_ROUNDS):
-        move = _move(place, begin, spread, off, damping)
+        inward = np.where(place + _STEP > high, -_STEP, _STEP)  # no value is ever asked for beyond its bounds
+        move = _move(place, begin, spread, off, damping, inward)
         there = np.clip(place + np.clip(move, -_LARGEST_MOVE, _LARGEST_MOVE), low, high)
         then = cost(there)
         if then < now:
@@ -71,10 +72,13 @@ def fit_ratios(
     return of(place)
 
 
-def _move(place: Floats, begin: Floats, spread: Floats, off: Callable[[Floats], Floats], damping: float) -> Floats:
+def _move(
+    place: Floats, begin: Floats, spread: Floats, off: Callable[[Floats], Floats], damping: float, steps: Floats
+) -> Floats:
     """One damped step towards the least squares of what is off, outliers weighed down."""
     here = off(place)
-    slopes = np.stack([(off(place + _STEP * unit) - here) / _STEP for unit in np.eye(len(place))], axis=1)
+    columns = [(off(place + step * unit) - here) / step for step, unit in zip(steps, np.eye(len(place)), strict=True)]
+    slopes = np.stack(columns, axis=1)
     weights = np.minimum(1.0, _OUTLIER / np.maximum(np.abs(here), 1e-12))
     weighed: Any = slopes * weights[:, None]
     matrix = slopes.T @ weighed + np.diag(spread**-2)

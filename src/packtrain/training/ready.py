@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +13,14 @@ from packtrain.estimates.values import TrainingSetup
 from packtrain.models.adapters import Trainable, describe_trainable, set_trainable
 from packtrain.models.compiled import compile_layers
 from packtrain.models.load import load_model
+from packtrain.models.no_waiting import stop_waiting
+from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
 from packtrain.models.settings import ModelSettings
 from packtrain.models.vision_batches import checkpoint_parts
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_TILE = 128  # tokens
 _BOUNDARIES = ("varlen", "flash")  # kernels that take the ends of samples as numbers
 
 
@@ -31,6 +33,7 @@ class ReadyModel:
     learns: Trainable
     dtype: torch.dtype
     compiled: bool
+    on_host: tuple[str, ...] = ()  # of a batch, what is not moved to the GPU
 
     @property
     def is_half(self) -> bool:
@@ -62,11 +65,19 @@ def ready_model(
     if attention == "auto" and not packing:
         attention = "sdpa"  # what padded rows are usually trained with: they are the baseline
     used = prepare_model(model, attention=attention, device=device, dtype=dtype)
+    multiply_patches(model)
     model = set_trainable(model, settings)
     checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
     if compiled:
         compile_layers(model, constant=packing)
-    return ReadyModel(model=model, attention=used, learns=describe_trainable(model), dtype=dtype, compiled=compiled)
+    return ReadyModel(
+        model=model,
+        attention=used,
+        learns=describe_trainable(model),
+        dtype=dtype,
+        compiled=compiled,
+        on_host=stop_waiting(model) if device.type == "cuda" else (),
+    )
 
 
 def collator_of(
@@ -79,11 +90,9 @@ def collator_of(
     return dataset.get_collator(**options)
 
 
-def constant_shapes(datasets: Iterable[Any], tokens: int) -> ConstantShapes:
-    """One shape for training and evaluation, so that layers are compiled once."""
-    packed = [one.plan for one in datasets if one is not None and one.config.packing]
-    samples = max(counts["most"]["samples"] for plan in packed for counts in plan.summary["epochs"])
-    return ConstantShapes(tokens=tokens, segments=samples + 1)
+def constant_shapes(tokens: int) -> ConstantShapes:
+    """One shape for training and evaluation, so that layers are compiled once; sizes that matrix products like."""
+    return ConstantShapes(tokens=-(-tokens // _TILE) * _TILE)
 
 
 def weights_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
