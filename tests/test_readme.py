@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from packtrain.app.demo_data import write_dataset
 from packtrain.cli import app
 
 ROOT = Path(__file__).parents[1]
+# So that a CPU is done in seconds.
+QUICKER = {
+    "measure": ("--check", "0", "--workers", "1"),
+    "train": ("data.packing_length=2048", "data.max_samples=24"),
+}
+LAUNCHERS = ("--nproc-per-node",)  # options of torchrun
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -33,18 +42,28 @@ def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """One after the other, with a tiny model in place of the one from the hub."""
     blocks = (ROOT / "README.md").read_text().split("```")[1::2]
     commands = [command for block in blocks for command in re.findall(r"^packtrain (.*)$", block, re.M)]
-    assert [command.split()[0] for command in commands] == ["measure", "plan", "pack", "inspect", "verify"]
+    verbs = ["measure", "plan", "pack", "inspect", "verify", "train", "train", "report"]
+    assert [command.split()[0] for command in commands] == verbs
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path, pictures=160).rename(tmp_path / "train.jsonl")
     for command in commands:
         words = [re.sub(r"^Qwen/.*", "tiny:qwen2_5_vl", word) for word in shlex.split(command)]
-        quick = ["--check", "0", "--workers", "1"] if words[0] == "measure" else []
-        done = CliRunner().invoke(app, [*words, *quick])
+        done = CliRunner().invoke(app, [*words, *QUICKER.get(words[0], ())])
         assert done.exit_code == 0, done.output
     for name in ("costs/costs.parquet", "costs/ledger.jsonl", "report/report.html", "report/recommended.yaml"):
         assert (tmp_path / name).exists()
-    assert (tmp_path / "plan" / "plan.json").exists()
+    for name in ("plan/plan.json", "run/report.html", "run/final/model.safetensors", "run/metrics.jsonl"):
+        assert (tmp_path / name).exists()
+
+
+def options_of(command: Any) -> Iterator[str]:
+    """Of a command and of all below it."""
+    yield "--help"
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from options_of(inner)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -52,22 +71,6 @@ def test_links_and_options_exist(document: Path) -> None:
     text = document.read_text()
     for target in re.findall(r"\]\(([^)#]+)", text):
         assert (document.parent / target).exists(), target
-    options = {
-        option
-        for command in (
-            ["measure"],
-            ["demo"],
-            ["pack"],
-            ["plan"],
-            ["inspect"],
-            ["bench", "pack"],
-            ["bench", "measure"],
-            ["verify"],
-            ["bench", "loader"],
-        )
-        for option in re.findall(
-            r"--[a-z-]+", CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "300"}).output
-        )
-    }
+    options = {*options_of(get_command(app)), *LAUNCHERS}
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):
         assert option in options, option

@@ -11,11 +11,13 @@ __all__ = [
     "DatasetConfig",
     "FailureWatch",
     "LoaderState",
+    "ModelSettings",
     "MultiModalDataset",
     "MultiModalIterableDataset",
     "OnlineDataset",
     "PackLoader",
     "PackPlan",
+    "PackedTrainer",
     "PackedTraining",
     "Packing",
     "PackingConfig",
@@ -23,6 +25,7 @@ __all__ = [
     "RankWatch",
     "Schedule",
     "SchemaOptions",
+    "StepSettings",
     "__version__",
     "load_model",
     "measure",
@@ -32,6 +35,7 @@ __all__ = [
     "prepare_model",
     "step_tokens",
     "token_loss",
+    "train",
     "trainer_arguments",
     "verify",
 ]
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from packtrain.app.measure import measure
     from packtrain.app.pack import pack
     from packtrain.app.plan import plan
+    from packtrain.app.train import train
     from packtrain.app.verify import verify
     from packtrain.batches.failures import FailureWatch
     from packtrain.batches.loader import PackLoader
@@ -52,14 +57,21 @@ if TYPE_CHECKING:
     from packtrain.costs.table import CostTable
     from packtrain.models.load import load_model
     from packtrain.models.prepare import prepare_model
+    from packtrain.models.settings import ModelSettings
     from packtrain.plans.arrays import Packing, pack_arrays
     from packtrain.plans.config import PackingConfig
     from packtrain.plans.plan import PackPlan
     from packtrain.plans.schedule import LoaderState, Schedule
     from packtrain.records.schemas.options import SchemaOptions
+    from packtrain.training.settings import StepSettings
+    from packtrain.training.trainer import PackedTrainer
 
 # Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
 _LAZY = {
+    "train": "packtrain.app.train",
+    "StepSettings": "packtrain.training.settings",
+    "PackedTrainer": "packtrain.training.trainer",
+    "ModelSettings": "packtrain.models.settings",
     "PackLoader": "packtrain.batches.loader",
     "PackedTraining": "packtrain.batches.trainer",
     "trainer_arguments": "packtrain.batches.trainer",
