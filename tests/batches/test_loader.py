@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -390,3 +392,33 @@ def test_ranks_that_cannot_be_are_refused(rank: int, world: int) -> None:
 def test_unknown_spans_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'epoch'"):
         loader_of(plan_of(2), span="epochs")
+
+
+SIGNALLED = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from made_packs import content, loader_of, plan_of
+
+os.setpgid(0, 0)
+caught = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda found, _: caught.append(found))
+plan = plan_of(12, 1)
+delivery = iter(loader_of(plan, num_workers=2))
+found = [content(next(delivery))]
+workers = list(delivery._batches._workers)
+for number in (signal.SIGINT, signal.SIGTERM):
+    os.killpg(os.getpgrp(), number)
+found += [content(batch) for batch in delivery]
+assert sorted(caught) == [signal.SIGINT, signal.SIGTERM]
+assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
+assert found == [content(batch) for batch in loader_of(plan)]
+print("whole")
+"""
+
+
+def test_a_signal_to_all_processes_of_a_run_leaves_its_workers() -> None:
+    """Launchers and terminals end a run so; the process that trains has yet to save."""
+    script = SIGNALLED.format(path=[str(Path(__file__).parent)])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "whole\n", done.stderr

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,11 +162,9 @@ class Group:
 
     def kill(self, *, workers: bool = True) -> None:
         """SIGKILL to all ranks at once, with their workers or without."""
-        for pid in self.pids:
-            try:
-                (os.killpg if workers else os.kill)(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for pid in {*self.pids, *(self.run.nursery.living() if workers else ())}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         codes = self.wait()
         assert -signal.SIGKILL in codes, f"nobody was killed: {codes} {self.said()}"
         wait_until(lambda: not self.run.nursery.living(), "the end of the workers", 30)

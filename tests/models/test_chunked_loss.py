@@ -160,6 +160,21 @@ def test_half_precision_is_as_good_as_whole_logits(autocast: bool) -> None:
     assert errors[1] <= 1.5 * errors[0]
 
 
+def test_what_the_sum_is_divided_by_is_not_rounded() -> None:
+    """1 / 1020 in bf16 is 0.38 % too large, and all gradients would be."""
+    model, batch = ready("llama").bfloat16(), batch_of("llama")
+    hidden: list[Tensor] = []
+    model.model.register_forward_hook(lambda _, __, out: hidden.append(out.last_hidden_state))
+    loss = ChunkedLoss.install(model)
+    found = []
+    for divisor in (1, 1020):
+        with loss.taking(Targets.of(batch["labels"])):
+            total = model(**batch).loss / divisor
+        (gradient,) = torch.autograd.grad(total, hidden[-1])
+        found.append(gradient.double() * divisor)
+    assert float(found[1].norm() / found[0].norm()) == pytest.approx(1, abs=5e-4)
+
+
 def test_what_chunks_cannot_express_is_refused() -> None:
     model = ready("gemma3_text")
     model.config.final_logit_softcapping = 30.0

@@ -12,6 +12,7 @@ on from a state reads nothing that lies before it, so it takes as long at the en
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ class PackLoader(DataLoader):
             pin_memory=pin_memory,
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
+            worker_init_fn=_leave_group,
             # DataLoader draws a seed whenever it is iterated. From the global generator it would change dropout.
             generator=torch.Generator().manual_seed(schedule.seed),
         )
@@ -121,6 +123,14 @@ class PackLoader(DataLoader):
         """Do workers begin with what this process has loaded?"""
         context = self.multiprocessing_context or multiprocessing
         return context.get_start_method() == "fork"
+
+
+def _leave_group(worker: int) -> None:
+    """Signals to a whole group, as terminals and launchers send them, are for the process that trains: it has to save.
+
+    A worker whose process is gone notices it by itself.
+    """
+    os.setpgid(0, 0)
 
 
 class _Delivery:

@@ -134,7 +134,7 @@ def inspect(
 ) -> None:
     """Look into a plan: its summary, one pack, one sample, the limits; one pack as the model gets it; or into a run.
 
-    Examples: packtrain inspect plan --pack 0 --batch, packtrain inspect run --step 120
+    Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120
     """
     from packtrain.app import inspect as looking
     from packtrain.app.show_pack import plan_json, show_blocked, show_pack, show_places, show_plan

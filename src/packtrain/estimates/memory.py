@@ -208,7 +208,7 @@ def loss_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     head = FLOAT * language.vocabulary * language.hidden if setup.method == "full" and positions else 0
     product = head if b < FLOAT else 0
     following = chunk if load.supervised_tokens > positions else 0
-    hidden = 2 * b * language.hidden * load.supervised_tokens  # at supervised positions, and its gradient
+    hidden = (b + FLOAT) * language.hidden * load.supervised_tokens  # at supervised positions, and its gradient in fp32
     return hidden + 2 * chunk + head + max(product, following)
 
 

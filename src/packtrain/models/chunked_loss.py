@@ -42,9 +42,15 @@ class Targets:
 
     def to(self, device: torch.device) -> Targets:
         """On another device, without waiting for it."""
-        weights = self.weights.to(device, non_blocking=True) if self.weights is not None else None
-        positions, ids = (part.to(device, non_blocking=True) for part in (self.positions, self.ids))
-        return Targets(positions=positions, ids=ids, weights=weights)
+        weights = _moved(self.weights, device) if self.weights is not None else None
+        return Targets(positions=_moved(self.positions, device), ids=_moved(self.ids, device), weights=weights)
+
+
+def _moved(part: Tensor, device: torch.device) -> Tensor:
+    """Only from pinned memory does the host not wait until the GPU has done everything before."""
+    if device.type == "cuda" and part.device.type == "cpu":
+        part = part.pin_memory()
+    return part.to(device, non_blocking=True)
 
 
 class ChunkedLoss:
@@ -125,16 +131,25 @@ class _SumOfLosses(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         with torch.autocast(kind, enabled=False):
             total, grads = _in_chunks(hidden.to(dtype), matrix.to(dtype), bias, ids, weights, chunk, wanted)
-        outputs = (hidden, matrix, bias)
-        ctx.save_for_backward(
-            *(g.to(x.dtype) if g is not None and x is not None else None for g, x in zip(grads, outputs, strict=True))
-        )
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = hidden.dtype, matrix.dtype, bias.dtype if bias is not None else None
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        grads = (grad * outer[0].to(grad.dtype) if grad is not None else None for grad in ctx.saved_tensors)
-        return (*grads, None, None, None)
+        scaled = _compiled(_scaled, outer[0].device.type)
+        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return (
+            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in found),
+            None,
+            None,
+            None,
+        )
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded once, at the end: numbers on a coarse grid times a common factor would mostly be rounded the same way."""
+    return (gradient * factor).to(dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -156,11 +171,11 @@ def _in_chunks(
 ) -> tuple[Tensor, Grads]:
     """The sum, and its gradients by hidden states, matrix and bias where they are wanted."""
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)  # thousands of summands, one result
-    by_hidden = torch.empty_like(hidden) if wanted[0] else None
-    wide = {"dtype": _wide(hidden.dtype), "device": matrix.device}
+    wide: dict[str, Any] = {"dtype": _wide(hidden.dtype), "device": hidden.device}
+    by_hidden = torch.empty(hidden.shape, **wide) if wanted[0] else None
     by_matrix = torch.zeros(matrix.shape, **wide) if wanted[1] else None
     by_bias = torch.zeros(matrix.shape[:1], **wide) if wanted[2] else None
-    soften = _soften(hidden.device.type)
+    soften: Soften = _compiled(_losses, hidden.device.type)
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
         rows = hidden[part]
@@ -168,7 +183,7 @@ def _in_chunks(
         lost, by_logits = soften(logits, ids[part], weights[part] if weights is not None else None, any(wanted))
         total += lost
         if by_hidden is not None:
-            torch.mm(by_logits, matrix, out=by_hidden[part])
+            by_hidden[part] = _product(by_logits, matrix)
         if by_matrix is not None:
             _add_product(by_matrix, by_logits, rows)
         if by_bias is not None:
@@ -177,13 +192,21 @@ def _in_chunks(
 
 
 def _add_product(total: Tensor, by_logits: Tensor, rows: Tensor) -> None:
-    """total += by_logits.T @ rows, summed in fp32 whatever the factors are."""
+    """total += by_logits.T @ rows; the product is as large as the head."""
     if rows.dtype == total.dtype:
         total.addmm_(by_logits.T, rows)
-    elif rows.device.type == "cuda":
-        total += torch.mm(by_logits.T, rows, out_dtype=torch.float32)
     else:
-        total += by_logits.T.float() @ rows.float()
+        total += _product(by_logits.T, rows)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """In wide numbers, whatever the factors are."""
+    wide = _wide(left.dtype)
+    if left.dtype == wide:
+        return left @ right
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=wide)
+    return left.to(wide) @ right.to(wide)
 
 
 Soften = Callable[[Tensor, Tensor, "Tensor | None", bool], tuple[Tensor, Tensor]]
@@ -206,6 +229,6 @@ def _losses(logits: Tensor, ids: Tensor, weights: Tensor | None, with_gradient: 
 
 
 @cache
-def _soften(kind: str) -> Soften:
-    """On a GPU one kernel does what would otherwise pass over the logits half a dozen times."""
-    return torch.compile(_losses, dynamic=True) if kind == "cuda" else _losses
+def _compiled(function: Any, kind: str) -> Any:
+    """On a GPU one kernel does what would otherwise pass over large tensors half a dozen times."""
+    return torch.compile(function, dynamic=True) if kind == "cuda" else function
