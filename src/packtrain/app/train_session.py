@@ -36,6 +36,12 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.training.trainer import PackedTrainer
 
 
+_ROUNDED = (
+    "weights are kept and updated in half precision, where small updates are rounded away: at low learning rates set "
+    "model.dtype=fp32, which computes in bf16 all the same (training.bf16)"
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Session:
     """A run with its model at hand, in one of its processes."""
@@ -74,6 +80,8 @@ class Session:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         machine = machine_of(prepared, gpu=gpu, attention=made.attention, compiled=made.compiled, bf16=made.is_half)
         notes = run.notes
+        if made.is_half and not run.model.has_adapters:
+            notes = (*notes, _ROUNDED)
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
         ready = Ready(
