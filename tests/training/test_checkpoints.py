@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from packtrain.training.checkpoints import (
     find_latest,
     read_checkpoint,
 )
-from packtrain.training.sharded_files import refuse_code
 
 
 def folder_of(path: Path, limit: int | None = None) -> CheckpointFolder:
@@ -178,29 +175,56 @@ def test_killed_at_any_line_there_is_always_a_whole_one(tmp_path: Path) -> None:
     assert seen == {1, 2}, "some were killed before the second had its name, and some after"
 
 
-class Evil:
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.path,)
+# ---- another run in the same folder
 
 
-@pytest.mark.contract
-def test_lists_of_sharded_files_are_looked_through(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+def text_of(path: Path) -> str:
+    return (path / "words").read_text()
 
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    dcp.save({"model": torch.ones(3), "name": "language"}, checkpoint_id=good / "model_0", no_dist=True)
-    assert (good / "model_0" / ".metadata").exists()
-    refuse_code(good)
-    refuse_code(tmp_path / "nowhere")
-    (bad / "model_0").mkdir(parents=True)
-    for name, content in (("code", pickle.dumps(Evil(tmp_path / "made"))), ("noise", b"no pickle"), ("empty", b"")):
-        (bad / "model_0" / ".metadata").write_bytes(content)
-        with pytest.raises(ArtifactError, match="descriptions of tensors"):
-            refuse_code(bad)
-        assert not (tmp_path / "made").exists(), name
+
+def test_checkpoints_of_an_abandoned_run_are_nobodys(tmp_path: Path) -> None:
+    """A run goes on from step 20, and what was trained beyond is neither resumed from nor in the way."""
+
+    def write(words: str) -> object:
+        return lambda path: (path / "words").write_text(words)
+
+    folder = folder_of(tmp_path, limit=2)
+    for step in (10, 20, 30):
+        save(folder, step, write("first"), best=folder.path(20))
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [20, 30]
+    moved = folder.set_aside(folder.path(20))
+    assert moved == [tmp_path / "set-aside-checkpoint-30"]
+    assert text_of(moved[0]) == "first", "nothing is lost"
+    for step in (22, 24, 26):
+        save(folder, step, write("second"))
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [24, 26]
+    found = find_latest(tmp_path)
+    assert found is not None
+    assert (found.step, text_of(found.path)) == (26, "second")
+    folder.clean()
+    assert moved[0].is_dir()
+    save(folder, 30, write("second"))
+    assert folder.set_aside(folder.path(26)) == [tmp_path / "set-aside-checkpoint-30.2"]
+    assert text_of(moved[0]) == "first"
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_run_that_begins_anew_has_no_checkpoints(tmp_path: Path, elsewhere: bool) -> None:
+    folder, other = folder_of(tmp_path / "run"), folder_of(tmp_path / "other")
+    for step in (1, 2, 3):
+        save(folder, step)
+    save(folder, 4, resumable=False)
+    (tmp_path / "run" / "checkpoint-5").mkdir()
+    assert len(folder.set_aside(save(other, 2) if elsewhere else None)) == 4
+    assert complete_checkpoints(tmp_path / "run") == []
+    assert (tmp_path / "run" / "checkpoint-5").is_dir(), "what is not complete is left to the user"
+    assert folder.set_aside(None) == []
+
+
+def test_ranks_that_do_not_write_rename_nothing(tmp_path: Path) -> None:
+    save(folder_of(tmp_path), 1)
+    assert CheckpointFolder(folder=tmp_path, writes=False).set_aside(None) == []
+    assert find_latest(tmp_path) is not None
 
 
 def test_how_large_it_will_be() -> None:

@@ -25,7 +25,7 @@ from packtrain.packs.values import PackKey
 from packtrain.training.meter import StepMeter
 from packtrain.training.predictions import ModelPrediction, useful_load, whole_load
 from packtrain.training.step_metrics import StepMetrics
-from packtrain.training.stopwatch import BackwardEnd, HostStopwatch
+from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, memory, stopwatch
 
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
 from processes import run_ranks
@@ -229,6 +229,39 @@ def test_the_own_work_of_a_rank_ends_with_its_backward_pass() -> None:
         clock.now += 5.0  # the others, the optimizer
         found = end(meter, step, loss.detach())
         assert (found.rank_seconds, found.step_seconds) == ((2.0,), 7.0)
+
+
+@pytest.mark.contract
+def test_nothing_is_left_on_a_model_that_is_no_longer_measured() -> None:
+    model = nn.Linear(4, 4)
+    meter, other = StepMeter(), StepMeter()
+    meter.attend(model)
+    other.attend(model)
+    assert [len(weight._post_accumulate_grad_hooks) for weight in model.parameters()] == [2, 2]
+    meter.leave()
+    meter.leave()
+    assert [len(weight._post_accumulate_grad_hooks) for weight in model.parameters()] == [1, 1]
+
+
+def test_time_and_memory_are_those_of_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a run on the host has no business with the GPU")
+
+    # A machine with a GPU, on which a run is told to use the host.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for name in ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated", "mem_get_info"):
+        monkeypatch.setattr(f"torch.cuda.{name}", never)
+    meter = StepMeter()
+    meter.attend(nn.Linear(2, 2), torch.device("cpu"))
+    meter.took(BATCHES[0], 0.0)
+    assert end(meter, 1).memory_bytes is None
+    gpu = torch.device("cuda", 1)
+    assert isinstance(stopwatch(gpu), GpuStopwatch)
+    assert isinstance(memory(gpu), GpuMemory)
+    with pytest.raises(AssertionError, match="no business"):
+        StepMeter().attend(nn.Linear(2, 2), gpu)
+    with pytest.raises(AssertionError, match="no business"):
+        StepMeter(device=gpu)
 
 
 @pytest.mark.contract

@@ -15,6 +15,7 @@ from made_metrics import GIB, eval_of, healthy, step_of
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.training.history import KINDS, MonitorLimits
+from packtrain.training.monitor_rules import RULES
 from packtrain.training.monitors import EarlyWarning, Monitors
 from packtrain.training.step_metrics import EvalMetrics, StepMetrics
 
@@ -282,3 +283,56 @@ def test_another_state_is_refused() -> None:
 def test_limits_are_checked_at_birth() -> None:
     with pytest.raises(ConfigError, match=r"monitors\.cooldown"):
         MonitorLimits(cooldown=0)
+
+
+# ---- watching never ends a run
+
+
+def test_a_rule_that_fails_is_one_warning_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(seen: Any, limits: Any) -> None:
+        raise ZeroDivisionError("float division\nby zero")
+
+    monkeypatch.setattr("packtrain.training.monitors.RULES", {**RULES, "data_bound": broken})
+    found = warnings_of(after(30, {"loss": math.nan}))
+    assert {one.kind for one in found} == {"data_bound", "loss_not_finite"}, "the others go on"
+    failed = [one for one in found if one.kind == "data_bound"]
+    assert len(failed) == 1
+    assert "this rule could not be applied: ZeroDivisionError: float division by zero" in failed[0].found
+
+
+def test_slow_rules_that_fail_do_not_end_a_run() -> None:
+    monitors = Monitors(MonitorLimits(plateau_samples=1, plateau_steps=1))  # one loss has no variance
+    found = warnings_of(healthy(5), monitors)
+    assert [(one.kind, "StatisticsError" in one.found) for one in found] == [("plateau", True)]
+
+
+def test_a_loss_of_exactly_nothing_before_a_jump() -> None:
+    found = warnings_of([*every(20, loss=0.0), step_of(21, loss=0.5)])
+    said = [one.found for one in found if one.kind == "loss_spike"]
+    assert said == ["the loss is 0.5, above the 0 before"]
+
+
+def test_no_rule_fails_whatever_the_numbers_are() -> None:
+    draw = random.Random(5)
+    odd = (0.0, 1e-320, 3e38, -3e38, 1.0, math.nan, math.inf, -math.inf, 2.5)  # as far as fp32 reaches
+    for limits in (MonitorLimits(), MonitorLimits(window=1, fewest=1, timing_window=1, settling_steps=0, cooldown=1)):
+        for _ in range(6):
+            few = draw.sample(odd, 3)
+            history = [
+                step_of(
+                    step,
+                    loss=draw.choice(few),
+                    grad_norm=draw.choice([*few, None]),
+                    step_seconds=abs(draw.choice(few)),
+                    predicted_seconds=draw.choice([*few, None]),
+                    memory_bytes=draw.choice([0, 1, None]),
+                    predicted_memory_bytes=draw.choice([0, 1, 1 << 60, None]),
+                    spread=draw.choice(few),
+                    rank_seconds=draw.choice([(), (1.0,), (1.0, math.nan)]),
+                    learning_rates=draw.choice([{}, {"language": draw.choice(few)}]),
+                    samples=draw.choice([0, 3_000]),
+                )
+                for step in range(1, 250)
+            ]
+            found = warnings_of(history, Monitors(limits))
+            assert [one for one in found if "could not be applied" in one.found] == []

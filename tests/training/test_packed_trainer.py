@@ -453,3 +453,9 @@ def test_a_loss_of_the_user(tmp_path: Path) -> None:
         trainer.train()
         found.append(losses(trainer)[1])
     assert found[1] == pytest.approx(2 * found[0], rel=1e-5)
+
+
+def test_a_loss_of_the_user_knows_no_weights(tmp_path: Path) -> None:
+    parts = {"step": StepSettings(loss_weighting="sample"), "compute_loss_func": lambda *_, **__: None}
+    with pytest.raises(ConfigError, match=r"loss_weighting 'sample'.*not given the weights"):
+        trainer_of(dataset(), tmp_path, parts=parts)

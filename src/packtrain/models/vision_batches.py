@@ -21,6 +21,7 @@ from packtrain.models.parts import model_parts, transformers_model
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
 _PER_PATCH = (_ROWS, "position_ids", "interp_indices", "interp_weights")
+_SPLIT = "_packtrain_split"  # under this name a tower keeps its split
 _TILES, _MASKS = "pixel_values", "patch_attention_mask"
 
 
@@ -133,12 +134,18 @@ def split_vision(model: Any, max_patches: int) -> SplitVision | None:
     tower: Any = model_parts(model).vision
     if tower is None:
         return None
-    earlier: SplitVision | None = tower.__dict__.get("_packtrain_split")
+    unsplit_vision(model)
+    split = SplitVision(tower, max_patches)
+    tower.__dict__[_SPLIT] = split
+    return split
+
+
+def unsplit_vision(model: Any) -> None:
+    """Let a vision tower run on everything at once again; nothing where it was not split."""
+    tower: Any = model_parts(model).vision
+    earlier: SplitVision | None = None if tower is None else tower.__dict__.pop(_SPLIT, None)
     if earlier is not None:
         earlier.remove()
-    split = SplitVision(tower, max_patches)
-    tower.__dict__["_packtrain_split"] = split
-    return split
 
 
 # ---- sharded towers

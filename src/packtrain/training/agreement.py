@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+Said = TypeVar("Said")
 
 
 def world_size() -> int:
@@ -23,10 +26,17 @@ def summed(values: Sequence[torch.Tensor | float], device: torch.device) -> torc
     return together
 
 
+def said_by_all(mine: Said) -> list[Said]:
+    """What each rank says, by rank: the same list on all of them. Plain values, since they are sent as pickles."""
+    if world_size() == 1:
+        return [mine]
+    said: list[Said] = [mine] * world_size()
+    dist.all_gather_object(said, mine)
+    return said
+
+
 def faults_of_all(fault: str | None) -> list[str]:
     """What every rank has to say, those without a fault left out: the same list on all of them."""
     if world_size() == 1:
         return [] if fault is None else [fault]
-    said: list[str | None] = [None] * world_size()
-    dist.all_gather_object(said, fault)
-    return [f"rank {rank}: {words}" for rank, words in enumerate(said) if words is not None]
+    return [f"rank {rank}: {words}" for rank, words in enumerate(said_by_all(fault)) if words is not None]

@@ -51,10 +51,15 @@ _OPTIONS = {
 }
 
 
-def refuse_arguments(args: TrainingArguments, *, options: dict[str, Any]) -> None:
-    """All of them at once."""
+def refuse_arguments(args: TrainingArguments, *, options: dict[str, Any], weighting: str = "token") -> None:
+    """All of them at once. `weighting` is that of the loss over tokens."""
     problems = [why for wrong, why in _REFUSED if wrong(args)]
     problems += [f"{name}: {why}" for name, why in _OPTIONS.items() if options.get(name) is not None]
+    if options.get("compute_loss_func") is not None and weighting != "token":
+        problems.append(
+            f"compute_loss_func with loss_weighting {weighting!r}: a loss of your own is not given the weights, and "
+            "would be divided by their sum; use loss_weighting 'token', or leave compute_loss_func out"
+        )
     if problems:
         raise ConfigError(
             "training arguments",

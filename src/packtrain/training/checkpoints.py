@@ -4,6 +4,9 @@ A checkpoint is written into a hidden folder beside the others; when every rank 
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
 files of other sizes, is never resumed from.
+
+A run that goes on from an earlier step, or begins anew where one was, leaves the later checkpoints of the other in
+folders `set-aside-checkpoint-<step>`: they are neither resumed from nor removed, and nobody takes them for its own.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from packtrain.training.agreement import faults_of_all, world_size
 MARKER = "checkpoint.json"
 KIND, VERSION = "checkpoint", 1
 _NAME = re.compile(r"checkpoint-(\d+)")
+_ASIDE = "set-aside-"
 _LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
 
 Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
@@ -121,6 +126,22 @@ class CheckpointFolder:
                 if _LEFT.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
+    def set_aside(self, resumed: Path | None) -> list[Path]:
+        """Rename complete checkpoints that are not of the run that goes on from this one; where they are now.
+
+        Without one, or with one of another folder, that is all of them. Machines with disks of their own do it each.
+        """
+        if not (self.writes or self.per_machine):
+            return []
+        own = resumed is not None and resumed.resolve().parent == self.folder.resolve()
+        last = read_checkpoint(resumed).step if own and resumed is not None else -1
+        moved = []
+        for found in complete_checkpoints(self.folder):
+            if found.step > last:
+                with suppress(FileNotFoundError):  # of a shared disk, where another machine was first
+                    moved.append(_rename(found.path, f"{_ASIDE}{found.path.name}"))
+        return moved
+
     def _part(self, saving: Path, needed: int, write: Callable[[], None]) -> None:
         """One part on all ranks; a fault of any of them removes what there is and is raised on all."""
         fault, cause = None, None
@@ -202,6 +223,14 @@ def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:
     states = getattr(optimizer, "state", None) or {}
     kept = [value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *kept))
+
+
+def _rename(path: Path, name: str) -> Path:
+    """Beside where it was, with a number behind the name where that is taken."""
+    names = (name if number == 1 else f"{name}.{number}" for number in count(1))
+    target = next(path.parent / one for one in names if not (path.parent / one).exists())
+    os.rename(path, target)
+    return target
 
 
 def _named(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,28 @@ class Evaluated:
     samples: int
     tokens: int
     batches: int
+    failures: int = 0  # samples that could not be decoded, and are in none of the others
+
+    def metrics(self, prefix: str, seconds: float) -> dict[str, float]:
+        """Under the names that Trainer gives them."""
+        found = {
+            "loss": self.loss,
+            "samples": float(self.samples),
+            "tokens": float(self.tokens),
+            "failures": float(self.failures),
+            "runtime": round(seconds, 4),
+            "samples_per_second": round(self.samples / max(seconds, 1e-9), 3),
+        }
+        return {f"{prefix}_{name}": value for name, value in found.items()}
+
+    def warn(self, prefix: str, *, first: bool) -> None:
+        """A loss over fewer samples is another number, and must not pass for the same. The first rank says it."""
+        if first and self.failures:
+            warnings.warn(
+                f"{prefix}: {self.failures:,} of {self.samples + self.failures:,} samples could not be decoded, so the "
+                f"loss is that of the others; evaluations with other {prefix}_failures cannot be compared with it",
+                stacklevel=2,
+            )
 
 
 def evaluate(
@@ -37,21 +60,25 @@ def evaluate(
 ) -> Evaluated:
     """Sum of token losses over their number. `total` gives the sum of one batch; every rank has as many batches."""
     sum_of_losses = torch.zeros((), dtype=torch.float64, device=device)
-    weight, samples, tokens, number = 0.0, 0, 0, 0
+    weight, samples, tokens, number, failures = 0.0, 0, 0, 0, 0
     with kept_random_state(), _evaluating(model), torch.no_grad():
         for batch in batches:
             sum_of_losses += total(model, batch).double()
             weight += weight_of(batch.info)
             samples, tokens, number = samples + batch.info.samples, tokens + batch.info.tokens, number + 1
-        found = summed([sum_of_losses, weight, samples, tokens, number], device).tolist()
+            failures += sum(not entry.filtered for entry in batch.info.failures)
+        found = summed([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
+    counts = [int(count) for count in found[2:]]
     if not found[1]:
         raise DataError(
             "evaluation",
-            got=f"{found[2]:.0f} samples without a supervised token",
+            got=f"{counts[0]:,} samples without a supervised token; {counts[3]:,} could not be decoded",
             expected="at least one that carries loss",
             fix="look into the ledger of the evaluation data",
         )
-    return Evaluated(loss=found[0] / found[1], samples=int(found[2]), tokens=int(found[3]), batches=int(found[4]))
+    return Evaluated(
+        loss=found[0] / found[1], samples=counts[0], tokens=counts[1], batches=counts[2], failures=counts[3]
+    )
 
 
 @contextmanager

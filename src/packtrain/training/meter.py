@@ -61,6 +61,7 @@ class StepMeter:
     """One rank's meter. `capacity`: tokens that a pack can hold; without it fill is the share that is no padding.
 
     `peak_flops` is that of one GPU. The mean over ranks of the losses given to `end` must be the loss of the step.
+    `device` is where training runs; without it that is where the model of `attend` is, else the host.
     """
 
     def __init__(
@@ -74,23 +75,41 @@ class StepMeter:
         capacity: int | None = None,
         predicted: Prediction | None = None,
         group: ProcessGroup | None = None,
+        device: torch.device | None = None,
         watch: Stopwatch | None = None,
         gpu_memory: Memory | None = None,
     ) -> None:
         assert 0 <= rank < world, f"rank {rank} of {world}"
         self._shape, self._setup, self._peak_flops, self._predicted = shape, setup, peak_flops, predicted
         self._world, self._rank, self._capacity, self._group = world, rank, capacity, group
-        self._watch = watch if watch is not None else stopwatch()
-        self._memory = gpu_memory if gpu_memory is not None else memory()
+        self._device, self._given = device, (watch, gpu_memory)
         self._backward: BackwardEnd | None = None
+        self._stand_on(device if device is not None else torch.device("cpu"))
         self._samples_seen = self._tokens_seen = 0
         self.begin()
 
-    def attend(self, model: nn.Module) -> None:
-        """Notice when a backward pass of this rank is over, so that ranks can be told apart; see BackwardEnd."""
+    def attend(self, model: nn.Module, device: torch.device | None = None) -> None:
+        """Notice when a backward pass of this rank is over, so that ranks can be told apart; see BackwardEnd.
+
+        Weights that are offloaded are not where training runs: then `device` says it.
+        """
+        self.leave()
+        self._backward = BackwardEnd(model, self.done)
+        if self._device is None:
+            weight = next(model.parameters(), None)
+            self._stand_on(device or (weight.device if weight is not None else torch.device("cpu")))
+            self.begin()
+
+    def leave(self) -> None:
+        """Take away what `attend` has added to the model."""
         if self._backward is not None:
             self._backward.close()
-        self._backward = BackwardEnd(model, self.done)
+        self._backward = None
+
+    def _stand_on(self, device: torch.device) -> None:
+        watch, gpu_memory = self._given
+        self._watch = watch if watch is not None else stopwatch(device)
+        self._memory = gpu_memory if gpu_memory is not None else memory(device)
 
     def begin(self) -> None:
         """A step begins: its first batch is about to be asked for."""

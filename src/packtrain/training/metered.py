@@ -11,7 +11,11 @@ from packtrain.batches.values import BatchInfo
 
 
 class Meter(Protocol):
-    """Measures steps; `training.meter.StepMeter` is one."""
+    """Measures steps; `training.meter.StepMeter` is one.
+
+    One that has `attend(model, device)` is told when training begins, and by `leave()` when it is over; one that has
+    `state_dict` and `load_state_dict` goes on with what it counted before a checkpoint.
+    """
 
     def begin(self) -> None:
         """A step begins: its batches are about to be asked for."""

@@ -52,11 +52,12 @@ def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
         return None
     middle = median(past[-limits.fewest :])
     changes = [after - before for before, after in pairwise(past)]
-    sigma = max(_deviation(changes) / math.sqrt(2), 0.01 * abs(middle))
+    sigma = max((_deviation(changes) if changes else 0.0) / math.sqrt(2), 0.01 * abs(middle))
     if now - middle <= max(limits.spike_sigmas * sigma, limits.spike_rise * abs(middle)):
         return None
+    above = f"{(now - middle) / sigma:.0f} standard deviations above" if sigma else "above"  # exactly 0 until now
     return Found(
-        f"the loss is {now:.4g}, {(now - middle) / sigma:.0f} standard deviations above the {middle:.4g} before",
+        f"the loss is {now:.4g}, {above} the {middle:.4g} before",
         "if it does not fall back within some steps, lower learning_rate or max_grad_norm, or lengthen the warm-up. "
         f"{_INSPECT.format(step=seen[-1].step)}",
     )
@@ -229,7 +230,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 def _unrest(values: Sequence[float]) -> float:
     """How much values change from one to the next, as a share of their size; a steady trend is no unrest."""
-    changes = [after - before for before, after in pairwise(values)]
+    changes = [after - before for before, after in pairwise(values)] or [0.0]
     return _deviation(changes) / max(abs(median(values)), 1e-12)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from packtrain.core.errors import ArtifactError
@@ -47,13 +48,13 @@ class Monitors:
         self._seen = [*self._seen, remembered(metrics, settled=self._settling == 0)][-self._kept :]
         self._settling = max(0, self._settling - 1)
         self._overfitting.trained(metrics.loss)
-        found: dict[Kind, Found | None] = {kind: rule(self._seen, self._limits) for kind, rule in RULES.items()}
-        found["plateau"] = self._plateau.after(metrics)
+        found = {kind: _tried(partial(rule, self._seen, self._limits)) for kind, rule in RULES.items()}
+        found["plateau"] = _tried(partial(self._plateau.after, metrics))
         return self._said(found, metrics.step)
 
     def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
         """What an evaluation gives reason to say."""
-        return self._said({"overfitting": self._overfitting.after(metrics)}, metrics.step)
+        return self._said({"overfitting": _tried(partial(self._overfitting.after, metrics))}, metrics.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a warning could depend on, as JSON."""
@@ -84,3 +85,14 @@ class Monitors:
             self._last[kind] = step
             warnings.append(EarlyWarning(kind=kind, step=step, found=what.found, advice=what.advice))
         return tuple(warnings)
+
+
+def _tried(rule: Callable[[], Found | None]) -> Found | None:
+    """What a rule says. Watching must never end a run, so a rule that fails says that of itself."""
+    try:
+        return rule()
+    except Exception as error:
+        return Found(
+            f"this rule could not be applied: {' '.join(f'{type(error).__name__}: {error}'.split())}",
+            "training goes on without it; please report this with the lines of metrics.jsonl before",
+        )

@@ -38,8 +38,7 @@ class RunWatch(TrainerCallback):
         last, self._state = self._log.resume(state.global_step), state
         saved = (state.stateful_callbacks or {}).get(_SAVED)
         if state.global_step and saved is not None:
-            self._monitors.load_state_dict(saved)
-            self._monitors.restarted()
+            self._go_on(saved)
         self.last = last
 
     def on_evaluate(
@@ -60,16 +59,30 @@ class RunWatch(TrainerCallback):
             eval_loss=metrics["eval_loss"],
             samples_seen=self.last.samples_seen if self.last is not None else 0,
             seconds=metrics.get("eval_runtime"),
+            eval_failures=int(metrics.get("eval_failures", 0)),
         )
         self._log.evaluation(found)
         self._progress.evaluated(found)
         self._warn(self._monitors.observe_eval(found))
         self._keep()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def before_saving(self) -> None:
         """A checkpoint must not be ahead of the metrics that it goes on from."""
         self._log.sync()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A checkpoint is complete."""
         self._progress.note(f"checkpoint saved at step {state.global_step:,}")
+
+    def _go_on(self, saved: Any) -> None:
+        """With what the monitors saw before; a state that cannot be read is no reason to end a run."""
+        try:
+            self._monitors.load_state_dict(saved)
+        except Exception as error:
+            self._monitors = Monitors()
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            self._progress.note(f"early warnings begin anew, for the checkpoint's state of them cannot be read: {said}")
+        self._monitors.restarted()
 
     def _keep(self) -> None:
         """What was observed is part of the step's checkpoint, which is saved after this."""

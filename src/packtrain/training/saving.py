@@ -5,16 +5,17 @@ What is read back when a run is resumed, and how:
     *.safetensors                     weights and adapters: no code in the format
     optimizer.pt, scheduler.pt, ...   torch.load(weights_only=True), by Trainer itself
     rng_state*.pth                    the same, with arrays of numpy allowed
-    */.metadata                       of FSDP: a pickle, which torch unpickles; looked through first (`sharded_files`)
+    *.metadata, *.distcp              of FSDP: pickles, which torch unpickles; looked through first (`sharded_files`)
     *.json                            plain values
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from transformers import TrainingArguments
@@ -22,10 +23,20 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.utils import logging
 
 from packtrain.core.errors import ArtifactError
-from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save, find_latest, read_checkpoint
+from packtrain.training.agreement import faults_of_all
+from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save
 from packtrain.training.flow import RunFlow
+from packtrain.training.resuming import checkpoint_to_resume
 from packtrain.training.settings import StepSettings
-from packtrain.training.sharded_files import refuse_code
+
+
+@runtime_checkable
+class BeforeSaving(Protocol):
+    """A callback that has something to bring to the disk before a checkpoint is there."""
+
+    def before_saving(self) -> None:
+        """The checkpoint of this step is about to be written."""
+        ...
 
 
 class SafeCheckpoints:
@@ -41,21 +52,33 @@ class SafeCheckpoints:
     control: Any
     callback_handler: Any
     is_fsdp_enabled: bool
+    _resumed: Path | None = None  # the checkpoint that the present call of `train` goes on from
 
     def _checkpoint(self, given: str | Path | bool | None) -> str | None:
-        """The folder to go on from; one that is not complete is refused."""
-        if given is None or given is False:
-            return None
-        found = find_latest(Path(str(self.args.output_dir))) if given is True else read_checkpoint(Path(given))
-        if found is None or not found.resumable:
+        """The folder to go on from; all ranks agree on its step."""
+        found = checkpoint_to_resume(given, Path(str(self.args.output_dir)))
+        self._resumed = None if found is None else found.path
+        return None if found is None else str(found.path)
+
+    def _set_others_aside(self) -> None:
+        """Checkpoints that this run will not come by are not its own: no later resume or rotation may take them so."""
+        moved, fault = list[Path](), None
+        try:
+            moved = self._checkpoints.set_aside(self._resumed)
+        except (OSError, ArtifactError) as error:
+            fault = " ".join(str(error).split())
+        if faults := faults_of_all(fault):
             raise ArtifactError(
-                str(self.args.output_dir if given is True else given),
-                got="no complete checkpoint" if found is None else "weights only (save_only_model)",
-                expected="a checkpoint of this trainer",
-                fix="start without resuming",
+                str(self.args.output_dir),
+                got="; ".join(faults),
+                expected="a folder in which checkpoints of another run can be renamed",
+                fix="save elsewhere (output_dir)",
             )
-        refuse_code(found.path)
-        return str(found.path)
+        if moved and self._checkpoints.writes:
+            begun = "anew" if self._resumed is None else f"from {self._resumed.name}"
+            names = ", ".join(path.name for path in moved)
+            said = f"the run begins {begun}, so checkpoints of another one were set aside: {names}"
+            warnings.warn(f"{self.args.output_dir}: {said}", stacklevel=2)
 
     @property
     def _checkpoints(self) -> CheckpointFolder:
@@ -75,7 +98,7 @@ class SafeCheckpoints:
             best = folder.path(state.best_global_step)
             if state.best_global_step == state.global_step or best.is_dir():
                 state.best_model_checkpoint = str(best)
-        parts: list[Callable[[Path], None]] = [self._write_weights]
+        parts: list[Callable[[Path], None]] = [self._before_saving, self._write_weights]
         if whole:
             parts += [
                 lambda path: self._save_optimizer_and_scheduler(str(path)),  # type: ignore[attr-defined]
@@ -91,6 +114,12 @@ class SafeCheckpoints:
         )
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(saved))  # type: ignore[attr-defined]
+
+    def _before_saving(self, path: Path) -> None:
+        """A part of the checkpoint, so that a fault of one rank is one of all."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, BeforeSaving):
+                callback.before_saving()
 
     def _write_weights(self, path: Path) -> None:
         with _without_bars():

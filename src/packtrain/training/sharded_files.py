@@ -1,50 +1,229 @@
-"""Files of sharded checkpoints are listed in a pickle, which torch unpickles as it is: it is looked through before."""
+"""Sharded checkpoints hold pickles that torch unpickles as they are; all of them are looked through before.
+
+    .metadata     which tensors and values there are, and where: only descriptions, each made in the way torch makes it
+    *.distcp      tensors, which torch reads safely, and values as optimizers have them, which it reads as pickles
+
+Nothing of the first is made here: stand-ins take the place of what it names, so what is wrong with it does no harm.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NoReturn
 
 from packtrain.core.errors import ArtifactError
 
-_METADATA = ".metadata"
-# What torch writes there: descriptions of tensors and files, none of which does anything when it is made.
-_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-_NAMES = {
-    *(("torch", name) for name in ("Size", "device")),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
-    ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
-    ("collections", "OrderedDict"),
-    *(("pathlib", name) for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath")),
-    *(("pathlib._local", name) for name in ("Path", "PosixPath", "PurePosixPath")),
-    *(("builtins", name) for name in ("set", "frozenset", "slice", "complex")),
-}
+_METADATA = "*.metadata"  # of all ranks; where torch cannot read that one, it takes the rank's own
+_ARCHIVE = b"PK\x03\x04"  # how every value begins that torch writes there
 
 
 def refuse_code(checkpoint: Path) -> None:
-    """Refuse a checkpoint whose lists would call anything but descriptions of tensors."""
+    """Refuse a sharded checkpoint in which anything but tensors, plain values and their descriptions would be made."""
     for path in sorted(Path(checkpoint).rglob(_METADATA)):
         try:
-            _Descriptions(io.BytesIO(path.read_bytes())).load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
+            _check_values(path.parent, _Metadata.read(path))
+        except Exception as error:  # whatever bytes that are no pickle may raise
             raise ArtifactError(
                 str(path),
-                got=f"{type(error).__name__}: {error}",
-                expected="descriptions of tensors, as torch writes them",
+                got=f"{type(error).__name__}: {error}".splitlines()[0],
+                expected="tensors, plain values and their descriptions, as torch writes them",
                 fix="resume only from checkpoints that you trust",
             ) from None
 
 
+def _check_values(folder: Path, metadata: _Metadata) -> None:
+    """Places lie inside the checkpoint's files, and values that are no tensors are plain."""
+    import torch
+
+    tensors = metadata.tensors()
+    for name, place in metadata.places():
+        relative = place.path
+        if _leaves_folder(relative):
+            raise pickle.UnpicklingError(f"{name} lies outside of the checkpoint, in {relative}")
+        with open(folder / relative, "rb") as stream:
+            size = stream.seek(0, io.SEEK_END)
+            if place.offset < 0 or place.length < 0 or place.offset + place.length > size:
+                raise pickle.UnpicklingError(f"{name} lies behind the end of {relative}")
+            if name in tensors:  # torch reads them with weights_only
+                continue
+            stream.seek(place.offset)
+            value = stream.read(place.length)
+        if not value.startswith(_ARCHIVE):
+            raise pickle.UnpicklingError(f"{name} is no archive of torch")
+        try:
+            torch.load(io.BytesIO(value), weights_only=True, map_location="cpu")
+        except Exception:  # whose words say how to run it
+            raise pickle.UnpicklingError(f"{name} would make more than plain values") from None
+
+
+def _leaves_folder(path: str) -> bool:
+    return any(kind(path).is_absolute() or ".." in kind(path).parts for kind in (PurePosixPath, PureWindowsPath))
+
+
+# ---- stand-ins
+
+
+class _Fixed(type):
+    """Of classes that a pickle cannot change."""
+
+    def __setattr__(cls, name: str, value: Any) -> NoReturn:
+        raise pickle.UnpicklingError(f"it would change {cls.__name__}")
+
+
+class _Description(metaclass=_Fixed):
+    """Made without arguments, then given its fields, once; `fields` are those that torch knows."""
+
+    __slots__ = ("state",)
+    fields: tuple[str, ...] = ()
+    state: Mapping[str, Any]
+
+    def __new__(cls) -> _Description:
+        made = super().__new__(cls)
+        object.__setattr__(made, "state", None)
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise pickle.UnpicklingError(f"it would set {name} of {type(self).__name__}")
+
+    def __setstate__(self, state: object) -> None:
+        if self.state is not None or type(state) is not dict or not set(state) <= set(self.fields):
+            raise pickle.UnpicklingError(f"{type(self).__name__} is not described as torch describes it")
+        object.__setattr__(self, "state", state)
+
+    def get(self, name: str, kind: type, default: Any = None) -> Any:
+        """A field, exactly of this type."""
+        value = (self.state or {}).get(name, default)
+        if type(value) is not kind:
+            raise pickle.UnpicklingError(f"{name} of {type(self).__name__} is no {kind.__name__}")
+        return value
+
+
+class _Metadata(_Description):
+    """All of one file."""
+
+    __slots__ = ()
+    fields = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+
+    @classmethod
+    def read(cls, path: Path) -> _Metadata:
+        found = _Descriptions(io.BytesIO(path.read_bytes())).load()
+        if type(found) is not cls:
+            raise pickle.UnpicklingError("it describes no checkpoint")
+        return found
+
+    def tensors(self) -> set[str]:
+        """Names of what torch reads as tensors."""
+        known = self.get("state_dict_metadata", dict)
+        if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in known.items()):
+            raise pickle.UnpicklingError("it names something that is neither a tensor nor a value")
+        return {name for name, what in known.items() if type(what) is _Tensor}
+
+    def places(self) -> Iterator[tuple[str, _Place]]:
+        """Where everything is, by name."""
+        for index, place in self.get("storage_data", dict).items():
+            if type(index) is not _Index or type(place) is not _Place:
+                raise pickle.UnpicklingError("it gives a place that is none")
+            yield index.get("fqn", str), place
+
+
+class _Tensor(_Description):
+    __slots__ = ()
+    fields = ("properties", "size", "chunks")
+
+
+class _Bytes(_Description):
+    __slots__ = ()
+
+
+class _Chunk(_Description):
+    __slots__ = ()
+    fields = ("offsets", "sizes")
+
+
+class _Index(_Description):
+    __slots__ = ()
+    fields = ("fqn", "offset", "index")
+
+
+class _Origin(_Description):
+    __slots__ = ()
+    fields = ("checkpoint_id", "save_id", "load_id", "modules")
+
+
+class _Place(_Description):
+    """A part of a file. What torch would have to transform when it reads it, is not looked into, and is refused."""
+
+    __slots__ = ()
+    fields = ("relative_path", "offset", "length")
+
+    @property
+    def path(self) -> str:
+        return str(self.get("relative_path", str))
+
+    @property
+    def offset(self) -> int:
+        return int(self.get("offset", int))
+
+    @property
+    def length(self) -> int:
+        return int(self.get("length", int))
+
+
+class _Properties(_Description):
+    """Of a tensor; torch keeps them without names."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        if self.state is not None or type(state) is not tuple:
+            raise pickle.UnpicklingError("properties of a tensor are not described as torch describes them")
+        object.__setattr__(self, "state", {})
+
+
+class _Plain:
+    """Stands for a value, and for what makes one of plain values."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> _Plain:
+        return _Plain()
+
+
+_DCP = "torch.distributed.checkpoint"
+_KNOWN: Mapping[tuple[str, str], type[_Description]] = {
+    (f"{_DCP}.metadata", "Metadata"): _Metadata,
+    (f"{_DCP}.metadata", "MetadataIndex"): _Index,
+    (f"{_DCP}.metadata", "TensorStorageMetadata"): _Tensor,
+    (f"{_DCP}.metadata", "BytesStorageMetadata"): _Bytes,
+    (f"{_DCP}.metadata", "ChunkStorageMetadata"): _Chunk,
+    (f"{_DCP}.metadata", "TensorProperties"): _Properties,
+    (f"{_DCP}.metadata", "StorageMeta"): _Origin,
+    (f"{_DCP}.filesystem", "_StorageInfo"): _Place,
+}
+_CALLED = {
+    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+}
+
+
 class _Descriptions(pickle.Unpickler):
-    """Makes only what is known to do nothing."""
+    """Makes only stand-ins, and those only for what is known to do nothing."""
 
     def find_class(self, module: str, name: str) -> Any:
-        import torch
+        if (module, name) in _KNOWN:
+            return _KNOWN[module, name]
+        if (module, name) in _CALLED or (module == "torch" and name in _dtypes()):
+            return _Plain()
+        raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
-        known = (module in _MODULES and "." not in name) or (module, name) in _NAMES
-        if not known and not (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            raise pickle.UnpicklingError(f"it would call {module}.{name}")
-        return super().find_class(module, name)
+
+def _dtypes() -> set[str]:
+    """Names that stand in torch itself; one with a dot is none."""
+    import torch
+
+    return {name for name, value in vars(torch).items() if type(value) is torch.dtype}

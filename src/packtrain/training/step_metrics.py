@@ -58,7 +58,7 @@ class StepMetrics:
     @property
     def slowest_rank(self) -> int:
         """The rank that the others waited for."""
-        return max(range(len(self.rank_seconds)), key=self.rank_seconds.__getitem__)
+        return max(range(len(self.rank_seconds)), key=self.rank_seconds.__getitem__, default=0)
 
     @property
     def memory_share(self) -> float | None:
@@ -75,6 +75,7 @@ class EvalMetrics:
     eval_loss: float  # sum over all tokens divided by their number
     samples_seen: int  # in training, until then
     seconds: float | None = None
+    eval_failures: int = 0  # samples that could not be decoded, so that the loss is that of the others
 
 
 def to_plain(metrics: StepMetrics | EvalMetrics) -> dict[str, Plain]:
@@ -92,8 +93,9 @@ def step_from_plain(line: Mapping[str, object]) -> StepMetrics:
 
 
 def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
-    """The evaluation that a line is about."""
-    return EvalMetrics(**{one.name: line[one.name] for one in fields(EvalMetrics)})  # type: ignore[arg-type]
+    """The evaluation that a line is about; lines of earlier versions have no failures."""
+    values = {"eval_failures": 0, **line}
+    return EvalMetrics(**{one.name: values[one.name] for one in fields(EvalMetrics)})  # type: ignore[arg-type]
 
 
 def flat(metrics: StepMetrics) -> dict[str, float]:

@@ -39,13 +39,16 @@ class HostStopwatch:
 class GpuStopwatch:
     """Marks stand in the GPU's queue, behind the work that they are to be the end of."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def wait(self) -> None:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
 
     def between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) / 1000
@@ -77,17 +80,17 @@ class NoMemory:
 class GpuMemory:
     """What torch has allocated; each step's peak is its own, so torch's peak counter is set back at every step."""
 
-    def __init__(self) -> None:
-        self._limit = 0
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._limit = device, 0
 
     def restart(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        return int(torch.cuda.max_memory_allocated())
+        return int(torch.cuda.max_memory_allocated(self._device))
 
     def limit(self) -> int:
-        self._limit = self._limit or int(torch.cuda.mem_get_info()[1])  # which asks the driver
+        self._limit = self._limit or int(torch.cuda.mem_get_info(self._device)[1])  # which asks the driver
         return self._limit
 
 
@@ -129,11 +132,11 @@ class BackwardEnd:
         self._say()
 
 
-def stopwatch() -> Stopwatch:
-    """The one for this machine."""
-    return GpuStopwatch() if torch.cuda.is_available() else HostStopwatch()
+def stopwatch(device: torch.device) -> Stopwatch:
+    """The one for where training runs, which need not be the GPU of the machine."""
+    return GpuStopwatch(device) if device.type == "cuda" else HostStopwatch()
 
 
-def memory() -> Memory:
-    """The one for this machine."""
-    return GpuMemory() if torch.cuda.is_available() else NoMemory()
+def memory(device: torch.device) -> Memory:
+    """The one for where training runs."""
+    return GpuMemory(device) if device.type == "cuda" else NoMemory()

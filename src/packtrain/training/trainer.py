@@ -30,7 +30,7 @@ from packtrain.families.contracts import contract_for
 from packtrain.models.empty_media import add_empty_media_hook
 from packtrain.models.groups import parameter_groups
 from packtrain.models.parts import model_parts
-from packtrain.models.vision_batches import checkpoint_parts, split_vision
+from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.proofs.values import Verdict
 from packtrain.training import evaluation
 from packtrain.training.agreement import summed, world_size
@@ -78,8 +78,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         on_host: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        refuse_arguments(args, options=options)
         self.settings = step if step is not None else StepSettings()
+        refuse_arguments(args, options=options, weighting=self.settings.loss_weighting)
         self._meter: Meter = meter if meter is not None else NoMeter()
         self._on_step, self._first_check, self._deadline = on_step, first_check, watch_deadline
         self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
@@ -134,6 +134,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             parts = model_parts(model)
             if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):
                 add_empty_media_hook(model, contract_for(model.config.to_dict()))
+            unsplit_vision(model)  # as an earlier trainer may have left it
         if self.settings.vision_batch_patches is not None:
             split_vision(model, self.settings.vision_batch_patches)
 
@@ -155,6 +156,9 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
                 if not is_memory_error(error):
                     raise
                 raise self._out_of_memory(error) from error
+            finally:
+                if hasattr(self._meter, "leave"):
+                    self._meter.leave()
 
     def _watching(self) -> AbstractContextManager[Any]:
         if world_size() == 1 or self._deadline is None:
@@ -273,13 +277,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             self._model_to_evaluate(), self.get_eval_dataloader(dataset), self._sum_of, self.args.device
         )
         seconds, self._doing = time.perf_counter() - started, doing
-        metrics = {
-            f"{metric_key_prefix}_loss": outcome.loss,
-            f"{metric_key_prefix}_samples": float(outcome.samples),
-            f"{metric_key_prefix}_tokens": float(outcome.tokens),
-            f"{metric_key_prefix}_runtime": round(seconds, 4),
-            f"{metric_key_prefix}_samples_per_second": round(outcome.samples / max(seconds, 1e-9), 3),
-        }
+        metrics = outcome.metrics(metric_key_prefix, seconds)
+        outcome.warn(metric_key_prefix, first=self.args.process_index == 0)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -371,7 +370,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if saved is not None and hasattr(self._meter, "load_state_dict"):
             self._meter.load_state_dict(saved)
         if hasattr(self._meter, "attend"):
-            self._meter.attend(self.model)
+            self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):
             self.verdict = check_first_batch(
                 self.model_wrapped,
@@ -381,6 +380,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
                 rank=self.args.process_index,
                 world=self.args.world_size,
             )
+        self._set_others_aside()
 
 
 class _Hooks(TrainerCallback):
