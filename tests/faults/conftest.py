@@ -9,10 +9,8 @@ from typing import Any
 
 import fault_data as data
 import pytest
-from fault_groups import Nursery, Run
+from fault_groups import MakeRun, Nursery, Run
 from fault_ledgers import Attempt, problems
-
-MakeRun = Callable[..., Run]
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,9 @@ class Run:
             assert left == [], left
 
 
+MakeRun = Callable[..., Run]
+
+
 @dataclass
 class Group:
     """The ranks of one attempt."""

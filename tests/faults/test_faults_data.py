@@ -11,8 +11,7 @@ from pathlib import Path
 
 import fault_data as data
 import pytest
-from conftest import MakeRun
-from fault_groups import Run
+from fault_groups import MakeRun, Run
 from fault_ledgers import Attempt, problems
 
 pytestmark = pytest.mark.full

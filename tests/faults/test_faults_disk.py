@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fault_data as data
 import pytest
-from conftest import MakeRun
-from fault_groups import Run
+from fault_groups import MakeRun, Run
 from fault_ledgers import Attempt, problems
 
 sys.path.append(str(Path(__file__).parents[1] / "records"))  # the remote file system that tests of shards use
@@ -23,18 +21,9 @@ Reference = Callable[[str], Attempt]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, with less room than one shard needs."""
-    folder = tmp_path / "cache" / "shards"
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    """With less room than one shard needs."""
+    with shard_checks.small_disk(tmp_path / "cache" / "shards", "16k") as folder:
+        yield folder
 
 
 def test_a_full_disk_changes_nothing_but_the_speed(make_run: MakeRun, sound: Sound, small_disk: Path) -> None:

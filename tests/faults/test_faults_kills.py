@@ -11,8 +11,7 @@ from pathlib import Path
 
 import fault_data as data
 import pytest
-from conftest import MakeRun
-from fault_groups import Group, Run, wait_until
+from fault_groups import Group, MakeRun, Run, wait_until
 from fault_ledgers import Attempt
 
 pytestmark = pytest.mark.full

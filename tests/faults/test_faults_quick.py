@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import fault_data as data
 import pytest
-from conftest import MakeRun
-from fault_groups import Run
+from fault_groups import MakeRun, Run
 from fault_ledgers import Attempt, problems
 
 Sound = Callable[[Run], None]

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from conftest import MakeRun
-from fault_groups import Run, children, wait_until
+from fault_groups import MakeRun, Run, children, wait_until
 
 pytestmark = pytest.mark.full
 Sound = Callable[[Run], None]

@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import pickle
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,18 +221,8 @@ def test_a_disk_that_is_full_is_said_once_and_tried_again(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with checks.small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

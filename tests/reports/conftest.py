@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import studies
+from browser import REQUIRED, Browser, find_browser
 from study_parts import Made
 
 from packtrain.reports.files import write_study
@@ -40,3 +43,14 @@ def _write(name: str, factory: pytest.TempPathFactory) -> tuple[Made, Path]:
         write_study(made.study, made.samples, out)
         _WRITTEN[name] = made, out
     return _WRITTEN[name]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    binary = find_browser()
+    if binary is None:
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{REQUIRED}=1, but there is no Chromium on PATH")
+        pytest.skip("no Chromium on PATH; install one to look at the page as people see it")
+    with Browser(binary) as found:
+        yield found

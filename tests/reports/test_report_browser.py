@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import REQUIRED, Browser, find_browser
+from browser import Browser
 from study_parts import Made
 
 Written = tuple[Made, Path]
@@ -52,17 +50,6 @@ FIRST_SAMPLE = """(async () => {
 })()"""
 NO_CLIPBOARD = """navigator.clipboard.writeText = async () => { throw new Error("no") };
 document.execCommand = () => false; 0"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    binary = find_browser()
-    if binary is None:
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"{REQUIRED}=1, but there is no Chromium on PATH")
-        pytest.skip("no Chromium on PATH; install one to look at the page as people see it")
-    with Browser(binary) as found:
-        yield found
 
 
 def overflowing(browser: Browser) -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import REQUIRED, Browser, find_browser
+from browser import Browser
 from made_runs import WARNINGS, Made, write_run
 from test_report_browser import CONTRAST, SIZES, overflowing
 
@@ -22,17 +20,6 @@ COLUMN = """(async () => {
   const box = column.getBoundingClientRect();
   return [box.x + box.width / 2, box.y + box.height / 2];
 })()"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    binary = find_browser()
-    if binary is None:
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"{REQUIRED}=1, but there is no Chromium on PATH")
-        pytest.skip("no Chromium on PATH; install one to look at the page as people see it")
-    with Browser(binary) as found:
-        yield found
 
 
 @pytest.fixture(scope="module", params=["one", "both", "long names", "begun"])
