@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,13 +17,24 @@ def context() -> Any:
     return found
 
 
+def process_of(target: Callable[..., Any], *args: Any) -> Any:
+    """A process with the environment of this test: that of the clean one is of the first test which needed it."""
+    return context().Process(target=_as_here, args=(dict(os.environ), target, args))
+
+
+def _as_here(environment: dict[str, str], target: Callable[..., Any], args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*args)
+
+
 def run_ranks(world: int, target: Callable[..., Any], *args: Any, folder: Path) -> list[Any]:
     """What `target(rank, *args)` returned or raised on each rank."""
     folder.mkdir(parents=True, exist_ok=True)
     pipes, processes = [], []
     for rank in range(world):
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = context().Process(target=_rank, args=(rank, world, str(folder / "group"), theirs, target, args))
+        process = process_of(_rank, rank, world, str(folder / "group"), theirs, target, args)
         process.start()
         theirs.close()
         pipes.append(ours)

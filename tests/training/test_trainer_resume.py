@@ -20,7 +20,7 @@ from packtrain.core.errors import ArtifactError
 from packtrain.training.checkpoints import MARKER, find_latest
 
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
-from processes import context
+from processes import process_of
 
 pytestmark = pytest.mark.contract
 KINDS = ("full", "lora", "dora")
@@ -126,8 +126,7 @@ def test_killed_at_random_steps_it_is_the_same_run(tmp_path: Path, kind: str, fa
     place = str(shared() / family)
     dataset(family)
     for step in steps:
-        args = (str(tmp_path), place, kind, family, step, workers)
-        process = context().Process(target=train_until_killed, args=args)
+        process = process_of(train_until_killed, str(tmp_path), place, kind, family, step, workers)
         process.start()
         process.join(120)
         assert process.exitcode == -signal.SIGKILL

@@ -334,12 +334,15 @@ def out_of_memory(rank: int, world: int, place: str, folder: str) -> Any:
 
 
 def test_a_rank_without_memory_ends_the_others(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(EOFError):  # the other rank has ended without a word to us, and does not wait for ever
-        run_ranks(2, out_of_memory, 2, str(place), str(tmp_path), folder=tmp_path / "meeting")
+    try:
+        answers = run_ranks(2, out_of_memory, 2, str(place), str(tmp_path), folder=tmp_path / "meeting")
+    except EOFError:  # the other rank has ended without a word to us, and does not wait for ever
+        said = capfd.readouterr().err
+        assert "failed: MemoryLimitError: rank 1, step 3: out of memory in forward and backward" in said
+        assert "rank 0 on" in said
+    else:  # it noticed the loss of its neighbour by itself, before it was told
+        assert all(isinstance(answer, Exception) for answer in answers), answers
     assert "rank 1, step 3: out of memory" in (tmp_path / "said-1").read_text()
-    said = capfd.readouterr().err
-    assert "failed: MemoryLimitError: rank 1, step 3: out of memory in forward and backward" in said
-    assert "rank 0 on" in said
 
 
 def save_with_fault(rank: int, world: int, place: str, folder: str) -> Any:
