@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain.core.artifacts import sync
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.models.parts import transformers_model
 
@@ -233,7 +234,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
-                _sync(path)
+                sync(path)
         _exchange(temporary, folder, before)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(
@@ -256,13 +257,5 @@ def _exchange(temporary: Path, folder: Path, before: Path) -> None:
         if before.exists():
             os.rename(before, folder)
         raise
-    _sync(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(before, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

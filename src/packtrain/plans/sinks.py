@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
-from packtrain.core.artifacts import write_json
+from packtrain.core.artifacts import sync, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.plans.plan import KIND, LEDGER, PLAN, VERSION, EpochPacks
 
@@ -149,15 +149,15 @@ class FolderSink:
         self._ledger.close()
         write_json(self._work / PLAN, KIND, VERSION, summary)
         for path in self._work.iterdir():
-            _sync(path)
-        _sync(self._work)
+            sync(path)
+        sync(self._work)
         self._out.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.replace(self._work, self._out)
         except OSError:  # not empty any more: another process was faster
             self._refuse_existing()
             raise
-        _sync(self._out.parent)
+        sync(self._out.parent)
 
     def epochs(self) -> list[EpochPacks]:
         return []
@@ -170,11 +170,3 @@ class FolderSink:
                 expected="a new or empty folder: plans are never overwritten",
                 fix="choose another folder, or delete this one",
             )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.artifacts import read_json, sync, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.training.agreement import faults_of_all, world_size
 
@@ -185,17 +185,17 @@ class CheckpointFolder:
     def _name(self, saving: Path, step: int, resumable: bool) -> None:
         files = [path for path in sorted(saving.rglob("*")) if path.is_file()]
         for path in files:
-            _flush(path)
+            sync(path)
         sizes = {path.relative_to(saving).as_posix(): path.stat().st_size for path in files}
         facts = {"step": step, "world": world_size(), "resumable": resumable, "files": sizes}
         write_json(saving / MARKER, KIND, VERSION, facts)
         for folder in (*(path for path in saving.rglob("*") if path.is_dir()), saving):
-            _flush(folder)
+            sync(folder)
         final = self.path(step)
         if final.exists():  # of a run that was resumed from before it
             self._remove(final)
         os.rename(saving, final)
-        _flush(self.folder)
+        sync(self.folder)
 
     def _rotate(self, keep: set[Path]) -> None:
         """By step; a folder that is not complete counts for nothing and is left to the user."""
@@ -254,11 +254,3 @@ def _free(folder: Path) -> int:
 
 def _digits(name: str) -> str:
     return re.sub(r"\D", "", name)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
