@@ -2,7 +2,7 @@
 
 Logits of a long pack are the largest tensor of a step. Here the output head hands hidden states on, and the model's own
 loss function, which is called inside the wrapped forward, multiplies them with the head chunk by chunk. Gradients are
-computed with each chunk, while its logits are there, so nothing is computed twice and nothing is kept.
+computed with each chunk, while its logits are there: nothing is computed twice, and no logits are kept.
 
 Everything happens inside the forward that DDP and FSDP wrap: the head's weights are whole there, and their gradients
 take the ordinary way. The loss is a plain sum, because only the caller knows the number of tokens of the whole step.
