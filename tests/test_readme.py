@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from packtrain.app.demo_data import write_dataset
+from packtrain.app.demo.data import write_dataset
 from packtrain.cli import app
 
 ROOT = Path(__file__).parents[1]

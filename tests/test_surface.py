@@ -11,7 +11,7 @@ from typing import Any
 import typer.main
 
 import packtrain
-from packtrain.app.config_keys import ALIASES, SECTIONS
+from packtrain.app.config.keys import ALIASES, SECTIONS
 from packtrain.app.measure import measure_outcome
 from packtrain.cli import app
 from packtrain.core import values

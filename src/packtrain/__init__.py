@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from packtrain.app.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
+    from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
     from packtrain.app.measure import measure
     from packtrain.app.pack import pack
     from packtrain.app.plan import plan
-    from packtrain.app.train import train
+    from packtrain.app.train.run import train
     from packtrain.app.verify import verify
     from packtrain.batches.failures import FailureWatch
     from packtrain.batches.loader import PackLoader
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 # Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
 _LAZY = {
-    "train": "packtrain.app.train",
+    "train": "packtrain.app.train.run",
     "StepSettings": "packtrain.training.settings",
     "PackedTrainer": "packtrain.training.trainer",
     "ModelSettings": "packtrain.models.settings",
@@ -84,10 +84,10 @@ _LAZY = {
     "RankWatch": "packtrain.batches.watch",
     "OnlineDataset": "packtrain.batches.online",
     "CostTable": "packtrain.costs.table",
-    "DatasetConfig": "packtrain.app.datasets",
+    "DatasetConfig": "packtrain.app.datasets.build",
     "LoaderState": "packtrain.plans.schedule",
-    "MultiModalDataset": "packtrain.app.datasets",
-    "MultiModalIterableDataset": "packtrain.app.datasets",
+    "MultiModalDataset": "packtrain.app.datasets.build",
+    "MultiModalIterableDataset": "packtrain.app.datasets.build",
     "PackPlan": "packtrain.plans.plan",
     "Packing": "packtrain.plans.arrays",
     "PackingConfig": "packtrain.plans.config",

@@ -14,8 +14,8 @@ from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_tab
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, StudyOutcome, make_study, study_outcome
 from packtrain.advice.values import Study
-from packtrain.app.config import load_config
-from packtrain.app.demo_data import write_dataset
+from packtrain.app.config.load import load_config
+from packtrain.app.demo.data import write_dataset
 from packtrain.app.measure import measure
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.gpus import find_gpu

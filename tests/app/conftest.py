@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packtrain.app.demo_model import write_shape
+from packtrain.app.demo.model import write_shape
 
 sys.path.append(str(Path(__file__).parents[1] / "plans"))  # tables and lengths, as the tests of plans make them
 

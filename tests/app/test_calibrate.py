@@ -12,10 +12,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from packtrain.app import calibrate as calibrating
-from packtrain.app.calibrate import CPU, calibrate
-from packtrain.app.calibration_trials import calibration_trials, model_config
-from packtrain.app.show_calibrate import markdown, summary
+from packtrain.app.calibration import run as calibrating
+from packtrain.app.calibration.run import CPU, calibrate
+from packtrain.app.calibration.trials import calibration_trials, model_config
+from packtrain.app.show.calibration import markdown, summary
 from packtrain.cli import app
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.calibration import Measurement, calibration_path, coefficients_for

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app.config import RunConfig, load_config, with_overrides
-from packtrain.app.config_keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTIONS, TRAINER_KEYS
-from packtrain.app.config_setup import OPTIMIZERS
+from packtrain.app.config.keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTIONS, TRAINER_KEYS
+from packtrain.app.config.load import RunConfig, load_config, with_overrides
+from packtrain.app.config.setup import OPTIMIZERS
 from packtrain.core.errors import ConfigError
 from packtrain.plans.config import LIMITS, PackingConfig
 

@@ -24,7 +24,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.dataset_config import LONGEST_DEFAULT
+from packtrain.app.datasets.config import LONGEST_DEFAULT
 from packtrain.core.errors import ConfigError, DataError, DriftError
 from packtrain.packs.values import EMPTY_PACK, PackKey
 

@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from packtrain.app.config import load_config
-from packtrain.app.demo import run_demo
-from packtrain.app.demo_data import BROKEN, write_dataset
-from packtrain.app.demo_train import train_demo
+from packtrain.app.config.load import load_config
+from packtrain.app.demo.data import BROKEN, write_dataset
+from packtrain.app.demo.run import run_demo
+from packtrain.app.demo.train import train_demo
 from packtrain.app.measure import measure_outcome
-from packtrain.app.show import measured_json
-from packtrain.app.show_pack import plan_json
-from packtrain.app.show_plan import planned_json
+from packtrain.app.show.pack import plan_json
+from packtrain.app.show.plan import planned_json
+from packtrain.app.show.terminal import measured_json
 from packtrain.cli import app
 from packtrain.reports.run_words import ALIKE
 
@@ -127,7 +127,7 @@ def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
 
 def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage once, in this process: what takes long is the real processor, which the full suite runs."""
-    monkeypatch.setattr("packtrain.app.demo.measure_outcome", partial(measure_outcome, check=0))
+    monkeypatch.setattr("packtrain.app.demo.run.measure_outcome", partial(measure_outcome, check=0))
     first, second = (run_demo(tmp_path / "demo", pictures=16, workers=1, train=False) for _ in range(2))
     assert (first.measured.reused, first.packed.reused) == (False, False)
     assert (second.measured.reused, second.packed.reused) == (True, True)
@@ -143,8 +143,8 @@ def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_the_packages_the_demo_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.app.demo.measure_outcome", partial(measure_outcome, check=0))
-    monkeypatch.setattr("packtrain.app.demo.can_train", lambda: False)
+    monkeypatch.setattr("packtrain.app.demo.run.measure_outcome", partial(measure_outcome, check=0))
+    monkeypatch.setattr("packtrain.app.demo.run.can_train", lambda: False)
     said: list[str] = []
     assert run_demo(tmp_path / "demo", pictures=16, workers=1, say=said.append).trained is None
     assert any("packtrain[train]" in line for line in said)

@@ -16,11 +16,11 @@ from commands import Run
 from PIL import Image
 from rich.console import Console
 
-from packtrain.app.inspect import open_plan
-from packtrain.app.inspect_batch import SeenBatch, SeenToken, inspect_batch
+from packtrain.app.inspection.batch import SeenBatch, SeenToken, inspect_batch
+from packtrain.app.inspection.plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
-from packtrain.app.show_batch import quoted, show_batch
+from packtrain.app.show.batch import quoted, show_batch
 from packtrain.plans.config import PackingConfig
 
 SIZES = {"a.png": (300, 200), "b.png": (64, 160)}

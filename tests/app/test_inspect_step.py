@@ -13,7 +13,7 @@ from commands import Run
 from lengths import lvis_like
 from tables import write_table
 
-from packtrain.app.inspect_step import inspect_step
+from packtrain.app.inspection.step import inspect_step
 from packtrain.app.pack import pack
 from packtrain.batches.sampler import PackSampler
 from packtrain.core.artifacts import write_json

@@ -12,9 +12,9 @@ from commands import Run
 from made_runs_data import write_chats
 from PIL import Image
 
-from packtrain.app import config_arguments
-from packtrain.app.config import load_config
-from packtrain.app.train_settings import ResolvedRun, resolve_run
+from packtrain.app.config import arguments as config_arguments
+from packtrain.app.config.load import load_config
+from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.core.errors import ConfigError
 
 # A: `extends`, packing keys inside `training`, rates by module, DoRA, DeepSpeed; the data in a section of its own.

@@ -22,7 +22,7 @@ from commands import Run, files
 from lengths import lvis_like
 from tables import write_table
 
-from packtrain.app.demo_model import write_shape
+from packtrain.app.demo.model import write_shape
 from packtrain.app.pack import pack
 from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable
 from packtrain.plans.build import Progress
@@ -325,7 +325,7 @@ def test_stopping_leaves_nothing_and_says_what_comes_next(
             raise SystemError("returned a result with an exception set") from inner
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packtrain.app.show_pack.PackBar.update", stop)
+    monkeypatch.setattr("packtrain.app.show.pack.PackBar.update", stop)
     code, out, err = run("pack", costs, "-n", 8192, "-o", tmp_path / "p", "--json")
     assert (code, out) == (1, "")
     assert "starts over" in err

@@ -13,7 +13,7 @@ from lengths import lvis_like
 from PIL import Image
 from tables import write_table
 
-from packtrain.app.config import load_config
+from packtrain.app.config.load import load_config
 from packtrain.app.measure import measure
 from packtrain.app.plan import Planned, plan
 from packtrain.core.errors import ConfigError
@@ -314,7 +314,7 @@ def test_stopping_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packtrain.app.show_plan.PlanBar.update", stop)
+    monkeypatch.setattr("packtrain.app.show.plan.PlanBar.update", stop)
     code, out, err = run("plan", costs.folder, "--model", shape, "-o", tmp_path / "r", "--json")
     assert (code, out, "starts over" in err) == (1, "", True)
     assert not (tmp_path / "r").exists()

@@ -16,8 +16,8 @@ import yaml
 from commands import Run
 from made_runs_data import write_chats, write_config
 
-from packtrain.app.config import load_config
-from packtrain.app.run_folder import RunFolder
+from packtrain.app.config.load import load_config
+from packtrain.app.runs.folder import RunFolder
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 

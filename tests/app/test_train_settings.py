@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app import config_arguments
-from packtrain.app.config import RunConfig, load_config, with_overrides
-from packtrain.app.config_setup import training_setup
-from packtrain.app.config_steps import RunLength, StepSize
-from packtrain.app.train_settings import ResolvedRun, resolve_run, resolved_sections
+from packtrain.app.config import arguments as config_arguments
+from packtrain.app.config.load import RunConfig, load_config, with_overrides
+from packtrain.app.config.setup import training_setup
+from packtrain.app.config.steps import RunLength, StepSize
+from packtrain.app.train.settings import ResolvedRun, resolve_run, resolved_sections
 from packtrain.core.errors import ConfigError
 
 BASE = RunConfig(

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import packtrain
 from packtrain.app.measure import measure_outcome
-from packtrain.app.show import show_measured
+from packtrain.app.show.terminal import show_measured
 from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, MediaRef
 from packtrain.costs.measurer import Measurer

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from packtrain.app.show_verify import show_verdict
+from packtrain.app.show.verify import show_verdict
 from packtrain.app.verify import verify
 from packtrain.models import tiny
 from packtrain.proofs import user_data

@@ -15,7 +15,7 @@ import torch
 from transformers.utils import logging
 
 from packtrain import DatasetConfig, MultiModalDataset
-from packtrain.app.demo_data import write_dataset
+from packtrain.app.demo.data import write_dataset
 from packtrain.batches.padded import PaddedCollator
 
 pytestmark = pytest.mark.full

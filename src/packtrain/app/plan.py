@@ -13,8 +13,8 @@ import numpy as np
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, study_outcome
 from packtrain.advice.values import Study
-from packtrain.app.config import RunConfig, load_config
-from packtrain.app.config_setup import ATTENTION, training_setup
+from packtrain.app.config.load import RunConfig, load_config
+from packtrain.app.config.setup import ATTENTION, training_setup
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from packtrain.app.dataset_config import DatasetConfig
+from packtrain.app.datasets.config import DatasetConfig
 from packtrain.bench.loader_data import LongData, records, write_lines, write_long, write_pictures, write_shards
 from packtrain.bench.loader_memory import memory_over_steps
 from packtrain.bench.loader_process import fresh

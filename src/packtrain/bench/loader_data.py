@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.app.dataset_config import DatasetConfig
-from packtrain.app.datasets import MultiModalDataset
-from packtrain.app.demo_data import write_dataset
+from packtrain.app.datasets.build import MultiModalDataset
+from packtrain.app.datasets.config import DatasetConfig
+from packtrain.app.demo.data import write_dataset
 from packtrain.core.artifacts import write_json
 from packtrain.core.seeds import stream
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted

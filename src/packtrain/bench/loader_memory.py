@@ -47,7 +47,7 @@ def deliver(data: LongData, steps: int, workers: int) -> list[dict[str, int]]:
     """What memory there is after some of the steps; batches are let go, as training lets go of them."""
     import torch
 
-    from packtrain.app.datasets import MultiModalDataset
+    from packtrain.app.datasets.build import MultiModalDataset
 
     torch.set_num_threads(1)
     dataset = MultiModalDataset(data.config)

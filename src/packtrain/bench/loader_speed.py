@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from packtrain.app.dataset_config import DatasetConfig
+from packtrain.app.datasets.config import DatasetConfig
 
 ROUNDS = 3
 PLAIN = "plain DataLoader"
@@ -70,7 +70,7 @@ def epochs_needed() -> int:
 
 
 def _loaders(task: SpeedTask) -> dict[tuple[str, int], tuple[Iterable[Any], Count]]:
-    from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
+    from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
     from packtrain.bench.loader_plain import plain_loader
 
     mapped, streamed = MultiModalDataset(task.lines), MultiModalIterableDataset(task.shards)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from packtrain.app.dataset_config import DatasetConfig
+from packtrain.app.datasets.config import DatasetConfig
 from packtrain.bench.loader_data import LongData, forget_pages
 from packtrain.bench.loader_process import fresh
 
@@ -69,7 +69,7 @@ def _first_batch_of(case: Start) -> dict[str, Any]:
 
 def first_batch(config: DatasetConfig, access: Access, share: float, launched: float) -> dict[str, Any]:
     """In a new process: seconds since it was launched, step by step, and which pack came first."""
-    from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
+    from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 
     _load_libraries()
     imported = time.time()

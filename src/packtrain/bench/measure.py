@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from packtrain.app.demo_data import write_dataset
+from packtrain.app.demo.data import write_dataset
 from packtrain.bench.memory import peak_pss
 from packtrain.core.places import cache_dir
 from packtrain.core.seeds import stream

@@ -22,8 +22,8 @@ Kinds = Annotated[
 
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """What lies in the cache: size, of which dataset and model, when it was used, and whether it is stale and why."""
-    from packtrain.app.cache import list_cache
-    from packtrain.app.show_cache import cache_json, show_cache
+    from packtrain.app.cache.entries import list_cache
+    from packtrain.app.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
     entries = list_cache(root, kind or ())
@@ -51,9 +51,9 @@ def clear(
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
-    from packtrain.app.cache import KEPT, KINDS, clear_cache, list_cache
-    from packtrain.app.cache import older_than as unused_for
-    from packtrain.app.show_cache import cache_json, show_cache, size_of
+    from packtrain.app.cache.entries import KEPT, KINDS, clear_cache, list_cache
+    from packtrain.app.cache.entries import older_than as unused_for
+    from packtrain.app.show.cache import cache_json, show_cache, size_of
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
@@ -80,8 +80,8 @@ def clear(
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """Read everything in the cache and compare it with what it says of itself. Exit code 1: something is broken."""
-    from packtrain.app.cache import verify_cache
-    from packtrain.app.show_cache import cache_json, show_cache
+    from packtrain.app.cache.entries import verify_cache
+    from packtrain.app.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
     with errors.status("reading") as status:

@@ -36,9 +36,9 @@ def calibrate(
 
     Example: packtrain calibrate --out calibration.json
     """
-    from packtrain.app.bars import Bar
-    from packtrain.app.calibrate import calibrate as measure
-    from packtrain.app.show_calibrate import markdown, show_calibration
+    from packtrain.app.calibration.run import calibrate as measure
+    from packtrain.app.show.bars import Bar
+    from packtrain.app.show.calibration import markdown, show_calibration
 
     with interruptible(STARTS_OVER), Bar("calibrating", Console(stderr=True), quiet=as_json) as bar:
         outcome = measure(

@@ -88,7 +88,7 @@ def interruptible(then: str = CONTINUES) -> Iterator[None]:
 @contextmanager
 def measuring(verb: str, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """A progress bar on stderr: how far, how fast, how long still, how many were skipped."""
-    from packtrain.app.show import MeasureBar
+    from packtrain.app.show.terminal import MeasureBar
 
     with interruptible(), MeasureBar(verb, Console(stderr=True), quiet=quiet) as bar:
         yield bar.update

@@ -28,11 +28,11 @@ def demo(
     It measures, plans and packs, proves that packing is correct, trains a tiny model packed and padded for about a
     minute, and compares the two in report.html.
     """
-    from packtrain.app.demo import run_demo
-    from packtrain.app.demo_show import TrainingBars, show_trained, trained_json
-    from packtrain.app.show import measured_json, show_measured
-    from packtrain.app.show_pack import plan_json, show_plan
-    from packtrain.app.show_plan import planned_json, show_planned
+    from packtrain.app.demo.run import run_demo
+    from packtrain.app.demo.show import TrainingBars, show_trained, trained_json
+    from packtrain.app.show.pack import plan_json, show_plan
+    from packtrain.app.show.plan import planned_json, show_planned
+    from packtrain.app.show.terminal import measured_json, show_measured
 
     def say(line: str) -> None:
         if not as_json:

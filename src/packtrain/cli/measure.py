@@ -161,7 +161,7 @@ def measure(
             seed=seed,
             progress=progress,
         )
-    from packtrain.app.show import measured_json, show_measured
+    from packtrain.app.show.terminal import measured_json, show_measured
 
     if as_json:
         print_json(measured_json(outcome))

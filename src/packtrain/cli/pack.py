@@ -69,7 +69,7 @@ def pack(
     Example: packtrain pack costs --packing-length 16384 --max-images-per-pack 16 --out plan
     """
     from packtrain.app.pack import pack_outcome
-    from packtrain.app.show_pack import PackBar, plan_json, show_packed
+    from packtrain.app.show.pack import PackBar, plan_json, show_packed
     from packtrain.plans.balance import balance_table
     from packtrain.plans.config import PackingConfig
 
@@ -136,8 +136,8 @@ def inspect(
 
     Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120
     """
-    from packtrain.app import inspect as looking
-    from packtrain.app.show_pack import plan_json, show_blocked, show_pack, show_places, show_plan
+    from packtrain.app.inspection import plan as looking
+    from packtrain.app.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
     from packtrain.plans.balance import balance_table
     from packtrain.plans.plan import PackPlan
 
@@ -185,8 +185,8 @@ def _check_batch_options(pack: int | None, batch: bool, all_tokens: bool, backen
 
 
 def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> None:
-    from packtrain.app.inspect_step import inspect_step
-    from packtrain.app.show_step import show_step, step_json
+    from packtrain.app.inspection.step import inspect_step
+    from packtrain.app.show.step import show_step, step_json
 
     seen = inspect_step(run, step, costs)
     if as_json:
@@ -198,9 +198,9 @@ def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> No
 def _inspect_batch(
     plan: Path, costs: Path | None, pack: int, epoch: int, backend: str, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspect import open_plan
-    from packtrain.app.inspect_batch import inspect_batch
-    from packtrain.app.show_batch import batch_json, show_batch
+    from packtrain.app.inspection.batch import inspect_batch
+    from packtrain.app.inspection.plan import open_plan
+    from packtrain.app.show.batch import batch_json, show_batch
     from packtrain.core.places import cache_dir
 
     found, table = open_plan(plan, costs)

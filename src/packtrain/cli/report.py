@@ -24,7 +24,7 @@ def report(
 
     Example: packtrain report runs/packed runs/padded --out comparison.html
     """
-    from packtrain.app.run_report import report as write
+    from packtrain.app.runs.report import report as write
 
     made = write(runs, out)
     if as_json:

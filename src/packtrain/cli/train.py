@@ -45,9 +45,9 @@ def train(
 
     Example: packtrain train run.yaml training.learning_rate=1e-5 --dry-run
     """
-    from packtrain.app.show_train import PrepareBar, outcome_json, show_outcome, show_ready
-    from packtrain.app.train import train as run
-    from packtrain.app.train_values import Ready
+    from packtrain.app.show.train import PrepareBar, outcome_json, show_outcome, show_ready
+    from packtrain.app.train.run import train as run
+    from packtrain.app.train.values import Ready
 
     bar = PrepareBar(Console(stderr=True), quiet=as_json)
 
@@ -75,7 +75,7 @@ def train(
             "\n[yellow]interrupted[/]; what is complete is kept: the same command goes on, a run with --resume"
         )
         raise typer.Exit(INTERRUPTED) from None
-    from packtrain.app.train_values import Place
+    from packtrain.app.train.values import Place
 
     if Place.here().first:
         again = shlex.join(["packtrain", "train", str(config), *(overrides or ())])

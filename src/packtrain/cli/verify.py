@@ -50,7 +50,7 @@ def verify(
 
     Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --backend varlen --data train.jsonl
     """
-    from packtrain.app.show_verify import show_verdict
+    from packtrain.app.show.verify import show_verdict
     from packtrain.app.verify import verify as prove
 
     with interruptible(STARTS_OVER), errors.status("verifying") as status:

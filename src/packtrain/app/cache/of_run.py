@@ -1,0 +1,56 @@
+"""What a run's config has made in the cache: removed on request, so that everything is made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from packtrain.app.cache.entries import Cached, clear_cache, list_cache
+from packtrain.app.datasets.config import DatasetConfig
+from packtrain.app.train.settings import ResolvedRun
+from packtrain.core.errors import PacktrainError
+from packtrain.core.fingerprint import digest
+from packtrain.costs.table import CostTable
+from packtrain.packs.rows import fingerprint_of
+from packtrain.plans.plan import PLAN, PackPlan
+
+
+def clear_run(run: ResolvedRun) -> tuple[str, ...]:
+    """Remove the cost tables, plans and rows of a run; what was removed, in words."""
+    removed: list[Cached] = []
+    for config in (run.data, run.evaluation):
+        if config is not None:
+            root = Path(str(config.cache_dir))
+            entries = _made_by(config, root)
+            clear_cache(entries, root)
+            removed += entries
+    if not removed:
+        return ("--clear-cache: nothing of this config was in the cache",)
+    size = sum(entry.bytes for entry in removed)
+    return (f"--clear-cache: {len(removed)} entries of this config removed, {size:,} bytes",)
+
+
+def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:
+    """Its cost table, the rows of it, and its plans of this mode, whatever their length; the other mode's stay."""
+    table = root / "measure" / digest(config.measured_by())
+    rows = _rows_name(table)
+    return [
+        entry
+        for entry in list_cache(root, ("measure", "plans", "rows"), look=False)
+        if entry.path == table or entry.path.name == rows or (entry.kind == "plans" and _is_plan(entry, table, config))
+    ]
+
+
+def _rows_name(table: Path) -> str:
+    try:
+        return f"rows-{fingerprint_of(CostTable.load(table))}.arrow"
+    except (PacktrainError, OSError):
+        return ""
+
+
+def _is_plan(entry: Cached, table: Path, config: DatasetConfig) -> bool:
+    try:
+        plan = PackPlan.load(entry.path / PLAN)
+    except (PacktrainError, OSError):
+        return False
+    padded = plan.config.packing_strategy == "none"
+    return plan.summary["cost_table"] == str(table.resolve()) and padded == (not config.packing)

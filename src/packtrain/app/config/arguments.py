@@ -1,0 +1,170 @@
+"""What a config gives of transformers.TrainingArguments: passed on, derived, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from packtrain.app.config.keys import TRAINER_KEYS
+from packtrain.app.config.load import RunConfig
+from packtrain.app.config.setup import MULTIMODAL, checkpoints, model_settings, sharding
+from packtrain.core.errors import ConfigError
+
+# What follows from the schedule, from other settings, or from how the command was started.
+_DERIVED = (
+    *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
+    *("per_device_eval_batch_size", "seed", "data_seed", "gradient_checkpointing", "fsdp", "fsdp_config", "deepspeed"),
+    *("train_sampling_strategy", "length_column_name", "disable_tqdm", "do_train", "do_eval", "do_predict"),
+    *("local_rank", "optim", "warmup_steps"),
+)
+_EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
+_NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
+# Arguments that would lose data or change the loss without a word: the value that cannot be, and the way out.
+_REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "ignore_data_skip": (bool, "a resumed run would train its first packs again and never the last"),
+    "dataloader_drop_last": (bool, "nothing is dropped at delivery; data.packing_drop_last decides it in the plan"),
+    "remove_unused_columns": (bool, "batches are made by the collator, not by columns"),
+    "logging_nan_inf_filter": (bool, "a loss that is not a number must be seen"),
+    "auto_find_batch_size": (bool, "the size of a batch is that of a pack; use a shorter data.packing_length"),
+    "torch_compile": (bool, "rows of other lengths would be compiled again and again; use training.compile"),
+    "label_smoothing_factor": (bool, "the loss is the sum over supervised tokens, without smoothing"),
+    "use_liger_kernel": (bool, "it replaces the loss; training.chunked_loss saves the same memory"),
+    "resume_from_checkpoint": (bool, "use --resume"),
+    "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would weigh more"),
+    "prediction_loss_only": (lambda value: not value, "evaluation is the loss over tokens"),
+}
+
+
+def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments by name, and what was understood; everything that cannot be is refused at once."""
+    problems = [*_refused(config), *_contradictions(config), *_missing_packages(config)]
+    if problems:
+        raise ConfigError("settings", got="\n            ".join(problems))
+    training = config.training
+    given = {
+        name: value
+        for name, value in training.items()
+        if name in TRAINER_KEYS and name not in _DERIVED and name not in _REFUSED
+    }
+    found: dict[str, Any] = {
+        "report_to": "none",
+        "logging_steps": 10,
+        **given,
+        "seed": int(training.get("seed", 0)),
+        "gradient_checkpointing": checkpoints(config),
+        "disable_tqdm": True,
+        **_warmup(config),
+        **_sharded(config, world),
+    }
+    if training.get("optim", MULTIMODAL) != MULTIMODAL:
+        found["optim"] = training["optim"]
+    notes = [*_evaluation(config, found), *_notes(config, world)]
+    return found, tuple(notes)
+
+
+def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
+    """When evaluation happens; without data for it, never."""
+    if config.data.get("eval_path"):
+        found.setdefault("eval_strategy", "steps" if "eval_steps" in found else "epoch")
+        return []
+    ignored = [name for name in _EVALUATION if found.pop(name, None) is not None]
+    if not ignored:
+        return []
+    return [f"there is no data.eval_path, so nothing is evaluated: {', '.join(ignored)} has no effect"]
+
+
+def _warmup(config: RunConfig) -> dict[str, Any]:
+    """Steps, or a share of all steps as the trainer takes it: a number below one."""
+    training = config.training
+    if "warmup_ratio" in training:
+        return {"warmup_steps": float(training["warmup_ratio"])}
+    return {"warmup_steps": training["warmup_steps"]} if "warmup_steps" in training else {}
+
+
+def _sharded(config: RunConfig, world: int) -> dict[str, Any]:
+    """How weights are shared out; with one process there is nothing to share."""
+    training, how = config.training, sharding(config)
+    if training.get("deepspeed") or how.startswith("zero"):
+        given = training.get("deepspeed")
+        named = given is None or str(given) in ("zero1", "zero2", "zero3")
+        return {"deepspeed": _deepspeed(int(how[-1])) if named else given}
+    if how != "fsdp" or world == 1:
+        return {}
+    own = training.get("fsdp_config")
+    return {"fsdp": training.get("fsdp") or "full_shard", "fsdp_config": own or {"version": 2}}
+
+
+def _deepspeed(stage: int) -> dict[str, Any]:
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return {**dict.fromkeys(names, "auto"), "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": stage}}
+
+
+def _notes(config: RunConfig, world: int) -> list[str]:
+    training, found = config.training, []
+    if training.get("optim") == MULTIMODAL:
+        rates = ", ".join(name for name in ("learning_rate", "vit_lr", "aligner_lr") if name in training)
+        found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
+    if sharding(config) == "fsdp" and world == 1:
+        found.append("sharding fsdp: there is one process, so nothing is shared out")
+    return found
+
+
+def _refused(config: RunConfig) -> list[str]:
+    training = config.training
+    return [
+        f"training.{name}: {training[name]}: {why}"
+        for name, (wrong, why) in _REFUSED.items()
+        if name in training and wrong(training[name])
+    ]
+
+
+def _contradictions(config: RunConfig) -> list[str]:
+    """Settings that cannot both hold."""
+    model, training, data, found = config.model, config.training, config.data, []
+    for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_connector")):
+        if training.get(rate) and model.get(part) is False:
+            found.append(
+                f"training.{rate} {training[rate]:g} and model.{part} false: leave the rate out, or let it learn"
+            )
+    if "warmup_ratio" in training and training.get("warmup_steps"):
+        found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
+    ratio = training.get("warmup_ratio")
+    if ratio is not None and not 0 <= ratio < 1:
+        found.append(f"training.warmup_ratio: {ratio:g} instead of a share from 0 to below 1")
+    grouped = training.get("group_by_length") or training.get("train_sampling_strategy") == "group_by_length"
+    if grouped and data.get("packing", True):
+        found.append("training.group_by_length and data.packing true: packs have no padding to save; leave it out")
+    if not data.get("eval_path"):
+        found += [
+            f"training.{name} without data.eval_path: there is nothing to judge by"
+            for name in _NEED_EVALUATION
+            if training.get(name)
+        ]
+    how = training.get("sharding")
+    if how is not None and training.get("fsdp") and how != "fsdp":
+        found.append(f"training.sharding {how} and training.fsdp: leave one of them out")
+    if how in ("ddp", "fsdp") and training.get("deepspeed"):
+        found.append(f"training.sharding {how} and training.deepspeed: leave one of them out")
+    return found
+
+
+def _missing_packages(config: RunConfig) -> list[str]:
+    found = []
+    try:
+        method = model_settings(config).method
+    except ConfigError:
+        method = "full"  # it is reported where it is made
+    if method == "qlora" and find_spec("bitsandbytes") is None:
+        found.append(
+            "model.method qlora: bitsandbytes is not installed: pip install 'packtrain[qlora]', or method: lora"
+        )
+    wants = [name for name in ("deepspeed",) if config.training.get(name)]
+    wants += ["sharding"] if str(config.training.get("sharding", "")).startswith("zero") else []
+    if wants and find_spec("deepspeed") is None:
+        found += [
+            f"training.{name} {config.training[name]}: deepspeed is not installed: pip install deepspeed, or leave it"
+            " out and set training.sharding: fsdp, which shares out weights and states without another package"
+            for name in wants
+        ]
+    return found

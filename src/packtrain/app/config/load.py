@@ -1,0 +1,271 @@
+"""A run's config: one YAML file in, checked sections out; everything that is wrong with it is said at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packtrain.app.config.keys import (
+    ALIASES,
+    KINDS,
+    PROCESSOR_CLASS,
+    PROCESSOR_KEYS,
+    PROCESSOR_NAMES,
+    SECTION_ALIASES,
+    SECTIONS,
+)
+from packtrain.app.config.yaml_text import read_value, read_yaml
+from packtrain.core.errors import ConfigError, nearest
+
+_MOST_EXTENDS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The sections of a run, by our own names. What a section does not name takes its default where it is used."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # names of other systems that were understood, and what they mean here
+    written_as: tuple[str, ...] = ()  # other systems' names of sections that it was written with
+
+
+@dataclass(frozen=True, slots=True)
+class _Understood:
+    """A key that was written otherwise than by our own name in its own section."""
+
+    at: str
+    home: str
+    name: str
+    brings: Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What has been read of one file and of those it extends."""
+
+    merged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sections: dict[str, str] = field(default_factory=dict)  # other names of sections
+    understood: list[_Understood] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def file(self, name: str, content: Mapping[Any, Any]) -> None:
+        """One file, over what it extends."""
+        found = _File(name=name, reading=self)
+        for key, value in content.items():
+            section = SECTION_ALIASES.get(str(key), str(key))
+            if key == "extends":
+                continue
+            if section not in SECTIONS:
+                found.place(None, str(key), value, written=str(key))
+                continue
+            if section == "model" and isinstance(value, str):
+                value = {"model_name_or_path": value}
+            if not isinstance(value, Mapping):
+                if value is not None:
+                    self.problems.append(f"{name}: {key}: {type(value).__name__} instead of a section")
+                continue
+            if section != key:
+                self.sections[str(key)] = section
+            for inner, given in value.items():
+                found.place(section, str(inner), given, written=f"{key}.{inner}")
+        for home, values in found.finished().items():
+            self.merged.setdefault(home, {}).update(values)
+
+    def notes(self) -> tuple[str, ...]:
+        """How names were understood; what they bring along is said only where it has not been overruled."""
+        found = [f"section {name} is {section}" for name, section in self.sections.items()]
+        for one in self.understood:
+            values = self.merged.get(one.home, {})
+            kept = [f"{other}: {given}" for other, given in one.brings.items() if values.get(other) == given]
+            found.append(", ".join([f"{one.at} is {one.home}.{one.name}", *kept]))
+        return tuple(dict.fromkeys(found))
+
+    def finished(self, where: str, notes: tuple[str, ...] = (), written_as: tuple[str, ...] = ()) -> RunConfig:
+        """The config, or everything that is wrong with it."""
+        # A key without a value is not set; over a file that is extended it takes the setting back.
+        merged = {
+            section: {name: value for name, value in values.items() if value is not None}
+            for section, values in self.merged.items()
+        }
+        problems = [*self.problems, *_wrong_values(merged)]
+        if problems:
+            got = "\n            ".join(problems)
+            raise ConfigError(where, got=got, expected="a config of a run", fix="correct these lines")
+        return RunConfig(
+            **merged,
+            notes=tuple(dict.fromkeys((*notes, *self.notes()))),
+            written_as=tuple(dict.fromkeys((*written_as, *self.sections))),
+        )
+
+
+@dataclass(slots=True)
+class _File:
+    """The keys of one file, each put where it belongs."""
+
+    name: str
+    reading: _Reading
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    written: dict[tuple[str, str], str] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)  # of media, that stand outside processor_config
+
+    def place(self, section: str | None, key: str, value: Any, written: str) -> None:
+        """Put one key where it belongs; flat keys and keys of a neighbouring section find their own."""
+        at = _short(written)
+        name, brings = ALIASES.get(key, (key, {}))
+        if key == "filter_overlong":
+            if not isinstance(value, bool):
+                self._problem(f"{at}: {_brief(value)} instead of true or false")
+                return
+            name, value = "overlong", "drop" if value else "error"
+            brings = {"overlong": value}
+        if name in PROCESSOR_KEYS:
+            self._media_limit(at, name, value)
+            return
+        if name == "processor_config" and isinstance(value, Mapping):
+            value = self._processor(at, value)
+        homes = [home for home, keys in SECTIONS.items() if name in keys]
+        home = section if section in homes else (homes[0] if homes else None)
+        if home is None:
+            self._unknown(section, key, at)
+            return
+        if (home, name) in self.written:
+            self._problem(f"{at} and {self.written[home, name]} are the same setting")
+            return
+        self.written[home, name] = at
+        if (section, key) != (home, name):
+            self.reading.understood.append(_Understood(at, home, name, brings))
+        self.values.setdefault(home, {})[name] = value
+        for other, given in brings.items():
+            if (home, other) not in self.written:
+                self.values[home][other] = given
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """All values, with the limits of media in their section, over those of the files that are extended."""
+        data = self.values.setdefault("data", {})
+        given = data.get("processor_config") or {}
+        if self.limits and given:
+            self._problem(f"{', '.join(self.limits)} beside data.processor_config, where they belong")
+        elif isinstance(given, Mapping) and (self.limits or given):
+            below = self.reading.merged.get("data", {}).get("processor_config")
+            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **self.limits}
+        return self.values
+
+    def _media_limit(self, at: str, name: str, value: Any) -> None:
+        if name in self.limits:
+            self._problem(f"{at}: {name} is set twice")
+        self.limits[name] = value
+        self.reading.understood.append(_Understood(at, "data.processor_config", name, {}))
+
+    def _processor(self, at: str, given: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The limits of media in it; the model's name goes where models are named."""
+        for name in PROCESSOR_NAMES:
+            if given.get(name) is not None and ("model", "model_name_or_path") not in self.written:
+                self.place("model", "name", given[name], written=f"{at}.{name}")
+        return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
+
+    def _unknown(self, section: str | None, key: str, at: str) -> None:
+        known = SECTIONS[section] if section else tuple(name for keys in SECTIONS.values() for name in keys)
+        hint = nearest(key[:100], [*known, *ALIASES, *PROCESSOR_KEYS, *SECTIONS, *SECTION_ALIASES])
+        self._problem(f"{at}: unknown key. {hint}".rstrip())
+
+    def _problem(self, text: str) -> None:
+        self.reading.problems.append(f"{self.name}: {text}")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a config and the files it extends; `section.key=value` overrides what they say."""
+    reading = _Reading()
+    for file, content in reversed(_chain(Path(path))):
+        reading.file(file.name, content)
+    found = reading.finished(str(path))
+    return with_overrides(found, overrides) if overrides else found
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The config with settings from the command line over it; their values are YAML, null takes a setting back."""
+    reading = _Reading(merged={section: dict(getattr(config, section)) for section in SECTIONS})
+    reading.file("command line", _overrides(overrides, reading.problems))
+    return reading.finished("command line", config.notes, config.written_as)
+
+
+def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    """What the command line says, in the form that a file would have."""
+    content: dict[str, Any] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        parts = name.strip().split(".")
+        if not equals or not all(parts):
+            problems.append(f"command line: {_short(one)} instead of section.key=value")
+            continue
+        try:
+            value = read_value(text)
+        except ValueError as error:
+            problems.append(f"command line: {_short(one)}: {error}")
+            continue
+        inside: Any = content
+        for part in parts[:-1]:
+            inside = inside.setdefault(part, {}) if isinstance(inside, dict) else {}
+        if isinstance(inside, dict):
+            inside[parts[-1]] = value
+    return content
+
+
+def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:
+    """The file and those it extends, nearest first."""
+    found = [(path, read_yaml(path))]
+    while (below := found[-1][1].get("extends")) is not None:
+        here = found[-1][0]
+        if not isinstance(below, str):
+            raise ConfigError(f"{here}: extends", got=_brief(below), expected="the path of another config")
+        paths = [*(one for one, _ in found), here.parent / below]
+        if paths[-1].resolve() in {one.resolve() for one in paths[:-1]} or len(paths) > _MOST_EXTENDS:
+            raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
+        found.append((paths[-1], read_yaml(paths[-1])))
+    return found
+
+
+def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Values that cannot be what the key means; the stages check the rest."""
+    found = []
+    for section, values in merged.items():
+        for name, value in values.items():
+            kind = KINDS.get(name)
+            if kind is not None and not _is(kind, value):
+                found.append(f"{section}.{name}: {_brief(value)} instead of {kind}")
+    limits = merged.get("data", {}).get("processor_config", {})
+    if not isinstance(limits, Mapping):
+        return [*found, f"data.processor_config: {type(limits).__name__} instead of a section"]
+    for name, value in limits.items():
+        if name not in PROCESSOR_KEYS:
+            hint = nearest(str(name)[:100], PROCESSOR_KEYS)
+            found.append(f"data.processor_config.{_short(str(name))}: unknown key. {hint}".rstrip())
+        elif value is not None and not (_is("a number", value) and value > 0):
+            found.append(f"data.processor_config.{name}: {_brief(value)} instead of a number above zero")
+    return found
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == "true or false":
+        return isinstance(value, bool)
+    if kind == "a word":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if kind == "a positive whole number":
+        return isinstance(value, int) and value > 0
+    return math.isfinite(value) and value >= 0
+
+
+def _brief(value: Any) -> str:
+    """A value in a message; what references in the file can blow up to any size is only named."""
+    return _short(repr(value)) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else text[:99] + "…"

@@ -1,0 +1,302 @@
+"""Datasets of packs for training: one config, map-style or streaming, the same packs in the same order.
+
+dataset = MultiModalDataset(DatasetConfig(dataset_path="train.jsonl", model="Qwen/Qwen3-VL-2B-Instruct"))
+dataset.build()                      # measures and packs what is not there yet
+for batch in dataset.loader(num_workers=4):
+    ...
+"""
+
+from __future__ import annotations
+
+import fcntl
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.app.datasets.config import DatasetConfig
+from packtrain.app.datasets.summary import DatasetSummary, summarize
+from packtrain.app.measure import measure_outcome
+from packtrain.app.pack import pack_outcome, work_of
+from packtrain.core.errors import ConfigError
+from packtrain.core.fingerprint import digest
+from packtrain.core.places import cache_dir
+from packtrain.costs.table import CostTable
+from packtrain.estimates.shapes import read_shape
+from packtrain.models.tiny import resolve
+from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
+from packtrain.plans.schedule import Schedule
+
+if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
+    import torch
+
+    from packtrain.batches.collate import PackCollator
+    from packtrain.batches.loader import PackLoader
+    from packtrain.batches.padded import PaddedCollator
+    from packtrain.batches.stream import PackStream
+    from packtrain.packs.encode import SampleEncoder
+    from packtrain.packs.source import PackSource
+    from packtrain.packs.values import PackedRow, PackKey
+
+__all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
+
+
+class _Packs:
+    """What both ways of access have in common."""
+
+    def __init__(self, config: DatasetConfig) -> None:
+        self.config = config
+        self._built: tuple[PackSource, SampleEncoder] | None = None
+        self._left_out: Mapping[str, int] = {}  # by measuring, with the reasons
+
+    def build(self, progress: Callable[[Any], None] = lambda _: None) -> None:
+        """Measure and pack what is not in the cache yet. On a machine with several ranks one does it, the others wait.
+
+        Call it before the process group is initialised: how long it takes depends on the data.
+        """
+        root = Path(self.config.cache_dir).expanduser() if self.config.cache_dir is not None else cache_dir()
+        with _alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
+            table = _measured(self.config, root, progress)
+            plan = _packed(self.config, table, root, progress)
+            encoder = _encoder(table)
+            _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
+            self._built = self._source(plan, table, encoder, root), encoder
+            self._left_out = table.summary["counts"]["reasons"]
+        for name in ("schedule", "_stream"):  # of what was built before
+            self.__dict__.pop(name, None)
+
+    @property
+    def plan(self) -> PackPlan:
+        """Which samples share a pack, in each epoch."""
+        return self.source.plan
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The order of packs."""
+        return _schedule(self.config, self.plan)
+
+    @property
+    def source(self) -> PackSource:
+        """Packs by their key."""
+        return self._parts()[0]
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Packs that share a batch: 1, or the rows of a padded one."""
+        return self.config.rows_per_batch
+
+    def get_collator(self, *, dtype: torch.dtype | None = None, **options: Any) -> PackCollator | PaddedCollator:
+        """What makes a batch of a pack: one row without padding, or with `packing: false` padded ones."""
+        from packtrain.batches.collate import PackCollator
+        from packtrain.batches.padded import PaddedCollator
+
+        capacity, encoder = self.plan.config.packing_length, self._parts()[1]
+        make: Any = PackCollator if self.config.packing else PaddedCollator
+        return make(encoder.contract, pad_id=encoder.pad_id, capacity=capacity, dtype=dtype, **options)
+
+    def loader(self, collator: Any = None, **options: Any) -> PackLoader:
+        """This rank's batches, with a state; see PackLoader for the options."""
+        from packtrain.batches.loader import PackLoader
+
+        options = {"rows_per_batch": self.rows_per_batch, **options}
+        return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
+
+    def describe(self, *, world: int = 1) -> DatasetSummary:
+        """The numbers to print before training on so many ranks."""
+        return summarize(
+            self.schedule,
+            packing=self.config.packing,
+            rows_per_batch=self.rows_per_batch,
+            measured=self._left_out,
+            world=world,
+        )
+
+    def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[PackSource, SampleEncoder]:
+        if self._built is None:
+            raise ConfigError(type(self).__name__, got="not built", fix="call .build() first")
+        return self._built
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker needs the packs; a schedule is worked out again where it is asked for."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("schedule", "_stream")}
+
+
+class MultiModalDataset(_Packs):
+    """Packs by number: `dataset[3]` is the fourth pack of the first epoch, `dataset[PackKey(1, 3)]` of the second."""
+
+    def __len__(self) -> int:
+        """Packs of the first epoch."""
+        return self.plan.epoch(0).num_packs
+
+    def __getitem__(self, key: int | PackKey) -> PackedRow:
+        from packtrain.packs.values import PackKey
+
+        if isinstance(key, tuple):
+            return self.source[key]
+        if not -len(self) <= key < len(self):
+            raise IndexError(f"pack {key} of {len(self)}")
+        number = key + len(self) if key < 0 else key
+        return self.source[PackKey(epoch=0, pack=number)]
+
+    def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
+        from packtrain.packs.reader import RecordReader
+        from packtrain.packs.rows import RowTable
+        from packtrain.packs.source import PackSource
+        from packtrain.records.shards.cache import ShardCache
+        from packtrain.records.shards.files import LocalFiles
+
+        rows = RowTable.make(table, root / "rows")
+        files = LocalFiles(ShardCache(root / "shards", self.config.cache_bytes))
+        return PackSource(plan, rows, RecordReader(table.request(), rows, files), encoder)
+
+
+class MultiModalIterableDataset(_Packs):
+    """The same packs as a stream: this rank's, an epoch each time it is iterated. Data files go through a cache.
+
+    Plans with a packing_window need the files of two windows at a time, whatever the dataset's size; without one a pack
+    needs any files, and where `cache_bytes` does not hold them all they are fetched again and again. Under
+    transformers.Trainer use `loader`: an IterableDataset would be shared out among the ranks once more. In a DataLoader
+    with workers, `set_epoch` before each epoch: this object does not see what its copies there deliver.
+    """
+
+    def __init__(self, config: DatasetConfig) -> None:
+        super().__init__(config)
+        self._place: tuple[int, int, int, int] | None = None
+        _register(type(self))
+
+    def __iter__(self) -> Iterator[PackedRow]:
+        return iter(self._stream)
+
+    def __len__(self) -> int:
+        """Packs of this rank in the epoch that comes next, with those that fill up."""
+        return len(self._stream)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Deliver this epoch next, from its beginning."""
+        self._stream.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, if it is iterated in this process; with workers use the state of `loader`."""
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same schedule, saved on any number of ranks."""
+        self._stream.load_state_dict(state)
+
+    @cached_property
+    def _stream(self) -> PackStream:
+        from packtrain.batches.stream import PackStream
+
+        if self._place is None:
+            return PackStream(self.source, self.schedule, rows_per_batch=self.rows_per_batch)
+        return PackStream.at(self.source, self.schedule, self._place, rows_per_batch=self.rows_per_batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker is of no process group: it is told which rank it belongs to, and where to begin."""
+        return {**super().__getstate__(), "_place": self._stream.place if self._built is not None else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _register(type(self))
+
+    def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
+        from packtrain.packs.reader import RecordReader
+        from packtrain.packs.rows import RowTable
+        from packtrain.packs.streamed import StreamedSource
+        from packtrain.records.shards.cache import ShardCache
+        from packtrain.records.shards.files import CachedFiles
+
+        rows = RowTable.make(table, root / "rows")
+        files = CachedFiles(ShardCache(root / "shards", self.config.cache_bytes))
+        reader = RecordReader(table.request(), rows, files)
+        schedule = _schedule(self.config, plan)
+        _warn_of_thrashing(table, plan, self.config.cache_bytes)
+        return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
+
+
+def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: int) -> None:
+    """Refuse batches in which one long sample would change the positions of the others, before training finds one."""
+    from packtrain.batches.join import too_long_together
+
+    for epoch in range(plan.num_epochs if limit is not None else 0):
+        packs = plan.epoch(epoch)
+        mixed = (packs.load("longest") > limit) & (packs.load("samples") * rows_per_batch > 1)
+        if mixed.any():
+            found = (
+                f"{int(mixed.sum())} packs of epoch {epoch} with a sample of up to {packs.load('longest').max()} tokens"
+            )
+            raise too_long_together(f"{found} beside others", int(limit or 0))
+
+
+def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
+    """A plan without windows may need any file at any time: what does not fit the cache is fetched again and again."""
+    from packtrain.records.shards.address import is_remote
+
+    if plan.config.packing_window is not None or plan.config.packing_strategy.startswith("window_"):
+        return
+    states = table.summary["inputs"]["data"]
+    fetched = {
+        file: state for file, state in states.items() if is_remote(file) or file.endswith((".gz", ".tgz", ".zst"))
+    }
+    size = sum(state.get("size") or 0 for state in fetched.values())
+    if size > budget:
+        warnings.warn(
+            f"{len(fetched)} compressed or remote data files have {size:,} bytes, and the cache may hold {budget:,}. "
+            "Without a packing_window any of them may be needed at any time, so they will be fetched again and again: "
+            "set packing_options={'packing_window': N}, or raise cache_bytes.",
+            stacklevel=4,
+        )
+
+
+def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
+    return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
+
+
+def _measured(config: DatasetConfig, root: Path, progress: Callable[[Any], None]) -> CostTable:
+    """The cost table, where the command line would have it unless another cache is given."""
+    arguments = config.measured_by()
+    out = root / "measure" / digest(arguments) if config.cache_dir is not None else None
+    return measure_outcome(**arguments, out=out, progress=progress).table
+
+
+def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Callable[[Any], None]) -> PackPlan:
+    packing = config.packing_config(_context(config))
+    work = asdict(work_of(table)[0])
+    named = digest([packing.describe(), inputs_of(table), PACKER_VERSION, work])
+    return pack_outcome(table, packing, root / "plans" / named, progress).plan
+
+
+def _context(config: DatasetConfig) -> int:
+    """The tokens that the model was made for."""
+    if config.packing_length is not None:
+        return config.packing_length
+    return read_shape(resolve(config.model_name, cache_dir() / "models")).language.context_length
+
+
+def _encoder(table: CostTable) -> SampleEncoder:
+    from packtrain.packs.encode import SampleEncoder
+
+    return SampleEncoder(table.request(), measured_settings=table.summary["inputs"]["settings"])
+
+
+def _register(cls: type) -> None:
+    """DataLoader asks whether a dataset is an IterableDataset; inheriting from it would load torch with this module."""
+    from torch.utils.data import IterableDataset
+
+    IterableDataset.register(cls)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process of a machine build while the others wait; where a disk has no locks they do not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,119 @@
+"""Looking into one optimizer step of a run: its packs by micro-step and rank, their samples, what was logged of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from packtrain.app.inspection.plan import PackedSample, open_plan, pack_samples
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.costs.table import CostTable
+from packtrain.plans.schedule import EMPTY, Balance, Schedule
+from packtrain.reports.run_read import RUN, read_run
+from packtrain.reports.run_values import Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPack:
+    """One pack of a step, and who trains it when."""
+
+    micro_step: int
+    rank: int
+    pack: int
+    samples: tuple[PackedSample, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(sample.tokens for sample in self.samples)
+
+    @property
+    def images(self) -> int:
+        return sum(sample.images for sample in self.samples)
+
+    @property
+    def patches(self) -> int:
+        return sum(sample.patches for sample in self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSeen:
+    """One optimizer step of a run."""
+
+    step: int  # counted from 1, over the whole run
+    steps: int  # that the schedule has
+    epoch: int
+    packing_length: int
+    world: int
+    packs: tuple[StepPack, ...]  # by micro-step and rank; those that are empty are left out
+    logged: Mapping[str, float]  # what metrics.jsonl says of it; empty when it has not been trained
+    warnings: tuple[str, ...]
+
+
+def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> StepSeen:
+    """The samples of a step, from the run's plan and the cost table it was made from; the data are not needed."""
+    found = read_run(run)
+    schedule, table = _schedule(found, costs)
+    steps = schedule.num_steps()
+    if not 1 <= step <= steps:
+        raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
+    before = schedule.state_after(step - 1)
+    world, rows = found.about.world, found.about.rows_per_batch
+    number = before.next_pack // schedule.packs_per_step
+    placed = schedule.micro_steps(before.epoch, number, world, rows_per_batch=rows)
+    packs = tuple(
+        StepPack(
+            micro_step=int(micro_step),
+            rank=int(column) // rows,
+            pack=int(placed[micro_step, column]),
+            samples=tuple(pack_samples(schedule.plan, table, int(placed[micro_step, column]), before.epoch)),
+        )
+        for micro_step, column in np.argwhere(placed != EMPTY)
+    )
+    return StepSeen(
+        step=step,
+        steps=steps,
+        epoch=before.epoch,
+        packing_length=schedule.plan.config.packing_length,
+        world=world,
+        packs=packs,
+        logged=_logged(found, step),
+        warnings=tuple(f"{one.kind}: {one.found}" for one in found.warnings if one.step == step),
+    )
+
+
+def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:
+    about = run.about
+    if about.plan is None or about.packs_per_step is None or about.balance not in get_args(Balance):
+        raise ArtifactError(
+            str(run.folder / RUN),
+            got="no plan, packs_per_step and balance that can be used",
+            expected="what packtrain train writes before its first step",
+        )
+    plan = Path(about.plan)
+    if not plan.is_absolute() and not plan.exists():
+        plan = run.folder / plan
+    if not plan.exists():
+        raise ArtifactError(
+            str(plan),
+            got="no such folder",
+            expected="the plan that the run was trained with",
+            fix=f"the run's own command makes it again; {run.folder / RUN} names the folder",
+        )
+    found, table = open_plan(plan, costs)
+    balance: Balance = about.balance  # type: ignore[assignment]
+    return Schedule(found, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
+
+
+def _logged(run: Run, step: int) -> dict[str, float]:
+    steps = run.steps
+    at = np.flatnonzero(steps["step"] == step).tolist()
+    if not at:
+        return {}
+    values = {name: float(column[at[0]]) for name, column in steps.columns.items() if name != "step"}
+    values |= {f"learning_rate/{part}": float(rates[at[0]]) for part, rates in steps.rates.items()}
+    return {name: value for name, value in values.items() if not math.isnan(value) or name == "loss"}

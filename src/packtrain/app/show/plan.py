@@ -1,0 +1,113 @@
+"""How a study looks in a terminal: the sweep, padding beside packing, the recommendation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from packtrain.advice.study import Progress as Studying
+from packtrain.advice.values import Study
+from packtrain.app.plan import Planned
+from packtrain.app.show.bars import Bar
+from packtrain.reports.content import study_content
+
+_GIB = 2**30
+
+
+class PlanBar(Bar):
+    """A bar over the packings that are tried."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        super().__init__("planning", console, quiet=quiet)
+
+    def update(self, progress: Studying) -> None:
+        """Show what is being tried."""
+        self.show(progress.done, progress.total, progress.doing)
+
+
+def planned_json(planned: Planned) -> dict[str, Any]:
+    """A study for machines: what the files hold, and where they are."""
+    return {
+        "files": {name: str(path) for name, path in planned.files.items()},
+        "understood": list(planned.notes),
+        **study_content(planned.study),
+    }
+
+
+def show_planned(planned: Planned, console: Console) -> None:
+    """A study for people."""
+    study = planned.study
+    for note in planned.notes:
+        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+    console.print(_sweep_table(study))
+    console.print(_padding_table(study))
+    if any(reason.baseline != reason.packing for reason in study.recommendation.reasons):
+        console.print(_reasons_table(study))
+    console.print(f"[bold]{escape(study.recommendation.verdict)}[/]", soft_wrap=True)
+    for advice in study.recommendation.advice:
+        console.print(f"- {escape(advice)}", soft_wrap=True)
+    console.print(f"next: open {escape(str(planned.files['report.html']))}", soft_wrap=True)
+    if study.recommendation.packing:
+        console.print(f"then: {escape(_pack_command(study))}", soft_wrap=True)
+
+
+def _pack_command(study: Study) -> str:
+    """What makes the recommended packs."""
+    chosen = study.simulations[study.recommendation.simulation]
+    limits = "".join(f" --{name.replace('_', '-')} {value}" for name, value in chosen.limits.items())
+    return f"packtrain pack {study.costs} --packing-length {chosen.packing_length}{limits} --out plan"
+
+
+def _sweep_table(study: Study) -> Table:
+    table = Table(
+        title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}",
+        caption="* recommended   - does not fit the GPU's memory",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("", "length", "packs", "of bound", "fill", "dropped", "steps", "GiB", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, one in enumerate(study.simulations):
+        limits = "".join(f" {name.removeprefix('max_')}={value}" for name, value in one.limits.items())
+        table.add_row(
+            "*" if number == study.recommendation.simulation else "" if one.fits else "-",
+            f"{one.packing_length:,}{limits}",
+            f"{one.packs:,}",
+            f"{one.of_bound:.2%}",
+            f"{one.fill:.1%}",
+            f"{one.samples_dropped:,}",
+            f"{one.steps:,}",
+            f"{one.memory_bytes / _GIB:.1f}",
+            f"{one.tokens_per_second:,.0f}",
+        )
+    return table
+
+
+def _padding_table(study: Study) -> Table:
+    table = Table(title="Without packing", title_justify="left")
+    for name in ("batches", "batch size", "steps", "padding", "GiB", ""):
+        table.add_column(name, justify="right")
+    for run in study.padded:
+        table.add_row(
+            "random" if run.order == "random" else "grouped by length",
+            str(run.batch_size),
+            f"{run.steps:,}",
+            f"{run.waste:.1%}",
+            f"{run.memory_bytes / _GIB:.1f}",
+            "" if run.fits else "too large",
+        )
+    return table
+
+
+def _reasons_table(study: Study) -> Table:
+    table = Table(title="What changes (the report has every value)", title_justify="left")
+    for name in ("parameter", "today", "packing", "reason"):
+        table.add_column(name, overflow="fold")
+    for reason in study.recommendation.reasons:
+        if reason.baseline == reason.packing:
+            continue
+        table.add_row(*(escape(text) for text in (reason.parameter, reason.baseline, reason.packing, reason.reason)))
+    return table

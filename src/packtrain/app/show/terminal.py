@@ -1,0 +1,127 @@
+"""How results look in a terminal: progress bars, tables, the line that says what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from packtrain.app.show.bars import Bar
+from packtrain.costs.run import Outcome
+from packtrain.costs.run import Progress as Measured
+
+_SHOWN = {
+    "tokens": "tokens",
+    "text_tokens": "text tokens",
+    "image_tokens": "image tokens",
+    "video_tokens": "video tokens",
+    "images": "images",
+    "frames": "video frames",
+    "objects": "objects",
+    "patches": "vision patches",
+    "supervised_tokens": "supervised tokens",
+}
+
+
+class MeasureBar(Bar):
+    """A bar over units of work, with records per second and the number skipped."""
+
+    def __init__(self, verb: str, console: Console, *, quiet: bool) -> None:
+        left = (TextColumn("left"), TimeRemainingColumn())
+        super().__init__(verb, console, quiet=quiet, counts=(MofNCompleteColumn(),), ending=left)
+        self._told = quiet
+
+    def update(self, progress: Measured) -> None:
+        """Show where the run is, and first of all why it starts over."""
+        for change in progress.changed[:5] if not self._told else ():
+            self._bar.console.print(f"[yellow]measuring again because[/] {escape(change)}", soft_wrap=True)
+        self._told = True
+        elapsed = self._bar.tasks[0].elapsed or 0
+        rate = f"{progress.entries / elapsed:,.0f}/s" if elapsed > 0.5 else ""
+        detail = f"{progress.entries:,} records  {rate}  {progress.skipped:,} skipped"
+        self.show(progress.units, progress.total_units, detail)
+
+
+def measured_json(outcome: Outcome) -> dict[str, Any]:
+    """A measurement for machines."""
+    summary = outcome.table.summary
+    return {
+        "folder": str(outcome.table.folder),
+        "reused": outcome.reused,
+        "changed": outcome.changed,
+        "resumed_units": outcome.resumed_units,
+        **{key: summary[key] for key in ("counts", "statistics", "measured_by", "check", "seconds")},
+        "family": summary["inputs"]["settings"]["model_type"],
+    }
+
+
+def show_measured(outcome: Outcome, console: Console) -> None:
+    """A measurement for people."""
+    summary = outcome.table.summary
+    counts = summary["counts"]
+    if outcome.reused:
+        console.print("Nothing has changed since this was measured, so the table is used as it is.")
+    if outcome.resumed_units:
+        console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
+    console.print(_statistics_table(summary))
+    console.print(
+        f"{counts['entries']:,} entries read = {counts['rows']:,} measured + {counts['ledger']:,} in the ledger"
+        f" ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
+    )
+    if counts["cut_short"]:
+        console.print(
+            f"[bold red]{counts['cut_short']:,} files could not be read, or not to their end:[/]"
+            " more records are missing than the ledger has lines"
+        )
+    if counts["reasons"]:
+        console.print(_ledger_table(counts["reasons"]))
+    console.print(_how(summary), soft_wrap=True)
+    folder = escape(str(outcome.table.folder))
+    console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report", soft_wrap=True)
+
+
+def _statistics_table(summary: Mapping[str, Any]) -> Table:
+    table = Table(title=f"What a record costs ({summary['inputs']['settings']['model_type']})", title_justify="left")
+    table.add_column("per record")
+    for name in ("mean", "median", "p95", "p99", "max", "total"):
+        table.add_column(name, justify="right")
+    for column, label in _SHOWN.items():
+        found = summary["statistics"]["columns"].get(column) or {}
+        if found.get("max"):
+            table.add_row(
+                label,
+                *(
+                    f"{found[n]:,.1f}" if n == "mean" else f"{found[n]:,.0f}"
+                    for n in ("mean", "median", "p95", "p99", "max", "total")
+                ),
+            )
+    return table
+
+
+def _ledger_table(reasons: dict[str, int]) -> Table:
+    table = Table(title="Not in the table", title_justify="left")
+    table.add_column("stage: reason")
+    table.add_column("records", justify="right")
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:8]:
+        table.add_row(escape(reason), f"{count:,}")
+    return table
+
+
+def _how(summary: Mapping[str, Any]) -> str:
+    check = summary["check"]
+    checked = (
+        f"{check['records']} records encoded again by the real processor: equal"
+        + (f" ({check['note']})" if check["note"] else "")
+        if check["records"]
+        else f"not compared with the real processor ({check['note']})"
+    )
+    how = (
+        "by the family's rule, from headers alone"
+        if summary["measured_by"] == "rule"
+        else "by running the processor on every record: this family has no rule, which is exact and slow"
+    )
+    return f"Measured {how}; {checked}. {summary['seconds']:,.1f} s"

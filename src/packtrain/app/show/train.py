@@ -1,0 +1,212 @@
+"""How a training run looks in a terminal: everything that was derived before its first step, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn
+from rich.table import Table
+
+from packtrain.advice.words import counted, duration
+from packtrain.app.show.bars import Bar
+from packtrain.app.train.values import Learning, Ready, TrainOutcome
+from packtrain.costs.run import Progress as Measuring
+from packtrain.plans.build import Progress as Packing
+
+_GIB = 1 << 30
+
+
+class PrepareBar(Bar):
+    """A bar over measuring and packing, whichever is going on."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        super().__init__("preparing", console, quiet=quiet, counts=(MofNCompleteColumn(),))
+
+    def update(self, state: Any) -> None:
+        """Show where preparation is."""
+        if isinstance(state, Measuring):
+            detail = f"measuring: {state.entries:,} records, {state.skipped:,} skipped"
+            self.show(state.units, state.total_units, detail)
+        elif isinstance(state, Packing):
+            self.show(state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}")
+
+
+def show_ready(ready: Ready, console: Console) -> None:
+    """Every derived number, before the first step."""
+    for line in ready.done:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    for note in ready.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
+    table = Table(title=f"{ready.numbers.mode} training into {escape(str(ready.run.folder))}", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    table.add_column("is", overflow="fold")
+    for name, text in _rows(ready):
+        table.add_row(name, escape(text))
+    console.print(table)
+    if ready.batches:
+        console.print(_batches_table(ready))
+
+
+def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
+    numbers, run = ready.numbers, ready.run
+    yield "model", f"{run.model.name}, weights in {ready.dtype}, attention {ready.attention}{_compiled(ready)}"
+    yield "learns", f"{run.model.method}: {', '.join(map(_learning, ready.learns))}"
+    data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
+    yield "data", f"{data}, {numbers.images:,} images; longest {numbers.longest:,}; {numbers.left_out:,} in the ledger"
+    if numbers.mode == "packed":
+        packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
+        yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
+        yield "packing proof", _proof(ready)
+    else:
+        padding = f"{1 - numbers.fill:.1%} of tokens are padding"
+        yield "batches", f"{numbers.rows_per_batch} samples each, padded to the longest: {padding}"
+    yield "step", _step(ready)
+    yield "steps", f"{numbers.steps:,}: {numbers.epochs:.3g} epochs of {numbers.steps_per_epoch:,}"
+    if numbers.evaluation_samples:
+        batches = counted(numbers.evaluation_batches, "batch", "batches")
+        yield "evaluation", f"{numbers.evaluation_samples:,} samples in {batches}"
+    yield from _expected(ready)
+    if ready.resumed:
+        yield "goes on", f"from the checkpoint of step {ready.resumed:,}"
+
+
+def _step(ready: Ready) -> str:
+    numbers = ready.numbers
+    processes = f"{numbers.world} process{'es' if numbers.world > 1 else ''}"
+    if numbers.mode == "padded":
+        return f"{numbers.packs_per_step:,} samples: {numbers.micro_steps} passes on {processes}"
+    wanted = ready.run.size.samples
+    said = f" ({wanted:,} were asked for)" if wanted is not None else ""
+    return (
+        f"{numbers.packs_per_step:,} packs, about {numbers.samples_per_step:,.0f} samples{said}: "
+        f"{numbers.micro_steps} passes on {processes}"
+    )
+
+
+def _learning(one: Learning) -> str:
+    return f"{one.part} {one.trained:,} of {one.weights:,}" if one.trained else f"{one.part} frozen"
+
+
+def _compiled(ready: Ready) -> str:
+    return ", layers compiled" if ready.compiled else ""
+
+
+def _proof(ready: Ready) -> str:
+    proof = ready.proof
+    if proof is None:
+        return "turned off (quick_check: false)"
+    apart = max((finding.difference for finding in proof.findings), default=0.0)
+    return (
+        f"passed: {len(proof.samples)} samples packed are what each is alone (largest difference {apart:.1e}, "
+        f"{len(proof.findings)} checks)"
+    )
+
+
+def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
+    found = ready.expected
+    if found is None:
+        yield "expected", "no prediction: there is no GPU, or one that is not known"
+        return
+    by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
+    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"
+    yield "expected speed", f"{speed}, {duration(found.run_seconds)} in all on {found.gpu} ({by})"
+    yield "expected memory", f"{found.memory_bytes / _GIB:.1f} GiB of {found.gpu_bytes / _GIB:.1f} GiB"
+
+
+def _batches_table(ready: Ready) -> Table:
+    """The first batches of every rank."""
+    table = Table(title="First batches", title_justify="left")
+    for name in ("rank", "batch", "samples", "images", "tiles", "patches", "tokens", "supervised", "fill"):
+        table.add_column(name, justify="right")
+    for rank, infos in enumerate(ready.batches):
+        for number, info in enumerate(infos):
+            table.add_row(
+                str(rank),
+                str(number),
+                f"{info.samples:,}",
+                f"{info.images:,}",
+                f"{info.tiles:,}",
+                "?" if info.patches is None else f"{info.patches:,}",
+                f"{info.tokens:,}",
+                f"{info.supervised_tokens:,}",
+                f"{batch_fill(ready, info):.1%}",
+            )
+    return table
+
+
+def batch_fill(ready: Ready, info: Any) -> float:
+    """Real tokens over what a pack can hold, or over what a padded batch computes."""
+    numbers = ready.numbers
+    room = numbers.packing_length if numbers.mode == "packed" else info.tokens + info.padding
+    return float(info.tokens / room) if room else 0.0
+
+
+def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
+    """How a run ended, and what to do next; `again` is the command that goes on with it."""
+    ended = outcome.outcome
+    if ended.status == "not trained":
+        console.print("nothing was trained; the same command without --dry-run trains", soft_wrap=True)
+        return
+    loss = f", loss {ended.loss:.4f}" if ended.loss is not None else ""
+    evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
+    console.print(
+        f"[bold]{ended.status}[/]: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
+        f"{ended.samples_seen:,} samples in {duration(ended.seconds)}",
+        soft_wrap=True,
+    )
+    for problem in outcome.problems:
+        console.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
+    if outcome.interrupted:
+        console.print(f"next: {escape(again)} --resume", soft_wrap=True)
+        return
+    if outcome.final is not None:
+        console.print(f"weights: {escape(str(outcome.final))}", soft_wrap=True)
+    if outcome.report is not None:
+        console.print(f"next: open {escape(str(outcome.report))}", soft_wrap=True)
+
+
+def ready_json(ready: Ready) -> dict[str, Any]:
+    """What was derived, for machines."""
+    return {
+        "folder": str(ready.run.folder),
+        "mode": ready.numbers.mode,
+        "numbers": asdict(ready.numbers),
+        "model": {
+            "name": ready.run.model.name,
+            "method": ready.run.model.method,
+            "attention": ready.attention,
+            "dtype": ready.dtype,
+            "compiled": ready.compiled,
+            "learns": [asdict(one) for one in ready.learns],
+        },
+        "prepared": list(ready.done),
+        "notes": list(ready.notes),
+        "proof": None if ready.proof is None else ready.proof.as_json(),
+        "expected": None if ready.expected is None else asdict(ready.expected),
+        "resumed": ready.resumed,
+        "batches": [
+            [
+                {
+                    **{name: getattr(info, name) for name in ("samples", "images", "tiles", "patches", "tokens")},
+                    "fill": batch_fill(ready, info),
+                }
+                for info in infos
+            ]
+            for infos in ready.batches
+        ],
+    }
+
+
+def outcome_json(outcome: TrainOutcome) -> dict[str, Any]:
+    """A run for machines."""
+    return {
+        **ready_json(outcome.ready),
+        "outcome": outcome.outcome.plain(),
+        "report": None if outcome.report is None else str(outcome.report),
+        "final": None if outcome.final is None else str(outcome.final),
+        "problems": list(outcome.problems),
+    }

@@ -1,0 +1,115 @@
+"""What the estimates expect of a run on the GPU at hand: seconds, tokens per second, memory of the worst batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from packtrain.advice.clock import Clock
+from packtrain.advice.passes import Passes, pack_passes
+from packtrain.app.train.prepare import Prepared, batch_rows
+from packtrain.core.errors import PacktrainError
+from packtrain.core.places import cache_dir
+from packtrain.estimates.calibration import coefficients_for
+from packtrain.estimates.gpus import Gpu, find_gpu
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
+from packtrain.estimates.shapes import read_shape
+from packtrain.estimates.time import Coefficients
+from packtrain.estimates.values import ModelShape, TrainingSetup
+from packtrain.models.tiny import resolve
+from packtrain.plans.resources import EXTRAS, RESOURCES
+
+_SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """Predictions for a run, and what they rest on."""
+
+    gpu: str
+    tokens_per_second: float  # real tokens, over all GPUs
+    step_seconds: float
+    run_seconds: float
+    memory_bytes: int  # of one GPU with the largest of everything that a batch has
+    gpu_bytes: int
+    fitted: bool  # coefficients were fitted to this kind of GPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What estimates know of a run: the model, how it is trained, on which GPU, with which coefficients."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    gpu: Gpu | None
+    time: Coefficients | None = None
+    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS
+
+    @property
+    def fitted(self) -> bool:
+        """Do both models rest on measurements?"""
+        return self.memory.fitted and self.time is not None and self.time.fitted
+
+
+def machine_of(prepared: Prepared, *, gpu: str | None, attention: str, compiled: bool, bf16: bool) -> Machine | None:
+    """The model on this GPU; None where the model's shape is not known."""
+    run = prepared.run
+    try:
+        shape = read_shape(resolve(run.model.name, cache_dir() / "models"))
+    except PacktrainError:
+        return None
+    try:
+        found = find_gpu(gpu) if gpu is not None else None
+    except PacktrainError:
+        found = None  # a GPU that is in no list
+    kernel = (
+        "varlen" if attention.startswith(("varlen", "flash", "flex")) else "eager" if attention == "eager" else "sdpa"
+    )
+    setup = replace(run.setup, attention=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
+    if found is None:
+        return Machine(shape=shape, setup=setup, gpu=None)
+    time, memory, _ = coefficients_for(found, compiled=compiled)
+    return Machine(shape=shape, setup=setup, gpu=found, time=time, memory=memory)
+
+
+def expected(prepared: Prepared, machine: Machine | None) -> Expected | None:
+    """The first epoch's speed and the worst batch's memory; None where there is no GPU to predict for."""
+    if machine is None or machine.gpu is None:
+        return None
+    numbers, rows = prepared.numbers, prepared.run.data.rows_per_batch
+    passes = _passes(prepared)
+    clock = Clock(shape=machine.shape, setup=machine.setup, gpu=machine.gpu, coefficients=machine.time)
+    per_step = -(-numbers.packs_per_step // rows)
+    seconds = clock.epoch(passes, per_step, packs=True)
+    return Expected(
+        gpu=machine.gpu.name,
+        tokens_per_second=numbers.tokens / seconds,
+        step_seconds=seconds / numbers.steps_per_epoch,
+        run_seconds=seconds / numbers.steps_per_epoch * numbers.steps,
+        memory_bytes=estimate_memory(machine.shape, machine.setup, passes.worst(), machine.memory).total,
+        gpu_bytes=machine.gpu.memory_bytes,
+        fitted=machine.fitted,
+    )
+
+
+def _passes(prepared: Prepared) -> Passes:
+    """The batches of the first epoch in their order; padded ones are as long as their longest row."""
+    packs, schedule = prepared.dataset.plan.epoch(0), prepared.dataset.schedule
+    rows = prepared.run.data.rows_per_batch
+    order, starts = batch_rows(schedule, rows)
+    loads = {name: packs.load(name)[order] for name in (*RESOURCES, *EXTRAS)}
+    if prepared.run.data.packing:
+        return pack_passes(loads)
+    sizes, longest = np.diff(np.append(starts, len(order))), np.maximum.reduceat(loads["longest"], starts)
+    return Passes(
+        {
+            "tokens": sizes * longest,
+            "squared_tokens": sizes * longest * longest,
+            "longest": longest,
+            "samples": sizes,
+            "rows": sizes,
+            "largest_patches": np.maximum.reduceat(loads["largest_patches"], starts),
+            **{name: np.add.reduceat(loads[name], starts) for name in _SUMS},
+        }
+    )

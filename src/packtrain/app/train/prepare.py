@@ -1,0 +1,179 @@
+"""What a run needs before its first step: measured and packed data, and every number that follows from them.
+
+It happens before processes find each other: how long it takes depends on the data, and one of a machine does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.datasets.config import DatasetConfig
+from packtrain.app.train.settings import ResolvedRun
+from packtrain.costs.run import Progress as Measuring
+from packtrain.plans.build import Progress as Packing
+from packtrain.plans.padding import padding_share
+from packtrain.plans.plan import PackPlan
+from packtrain.plans.schedule import Schedule
+
+Dataset = MultiModalDataset | MultiModalIterableDataset
+_NAMED = 5  # reasons why something was made again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunNumbers:
+    """Every number that follows from config and data."""
+
+    mode: str  # packed or padded
+    samples: int  # of an epoch
+    left_out: int  # entries of the ledger: unusable, filtered out, or fitting no pack
+    packs: int  # of the first epoch; padded: its samples
+    packing_length: int
+    fill: float  # of packs, or of padded batches: the share of tokens that is no padding
+    samples_per_pack: float
+    packs_per_step: int
+    samples_per_step: float
+    rows_per_batch: int
+    micro_steps: int  # forward passes of each process in a step
+    steps: int
+    steps_per_epoch: int
+    epochs: float
+    tokens: int  # of an epoch
+    supervised_tokens: int
+    longest: int
+    images: int
+    world: int
+    evaluation_samples: int = 0
+    evaluation_batches: int = 0  # over all processes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prepared:
+    """A run with its data at hand."""
+
+    run: ResolvedRun
+    dataset: Dataset
+    evaluation: Dataset | None
+    numbers: RunNumbers
+    done: tuple[str, ...]  # what was reused, and what was made because of what
+
+
+def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) -> Prepared:
+    """Measure and pack what is missing or stale, and count."""
+    builder = _Builder(progress=progress, streams=bool(run.config.data.get("streaming")))
+    if run.size.packs is None or run.length.max_steps is not None:
+        counts = builder.build(_first_epoch(run), "data", counting=True).plan.summary["epochs"][0]
+        run = run.counted(samples_per_pack=counts["entries"] / counts["packs"], packs_per_epoch=counts["packs"])
+    else:
+        run = run.counted(samples_per_pack=1.0, packs_per_epoch=1)
+    dataset = builder.build(run.data, "data")
+    wanted = run.length.max_steps
+    while wanted is not None and dataset.schedule.num_steps() < wanted:  # later epochs may have fewer packs
+        run = replace(run, data=replace(run.data, epochs=run.data.epochs + 1))
+        dataset = builder.build(run.data, "data")
+    evaluation = builder.build(run.evaluation, "evaluation data") if run.evaluation is not None else None
+    return Prepared(
+        run=run,
+        dataset=dataset,
+        evaluation=evaluation,
+        numbers=_numbers(run, dataset, evaluation),
+        done=tuple(dict.fromkeys(builder.done)),
+    )
+
+
+def _first_epoch(run: ResolvedRun) -> DatasetConfig:
+    """One epoch without a tail, which says how many samples a pack holds."""
+    options = {name: value for name, value in run.data.packing_options.items() if name != "packing_drop_last"}
+    packs = 1 if run.data.packing else run.data.packs_per_step
+    return replace(run.data, epochs=1, packs_per_step=packs, packing_options=options)
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builds datasets and remembers what had to be made for them."""
+
+    progress: Callable[[Any], None]
+    streams: bool
+    done: list[str] = field(default_factory=list)
+    measured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # cost tables made now, and because of what
+    packed: set[str] = field(default_factory=set)  # plans made now
+
+    def build(self, config: DatasetConfig, name: str, *, counting: bool = False) -> Dataset:
+        """One dataset; of a plan that only counts nothing is said."""
+        dataset: Dataset = (MultiModalIterableDataset if self.streams else MultiModalDataset)(config)
+        seen: dict[type, Any] = {}
+
+        def watch(state: Any) -> None:
+            seen[type(state)] = state
+            self.progress(state)
+
+        dataset.build(watch)
+        table, plan = str(dataset.plan.summary["cost_table"]), str(dataset.plan.folder)
+        if Measuring in seen:
+            self.measured[table] = seen[Measuring].changed
+        if Packing in seen:
+            self.packed.add(plan)
+        if not counting:
+            self.done += [f"{name}: {self._of_table(table)}", f"{name}: {self._of_plan(plan)}"]
+        return dataset
+
+    def _of_table(self, table: str) -> str:
+        if table not in self.measured:
+            return f"cost table reused, nothing it depends on has changed ({table})"
+        why = self.measured[table]
+        return f"measured again because {'; '.join(why[:_NAMED])}" if why else "measured: it was not in the cache"
+
+    def _of_plan(self, plan: str) -> str:
+        if plan not in self.packed:
+            return f"plan reused ({plan})"
+        return "packed; no plan of this table and these settings was in the cache"
+
+
+def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> RunNumbers:
+    plan, schedule, config = dataset.plan, dataset.schedule, run.data
+    counts, totals = plan.summary["epochs"][0], plan.summary["epochs"][0]["totals"]
+    by_epoch = [schedule.num_steps(epoch) for epoch in range(plan.num_epochs)]
+    samples_per_pack = counts["entries"] / counts["packs"]
+    steps = run.length.steps_of(by_epoch)
+    return RunNumbers(
+        mode=run.mode,
+        samples=counts["entries"],
+        left_out=counts["dropped"] + counts["tail"] + plan.summary["ledger"]["measured"],
+        packs=counts["packs"],
+        packing_length=plan.config.packing_length,
+        fill=counts["fill"] if config.packing else 1 - padding_share(schedule, config.rows_per_batch, world=run.world),
+        samples_per_pack=samples_per_pack,
+        packs_per_step=config.packs_per_step,
+        samples_per_step=config.packs_per_step * samples_per_pack,
+        rows_per_batch=config.rows_per_batch,
+        micro_steps=schedule.accumulation(run.world, config.rows_per_batch),
+        steps=steps,
+        steps_per_epoch=by_epoch[0],
+        epochs=run.length.epochs if run.length.epochs is not None else steps / by_epoch[0],
+        tokens=totals["tokens"],
+        supervised_tokens=totals["supervised_tokens"],
+        longest=counts["most"]["longest"],
+        images=totals["images"],
+        world=run.world,
+        evaluation_samples=evaluation.plan.summary["epochs"][0]["entries"] if evaluation is not None else 0,
+        evaluation_batches=_batches(evaluation) if evaluation is not None else 0,
+    )
+
+
+def batch_rows(schedule: Schedule, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Packs of the first epoch in the order of training, and where each batch of them begins."""
+    order = schedule.order(0)
+    per_step = schedule.packs_per_step
+    starts = np.concatenate(
+        [np.arange(first, min(first + per_step, len(order)), rows) for first in range(0, len(order), per_step)]
+    )
+    return order, starts
+
+
+def _batches(dataset: Dataset) -> int:
+    plan: PackPlan = dataset.plan
+    return -(-plan.epoch(0).num_packs // dataset.config.rows_per_batch)

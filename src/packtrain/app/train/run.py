@@ -1,0 +1,109 @@
+"""Training for users: a config in, a run folder with a trained model out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.app.cache.of_run import clear_run
+from packtrain.app.config.load import RunConfig, load_config
+from packtrain.app.config.tiles import check_tiles
+from packtrain.app.runs.folder import CONFIG, RunFolder, RunOutcome
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.settings import ResolvedRun, resolve_run
+from packtrain.app.train.values import Place, Ready, TrainOutcome
+from packtrain.core.errors import ConfigError
+from packtrain.core.fingerprint import differences
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NAMED = 5  # settings that have changed
+
+
+def train(
+    config: RunConfig | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    clear_cache: bool = False,
+    dry_run: bool = False,
+    max_samples: int | None = None,
+    batch_stats: int = 0,
+    progress: Callable[[Any], None] = lambda _: None,
+    ready: Callable[[Ready], None] = lambda _: None,
+    console: Console | None = None,
+) -> TrainOutcome:
+    """Measure and pack what is missing, prove packing on the first samples, train, and leave a run folder.
+
+    `ready` is given everything that was derived before the first step; `console` is what progress is shown on. Both
+    are used by the first process of a run alone, and nothing is shown without them.
+    """
+    _require_packages()
+    here = Place.here()
+    run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
+    run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
+    folder = RunFolder(run.folder)
+    writes = here.first and not dry_run
+    if writes:
+        folder.check(resume=resume)
+    if clear_cache and here.local_rank == 0:
+        run = replace(run, notes=(*run.notes, *clear_run(run)))
+    with folder.alone() if writes else nullcontext():
+        from packtrain.app.train.session import Session
+
+        prepared = prepare(run, progress if here.first else lambda _: None)
+        written = {"written": _written(config), "overrides": list(overrides)}
+        session = Session.open(prepared, here, resume=resume, batch_stats=batch_stats, written=written)
+        if here.first:
+            ready(session.ready)
+        if dry_run:
+            return TrainOutcome(folder=run.folder, ready=session.ready, outcome=RunOutcome(status="not trained"))
+        return session.train(console if here.first else None)
+
+
+def _resolved(
+    config: RunConfig | str | Path, overrides: Sequence[str], world: int, *, resume: bool, max_samples: int | None
+) -> ResolvedRun:
+    """The run; one that is resumed is the run as it was begun, whatever became of the config since."""
+    name = "run" if isinstance(config, RunConfig) else Path(config).stem
+    given = config if isinstance(config, RunConfig) else load_config(config)
+    run = resolve_run(given, world=world, overrides=overrides, name=name, max_samples=max_samples)
+    if max_samples is not None:
+        run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
+    before = RunFolder(run.folder)
+    if not resume:
+        return run
+    if not before.holds_run:
+        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins anew"))
+    facts = before.facts()
+    new = [one for one in overrides if one not in facts.get("overrides", ())]  # the others are in its config already
+    begun = resolve_run(load_config(run.folder / CONFIG), world=world, overrides=new, name=name)
+    changed = differences(facts.get("written", {}), _written(given))
+    said = "the run goes on as it was begun; what has changed in the config since is not taken over: "
+    notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
+    return replace(begun, folder=run.folder, notes=(*begun.notes, *notes))
+
+
+def _written(config: RunConfig | str | Path) -> dict[str, Any]:
+    """What a config says, to be compared with what it said when a run was begun."""
+    found = config if isinstance(config, RunConfig) else load_config(config)
+    sections = {name: dict(getattr(found, name)) for name in ("model", "data", "training")}
+    return dict(json.loads(json.dumps(sections, default=str)))
+
+
+def _require_packages() -> None:
+    """Said at once, not after the data were measured."""
+    missing = [name for name in ("torch", "transformers", "accelerate", "peft") if find_spec(name) is None]
+    if missing:
+        got = f"{', '.join(missing)} not installed"
+        raise ConfigError("packtrain train", got=got, fix="pip install 'packtrain[train]'")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,354 @@
+"""One process's part in a run, from the model on: looking before the first step, training, and what is left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
+from packtrain.app.train.expected import Machine, expected, machine_of
+from packtrain.app.train.settings import resolved_sections
+from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
+from packtrain.core.errors import ConfigError
+from packtrain.core.places import cache_dir
+from packtrain.costs.table import LEDGER as MEASURED
+from packtrain.models.tiny import resolve
+from packtrain.plans.plan import LEDGER as PACKED
+from packtrain.reports.run_page import write_run_report
+
+if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
+    import torch
+    from rich.console import Console
+    from transformers import TrainingArguments
+
+    from packtrain.app.train.prepare import Dataset, Prepared
+    from packtrain.batches.values import BatchInfo
+    from packtrain.proofs.values import Verdict
+    from packtrain.training.checkpoints import Checkpoint
+    from packtrain.training.meter import StepMeter
+    from packtrain.training.progress import TrainingProgress
+    from packtrain.training.ready import ReadyModel
+    from packtrain.training.run_watch import RunWatch
+    from packtrain.training.trainer import PackedTrainer
+
+
+_ROUNDED = (
+    "weights are kept and updated in half precision, where small updates are rounded away: at low learning rates set "
+    "model.dtype=fp32, which computes in bf16 all the same (training.bf16)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Session:
+    """A run with its model at hand, in one of its processes."""
+
+    prepared: Prepared
+    here: Place
+    made: ReadyModel
+    machine: Machine | None
+    args: TrainingArguments
+    checkpoint: Checkpoint | None
+    ready: Ready
+    written: Mapping[str, Any]  # what the user's config and command line say
+
+    @classmethod
+    def open(
+        cls, prepared: Prepared, here: Place, *, resume: bool, batch_stats: int, written: Mapping[str, Any]
+    ) -> Session:
+        """Load the model, prove packing on it, and predict; nothing is trained yet."""
+        import torch
+
+        from packtrain.training.checkpoints import find_latest
+        from packtrain.training.ready import ready_model, training_device, weights_dtype
+
+        run = prepared.run
+        device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
+        args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
+        checkpoint = find_latest(run.folder) if resume else None
+        made = ready_model(
+            run.model,
+            run.setup,
+            device=device,
+            packing=run.data.packing,
+            seed=run.arguments["seed"],
+            compile=run.step.compile,
+        )
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        machine = machine_of(prepared, gpu=gpu, attention=made.attention, compiled=made.compiled, bf16=made.is_half)
+        notes = run.notes
+        if made.is_half and not run.model.has_adapters:
+            notes = (*notes, _ROUNDED)
+        if resume and checkpoint is None and RunFolder(run.folder).holds_run:
+            notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
+        ready = Ready(
+            run=run,
+            numbers=prepared.numbers,
+            done=prepared.done,
+            notes=notes,
+            attention=made.attention,
+            learns=tuple(
+                Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.learns.parts
+            ),
+            dtype=str(made.dtype).removeprefix("torch."),
+            compiled=made.compiled,
+            proof=_proof(prepared, made, device),
+            expected=expected(prepared, machine),
+            batches=_first_batches(prepared, made, here.world, batch_stats) if here.first else (),
+            resumed=checkpoint.step if checkpoint is not None else 0,
+        )
+        return cls(
+            prepared=prepared,
+            here=here,
+            made=made,
+            machine=machine,
+            args=args,
+            checkpoint=checkpoint,
+            ready=ready,
+            written=written,
+        )
+
+    def train(self, console: Console | None) -> TrainOutcome:
+        """Train to the end, or to where it is stopped."""
+        from packtrain.training.metrics_log import METRICS, MetricsLog
+        from packtrain.training.run_watch import RunWatch
+
+        folder = RunFolder(self.prepared.run.folder)
+        if self.here.first:
+            self._begin(folder)
+        started = time.monotonic()
+        with MetricsLog(folder.path / METRICS if self.here.first else None) as log:
+            shown = self._progress(console)
+            watch = RunWatch(log, shown)
+            trainer = self._trainer(watch)
+            try:
+                with shown:
+                    trainer.train(resume_from_checkpoint=self.checkpoint.path if self.checkpoint is not None else None)
+                status, detail = ("interrupted", trainer.interrupted) if trainer.interrupted else ("complete", "")
+            except BaseException as error:
+                detail = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._finish(folder, self._outcome("failed", detail, trainer, watch, started))
+                raise
+        outcome = self._outcome(status, detail or "", trainer, watch, started)
+        final = self._export(trainer, folder) if status == "complete" else None
+        report, problems = self._finish(folder, outcome)
+        return TrainOutcome(
+            folder=folder.path, ready=self.ready, outcome=outcome, report=report, final=final, problems=problems
+        )
+
+    def _begin(self, folder: RunFolder) -> None:
+        """Leave word of what is about to be trained."""
+        prepared, run = self.prepared, self.prepared.run
+        plan, schedule = prepared.dataset.plan, prepared.dataset.schedule
+        facts = {
+            "model": run.model.name,
+            "mode": run.mode,
+            "plan": str(plan.folder),
+            "cost_table": plan.summary["cost_table"],
+            "packs_per_step": run.data.packs_per_step,
+            "rows_per_batch": run.data.rows_per_batch,
+            "seed": run.data.seed,
+            "balance": run.data.order,
+            "world": run.world,
+            "fingerprints": {"plan": plan.fingerprint, "schedule": schedule.hash},
+            "derived": _derived(self.ready),
+            "notes": list(self.ready.notes),
+            "prepared": list(self.ready.done),
+            **self.written,
+            "outcome": RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps).plain(),
+        }
+        folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
+        folder.gather_ledgers(self._ledgers())
+
+    def _finish(self, folder: RunFolder, outcome: RunOutcome) -> tuple[Path | None, tuple[str, ...]]:
+        """How it ended, in run.json and as a page; a fault there must not hide what became of the run."""
+        if not self.here.first:
+            return None, ()
+        try:
+            folder.finish(outcome, self._ledgers())
+            return write_run_report(folder.path), ()
+        except Exception as error:  # the weights are there already, whatever is wrong with a page
+            lines = str(error).splitlines()
+            return None, (f"the report could not be written: {type(error).__name__}: {lines[0] if lines else ''}",)
+
+    def _ledgers(self) -> tuple[Path, ...]:
+        plan = self.prepared.dataset.plan
+        assert plan.folder is not None, "plans of runs are in the cache"
+        return Path(plan.summary["cost_table"]) / MEASURED, plan.folder / PACKED
+
+    def _outcome(self, status: str, detail: str, trainer: PackedTrainer, watch: RunWatch, started: float) -> RunOutcome:
+        last = watch.last
+        return RunOutcome(
+            status=status,
+            step=trainer.state.global_step,
+            steps=self.prepared.numbers.steps,
+            loss=last.loss if last is not None else None,
+            eval_loss=watch.eval_loss,
+            samples_seen=last.samples_seen if last is not None else 0,
+            seconds=round(time.monotonic() - started, 3),
+            detail=detail,
+        )
+
+    def _progress(self, console: Console | None) -> TrainingProgress:
+        from rich.console import Console
+
+        from packtrain.training.progress import TrainingProgress
+
+        numbers = self.prepared.numbers
+        per_step = numbers.tokens / numbers.steps_per_epoch
+        return TrainingProgress(
+            console or Console(quiet=True),
+            steps=numbers.steps,
+            work=per_step * numbers.steps,
+            done_steps=self.ready.resumed,
+            done_work=per_step * self.ready.resumed,
+            quiet=console is None,
+        )
+
+    def _trainer(self, watch: RunWatch) -> PackedTrainer:
+        from packtrain.batches.failures import FailureWatch
+        from packtrain.training.memory_errors import MemoryModel
+        from packtrain.training.trainer import PackedTrainer
+
+        prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
+        evaluation, memory = prepared.evaluation, None
+        if machine is not None:
+            memory = MemoryModel(shape=machine.shape, setup=machine.setup, coefficients=machine.memory)
+        return PackedTrainer(
+            model=made.model,
+            args=self.args,
+            train_dataset=prepared.dataset,
+            data_collator=_collator(prepared, prepared.dataset, made),
+            eval_dataset=evaluation,
+            eval_collator=_collator(prepared, evaluation, made) if evaluation is not None else None,
+            step=run.step,
+            meter=self._meter(),
+            on_host=made.on_host,
+            on_step=watch.on_step,
+            # As it is wrapped, the model is another one.
+            first_check=run.quick_check and self.here.world > 1,
+            memory_model=memory,
+            callbacks=[watch],
+            failures=FailureWatch(ledger_path=run.folder / DELIVERY),
+        )
+
+    def _meter(self) -> StepMeter:
+        from packtrain.training.meter import StepMeter
+        from packtrain.training.predictions import ModelPrediction
+
+        machine, numbers = self.machine, self.prepared.numbers
+        capacity = numbers.packing_length if self.prepared.run.data.packing else None
+        if machine is None:
+            return StepMeter(world=self.here.world, rank=self.here.rank, capacity=capacity)
+        gpu, predicted = machine.gpu, None
+        if gpu is not None:
+            predicted = ModelPrediction(
+                shape=machine.shape, setup=machine.setup, gpu=gpu, time=machine.time, memory=machine.memory
+            )
+        return StepMeter(
+            shape=machine.shape,
+            setup=machine.setup,
+            peak_flops=gpu.bf16_flops if gpu is not None else None,
+            world=self.here.world,
+            rank=self.here.rank,
+            capacity=capacity,
+            predicted=predicted,
+        )
+
+    def _export(self, trainer: PackedTrainer, folder: RunFolder) -> Path:
+        """The weights alone; all processes take part where they are shared out."""
+        from packtrain.models.export import save_final
+
+        run = self.prepared.run
+        target = folder.path / FINAL
+        state = trainer.whole_state_dict() if trainer.is_fsdp_enabled else None
+        if self.here.first:
+            save_final(
+                trainer.accelerator.unwrap_model(trainer.model),
+                target,
+                merge_adapters=run.merge_adapters,
+                processor_folder=resolve(run.model.name, cache_dir() / "models"),
+                state_dict=state,
+            )
+        return target
+
+
+def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
+    """The trainer's arguments: what the config gives, and what follows from the schedule and the weights."""
+    import torch
+    from transformers import TrainingArguments
+
+    from packtrain.batches.trainer import trainer_arguments
+
+    run, dataset = prepared.run, prepared.dataset
+    derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
+    own = {**run.arguments, **derived, "max_steps": prepared.numbers.steps, "output_dir": str(run.folder)}
+    own["gradient_checkpointing"] = False  # set on the model already, each part by itself
+    if bf16_weights:
+        own["bf16"] = False  # there is nothing to cast
+    own.setdefault("dataloader_pin_memory", torch.cuda.is_available())
+    if not torch.cuda.is_available() or own.get("use_cpu"):  # or a launcher's processes would not find each other
+        own["use_cpu"] = True
+        if run.world > 1:
+            own.setdefault("ddp_backend", "gloo")
+    try:
+        return TrainingArguments(**own)
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError("training", got=got, expected="arguments that transformers accepts") from error
+
+
+def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
+    from packtrain.training.ready import collator_of, constant_shapes
+
+    constant = None
+    if made.compiled and dataset.config.packing:
+        constant = constant_shapes(prepared.numbers.packing_length)
+    return collator_of(dataset, made, prepared.run.step.loss_weighting, constant)
+
+
+def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:
+    """Packed samples against the same alone, on the model as it is; raises where they differ."""
+    from packtrain.training.first_check import check_first_batch
+
+    run = prepared.run
+    if not (run.quick_check and run.data.packing):
+        return None
+    made.model.to(device)
+    return check_first_batch(
+        made.model,
+        prepared.dataset,
+        _collator(prepared, prepared.dataset, made),
+        config=made.model.config,
+        rank=0,  # all processes look at the same samples
+        world=1,
+    )
+
+
+def _first_batches(prepared: Prepared, made: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
+    """What the first batches of every rank hold, decoded as they will be."""
+    if not count:
+        return ()
+    collate = _collator(prepared, prepared.dataset, made)
+    loaders = (prepared.dataset.loader(collate, rank=rank, world=world, span="run") for rank in range(world))
+    return tuple(tuple(batch.info for batch in islice(loader, count)) for loader in loaders)
+
+
+def _derived(ready: Ready) -> dict[str, Any]:
+    """The numbers of run.json."""
+    found: dict[str, Any] = {
+        **asdict(ready.numbers),
+        "attention": ready.attention,
+        "dtype": ready.dtype,
+        "compiled": ready.compiled,
+        "learns": {one.part: one.trained for one in ready.learns},
+        "method": ready.run.model.method,
+        "sharding": ready.run.setup.sharding,
+        "proof": None if ready.proof is None else ready.proof.passed,
+    }
+    if ready.expected is not None:
+        found["expected"] = asdict(ready.expected)
+    return found
