@@ -54,11 +54,12 @@ def foreign(root: Path) -> dict[str, bytes]:
 def test_what_lies_there(run: Run, root: Path, tmp_path: Path) -> None:
     found = listed(run)
     kinds = [entry["kind"] for entry in found]
-    assert sorted(kinds) == ["measure", "models", "plans", "plans", "rows"] + ["shards"] * ("shards" in kinds)
+    assert sorted(kinds) == ["measure", "models", "plans", "plans", "rows", *["shards"] * ("shards" in kinds), "tokens"]
     by_kind = {entry["kind"]: entry for entry in found}
     assert "12 samples of" in by_kind["measure"]["about"]
     assert "train.jsonl" in by_kind["measure"]["about"]
     about = sorted(entry["about"] for entry in found if entry["kind"] == "plans")
+    assert "tokens of 12 samples of" in by_kind["tokens"]["about"]
     assert any("padded" in text for text in about)
     assert any("packs of 128" in text for text in about)
     assert not any(entry["stale"] for entry in found)
@@ -74,12 +75,13 @@ def test_stale_and_why(run: Run, root: Path, tmp_path: Path) -> None:
     found = {entry["kind"]: entry for entry in listed(run)}
     assert any("train.jsonl.size" in why for why in found["measure"]["stale"])
     assert any("its cost table is stale" in why for why in found["plans"]["stale"])
+    assert any("its cost table is stale" in why for why in found["tokens"]["stale"])
     os.remove(tmp_path / "train.jsonl")
     assert any("missing" in why for why in {e["kind"]: e for e in listed(run)}["measure"]["stale"])
     code, out, _ = run("cache", "clear", "--stale", "--yes", "--json")
     assert code == 0
-    assert {entry["kind"] for entry in json.loads(out)["entries"]} == {"measure", "plans"}
-    assert [entry["kind"] for entry in listed(run) if entry["kind"] in ("measure", "plans")] == []
+    assert {entry["kind"] for entry in json.loads(out)["entries"]} == {"measure", "plans", "tokens"}
+    assert [entry["kind"] for entry in listed(run) if entry["kind"] in ("measure", "plans", "tokens")] == []
 
 
 def test_clearing_leaves_what_is_not_ours(run: Run, root: Path) -> None:
@@ -152,6 +154,8 @@ def test_whole_caches_pass(run: Run, root: Path) -> None:
         ("plans/*/packs-0000.arrow", ""),
         ("plans/*/plan.json", ""),
         ("rows/rows-*.arrow", ""),
+        ("tokens/*/part-00000.arrow", "its content is not what was written"),
+        ("tokens/*/tokens.json", ""),
         ("models/tiny-*/config.json", "its content is not what its name says"),
     ],
 )
@@ -167,6 +171,29 @@ def test_broken_files_are_found(run: Run, root: Path, pattern: str, words: str) 
     kind = pattern.split("/")[0]
     assert kind in {entry["kind"] for entry in broken}, "the damage is found where it is"
     assert words in " ".join(fault for entry in broken for fault in entry["faults"])
+
+
+def test_one_flipped_byte_of_tokens_is_found(run: Run, root: Path) -> None:
+    (path,) = root.glob("tokens/*/part-*.arrow")
+    content = path.read_bytes()
+    for at in range(0, len(content), len(content) // 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        code, out, _ = run("cache", "verify", "--kind", "tokens", "--json")
+        assert code == 1
+        assert "part-00000.arrow" in json.loads(out)["entries"][0]["faults"][0]
+    path.write_bytes(content)
+    assert run("cache", "verify", "--kind", "tokens")[0] == 0
+
+
+def test_tokens_that_are_not_complete_are_listed_and_cleared(run: Run, root: Path) -> None:
+    (path,) = root.glob("tokens/*/tokens.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "parts": None}))
+    (entry,) = listed(run, "--kind", "tokens")
+    assert "not complete" in entry["about"]
+    assert entry["stale"] == ["not complete; the same command goes on with it"]
+    assert run("cache", "verify", "--kind", "tokens")[0] == 0
+    assert run("cache", "clear", "--kind", "tokens", "--yes")[0] == 0
+    assert list((root / "tokens").iterdir()) == []
 
 
 def test_an_empty_cache(run: Run, tmp_path: Path) -> None:

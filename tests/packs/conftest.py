@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,3 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[family]
 
     return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path, media: Path) -> Path:
+    """Conversations for a model that takes images and videos, beside media of their own."""
+    from kept_tokens import write_data
+
+    shutil.copytree(media, tmp_path, dirs_exist_ok=True)
+    return write_data(tmp_path / "data.jsonl", "qwen3_vl")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.costs.journal import UnitResult
 from packtrain.costs.worker import Task, WorkItem, measure_unit
 
+T = TypeVar("T")
+R = TypeVar("R")
 _AHEAD = 2  # units in flight for each worker: enough to keep it busy, few enough to keep memory flat
 
 
@@ -41,34 +44,39 @@ class LocalProcesses:
         self._workers = workers
 
     def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
-        pool = concurrent.futures.ProcessPoolExecutor(
-            self._workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
-        )
-        pending: set[concurrent.futures.Future[UnitResult]] = set()
-        complete = False
-        try:
-            for item in items:
-                if len(pending) >= _AHEAD * self._workers:
-                    yield from _finished(pending)
-                with _no_interrupts(), _without_main():  # workers are started here, and inherit it
-                    pending.add(pool.submit(measure_unit, task, item))
-            while pending:
+        return in_processes(self._workers, functools.partial(measure_unit, task), items, stage="measure")
+
+
+def in_processes(workers: int, work: Callable[[T], R], items: Iterable[T], *, stage: str) -> Iterator[R]:
+    """What `work` makes of the items, in any order, in processes that end with this one; few items are in flight."""
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+    )
+    pending: set[concurrent.futures.Future[R]] = set()
+    complete = False
+    try:
+        for item in items:
+            if len(pending) >= _AHEAD * workers:
                 yield from _finished(pending)
-            complete = True
-        except concurrent.futures.process.BrokenProcessPool:
-            raise PacktrainError(
-                "measure",
-                got="a worker process was killed, probably for its memory",
-                fix="run the same command again with fewer --workers; what is complete is kept",
-            ) from None
-        finally:
-            if not complete:  # nobody waits for units in flight; workers hold nothing that could be lost
-                for process in list((getattr(pool, "_processes", None) or {}).values()):
-                    process.terminate()
-            pool.shutdown(wait=True, cancel_futures=True)
+            with _no_interrupts(), _without_main():  # workers are started here, and inherit it
+                pending.add(pool.submit(work, item))
+        while pending:
+            yield from _finished(pending)
+        complete = True
+    except concurrent.futures.process.BrokenProcessPool:
+        raise PacktrainError(
+            stage,
+            got="a worker process was killed, probably for its memory",
+            fix="run the same command again with fewer --workers; what is complete is kept",
+        ) from None
+    finally:
+        if not complete:  # nobody waits for items in flight; workers hold nothing that could be lost
+            for process in list((getattr(pool, "_processes", None) or {}).values()):
+                process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _finished(pending: set[concurrent.futures.Future[UnitResult]]) -> Iterator[UnitResult]:
+def _finished(pending: set[concurrent.futures.Future[R]]) -> Iterator[R]:
     done, _ = concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
     pending -= done
     for future in done:

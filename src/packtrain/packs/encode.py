@@ -5,22 +5,21 @@ Text is laid out and tokenized by the rule that measured it; pixels come from th
     text     <s>user: <image>what?  assistant: a cat</s>      each run of media tokens is written once
     ids       1  2   [9 9 9 9] 3     4         5 6  7         and then repeated
     labels    -  -    - - - -  -     -         5 6  7         never the first token, never media
+
+Tokens that are cached are taken from there, if the media are still the ones that they were made with.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.costs.request import Request
 from packtrain.families.base import Expansion
 from packtrain.families.contracts import BatchContract, contract_for
-from packtrain.families.coverage import covered_tokens
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout
 from packtrain.families.registry import load_family
@@ -29,7 +28,8 @@ from packtrain.packs.decode import Decoded, decode_frames, decode_image, read_he
 from packtrain.packs.expected import Expected, require_as_planned
 from packtrain.packs.pixels import MediaProcessor
 from packtrain.packs.positions import Positions
-from packtrain.packs.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, VisionCounts
+from packtrain.packs.sample_tokens import SampleTokens, expansions_code
+from packtrain.packs.values import IGNORED, EncodedSample, VisionCounts
 from packtrain.records.media import MediaStore
 
 if TYPE_CHECKING:
@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoded", "Expected", "SampleEncoder"]
 
-_KINDS = {"image": IMAGE, "video": VIDEO}
+
+class CachedTokens(Protocol):
+    """Tokens of the rows of a cost table. It must pickle."""
+
+    def tokens(self, row: int) -> SampleTokens | None:
+        """The text side of one row's sample; None where it is not kept."""
+        ...
 
 
 class SampleEncoder:
@@ -46,8 +52,15 @@ class SampleEncoder:
     `measured_settings` are the processor's settings as the cost table has them; they name what has changed since.
     """
 
-    def __init__(self, request: Request, *, measured_settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        *,
+        measured_settings: Mapping[str, Any] | None = None,
+        cached: CachedTokens | None = None,
+    ) -> None:
         self.request = request
+        self.cached = cached  # tokens of the rows that samples are encoded for; the same bits with and without
         self._measured_settings = measured_settings
         self._settings = settings = request.settings()
         self.contract: BatchContract = contract_for(settings)
@@ -66,7 +79,7 @@ class SampleEncoder:
         self._processor: MediaProcessor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.request, self._measured_settings)
+        return _again, (self.request, self._measured_settings, self.cached)
 
     @property
     def pad_id(self) -> int:
@@ -143,12 +156,12 @@ class SampleEncoder:
         """As `encode`, from media that are decoded already, or made up."""
         import torch
 
-        layout = self._layout(record, [medium.header for medium in decoded])
-        ids, labels, kinds = self._tokens(layout)
+        known, expansions = self._text_side(record, [medium.header for medium in decoded], row)
+        ids, labels, kinds = known.expanded()
         if expected is not None:
             found = Expected(
                 tokens=len(ids),
-                patches=sum(expansion.patches for expansion in layout.expansions),
+                patches=sum(expansion.patches for expansion in expansions),
                 supervised_tokens=int((labels != IGNORED).sum()),
                 images=sum(medium.header.kind == "image" for medium in decoded),
                 videos=sum(medium.header.kind == "video" for medium in decoded),
@@ -169,7 +182,7 @@ class SampleEncoder:
         input_ids, token_kinds = torch.from_numpy(ids[start:end]), torch.from_numpy(kinds[start:end])
         media: Mapping[str, Tensor] = {}
         if shown:
-            media = self._media().tensors(shown, layout.expansions, [run.kind for run in layout.runs])
+            media = self._media().tensors(shown, expansions, known.run_kinds)
         return EncodedSample(
             id=record.id,
             row=row,
@@ -180,8 +193,24 @@ class SampleEncoder:
             media=media,
             num_images=sum(medium.header.kind == "image" for medium in shown),
             num_videos=sum(medium.header.kind == "video" for medium in shown),
-            vision=VisionCounts.sum_of(map(_counted, layout.expansions if shown else ())),
+            vision=VisionCounts.sum_of(map(_counted, expansions if shown else ())),
         )
+
+    def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
+        """The text side of a record whose media have these headers."""
+        return SampleTokens.of(self._layout(record, headers), self._text.tokenizer)
+
+    def _text_side(
+        self, record: Record, headers: Sequence[MediaHeader], row: int
+    ) -> tuple[SampleTokens, Sequence[Expansion]]:
+        """Tokens and expansions; tokenized now where they are not cached, or the media have become others."""
+        known = self.cached.tokens(row) if self.cached is not None and row >= 0 else None
+        if known is not None:
+            expansions = self._text.layouter.expansions(headers)
+            if known.media == expansions_code(expansions):
+                return known, expansions
+        layout = self._layout(record, headers)
+        return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
 
     def _layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The record as text; the template is run until a shape has come often enough to be worth learning."""
@@ -192,29 +221,6 @@ class SampleEncoder:
             self._seen.clear()
         self._seen[key] += 1
         return self._text.layouter.layout(record, headers)
-
-    def _tokens(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, labels and kinds of tokens, runs of media repeated."""
-        encoding = self._text.tokenizer.encode(layout.text, special=layout.special)
-        ids = np.array(encoding.ids, dtype=np.int64)
-        if not len(ids):
-            raise RecordError("template", "no tokens")
-        kinds = np.full(len(ids), TEXT, dtype=np.int64)
-        counts = np.ones(len(ids), dtype=np.int64)
-        supervised = np.full(len(ids), layout.supervised is None)
-        for span in layout.supervised or ():
-            first, count = covered_tokens(encoding, *span)
-            supervised[first : first + count] = True
-        for run in layout.runs:
-            at = encoding.char_to_token(run.at)
-            if at is None or kinds[at] != TEXT:
-                raise RecordError("template", "a media token is not a token of its own", f"at character {run.at}")
-            kinds[at], counts[at], supervised[at] = _KINDS[run.kind], run.count, False
-        supervised[0] = False
-        labels = np.where(supervised, ids, IGNORED)
-        if not layout.runs:
-            return ids, labels, kinds
-        return ids.repeat(counts), labels.repeat(counts), kinds.repeat(counts)
 
 
 def _counted(expansion: Expansion) -> VisionCounts:
@@ -227,5 +233,7 @@ def _counted(expansion: Expansion) -> VisionCounts:
     )
 
 
-def _again(request: Request, measured_settings: Mapping[str, Any] | None) -> SampleEncoder:
-    return SampleEncoder(request, measured_settings=measured_settings)
+def _again(
+    request: Request, measured_settings: Mapping[str, Any] | None, cached: CachedTokens | None = None
+) -> SampleEncoder:
+    return SampleEncoder(request, measured_settings=measured_settings, cached=cached)

@@ -20,6 +20,9 @@ from packtrain.costs.statistics import summarise
 from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
 from packtrain.estimates import calibration
 from packtrain.packs.rows import RowTable, fingerprint_of
+from packtrain.packs.token_table import KIND as TOKENS_KIND
+from packtrain.packs.token_table import TOKENS, TokenTable, token_inputs
+from packtrain.packs.token_table import VERSION as TOKENS_VERSION
 from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
 from packtrain.plans.resources import RESOURCES
 from packtrain.records.shards.entries import list_folder
@@ -73,6 +76,15 @@ def _of_rows(path: Path) -> str:
     return f"{len(rows):,} rows of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
 
 
+def _of_tokens(path: Path) -> str:
+    content = read_json(path / TOKENS, TOKENS_KIND, TOKENS_VERSION)
+    about = f"tokens of {content['inputs']['rows']:,} samples"
+    if content["parts"] is None:
+        return f"{about}, not complete"
+    measured = content["inputs"]["measured"]
+    return f"{about} of {_names(measured)}" if isinstance(measured.get("request"), dict) else about
+
+
 def _of_calibration(path: Path) -> str:
     found = read_json(path, calibration.KIND, calibration.VERSION)
     return f"{found['device']}, {found['date']}, torch {found['torch']}"
@@ -87,6 +99,7 @@ _DESCRIBED: dict[str, Callable[[Path], str]] = {
     "measure": _of_table,
     "plans": _of_plan,
     "rows": _of_rows,
+    "tokens": _of_tokens,
     "shards": _of_shards,
     "models": lambda path: path.name,
     "tokenizers": lambda path: f"made with transformers, {len(list(path.iterdir()))} files",
@@ -135,6 +148,19 @@ def _stale_rows(path: Path, root: Path) -> Faults:
     yield "its cost table is not in this cache, or was measured anew"
 
 
+def _stale_tokens(path: Path, root: Path) -> Faults:
+    """Tokens have the name of their cost table."""
+    content = read_json(path / TOKENS, TOKENS_KIND, TOKENS_VERSION)
+    table = root / "measure" / path.name
+    if not (table / SUMMARY).is_file():
+        yield f"its cost table is gone ({table})"
+        return
+    yield from differences(content["inputs"], token_inputs(CostTable.load(table)))[:5]
+    yield from (f"its cost table is stale: {why}" for why in _stale_table(table, root))
+    if content["parts"] is None:
+        yield "not complete; the same command goes on with it"
+
+
 def _stale_tokenizer(path: Path, root: Path) -> Faults:
     del root
     if not (path / "special_tokens.json").is_file():
@@ -145,6 +171,7 @@ _STALE: dict[str, Callable[[Path, Path], Faults]] = {
     "measure": _stale_table,
     "plans": _stale_plan,
     "rows": _stale_rows,
+    "tokens": _stale_tokens,
     "tokenizers": _stale_tokenizer,
 }
 
@@ -181,6 +208,12 @@ def _check_rows(path: Path) -> Faults:
         yield "rows without tokens"
     if len(rows) and not (rows.column("file").min() >= 0 and rows.column("file").max() < len(rows.files)):
         yield "rows of files that it does not name"
+
+
+def _check_tokens(path: Path) -> Faults:
+    """Every byte against the digests in its list; what is not complete is checked when it is gone on with."""
+    if read_json(path / TOKENS, TOKENS_KIND, TOKENS_VERSION)["parts"] is not None:
+        yield from TokenTable.load(path).faults()
 
 
 def _check_shards(path: Path) -> Faults:
@@ -229,6 +262,7 @@ CHECKS: dict[str, Callable[[Path], list[str]]] = {
     "measure": _guarded(_check_table),
     "plans": _guarded(_check_plan),
     "rows": _guarded(_check_rows),
+    "tokens": _guarded(_check_tokens),
     "shards": _guarded(_check_shards),
     "models": _guarded(_check_model),
     "tokenizers": _guarded(_check_tokenizer),

@@ -26,6 +26,7 @@ NAMES: dict[str, re.Pattern[str]] = {
     "measure": _HEX,
     "plans": _HEX,
     "rows": re.compile(r"rows-[0-9a-f]{20}\.arrow"),
+    "tokens": _HEX,
     "shards": re.compile(re.escape(MARKER)),
     "models": re.compile(r"tiny-[\w.-]+"),
     "tokenizers": _HEX,
@@ -37,6 +38,7 @@ WHAT = {
     "measure": "cost tables",
     "plans": "pack plans",
     "rows": "rows for delivery",
+    "tokens": "tokenized samples",
     "shards": "data files, unpacked",
     "models": "models made here",
     "tokenizers": "tokenizers as transformers builds them",
@@ -128,6 +130,7 @@ def _is_ours(kind: str, path: Path) -> bool:
     marks = {
         "measure": ("measure.json", ".measure.journal", "ledger.jsonl", "costs.parquet"),
         "plans": ("plan.json",),
+        "tokens": ("tokens.json",),
         "models": ("config.json",),
         "tokenizers": ("tokenizer.json",),
     }

@@ -15,7 +15,7 @@ from packtrain.plans.plan import PLAN, PackPlan
 
 
 def clear_run(run: ResolvedRun) -> tuple[str, ...]:
-    """Remove the cost tables, plans and rows of a run; what was removed, in words."""
+    """Remove the cost tables, plans, rows and tokens of a run; what was removed, in words."""
     removed: list[Cached] = []
     for config in (run.data, run.evaluation):
         if config is not None:
@@ -30,13 +30,14 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
 
 
 def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:
-    """Its cost table, the rows of it, and its plans of this mode, whatever their length; the other mode's stay."""
+    """Its cost table with rows and tokens, its plans of this mode, whatever their length; the other mode's stay."""
     table = root / "measure" / digest(config.measured_by())
+    own = (table, *((root / "tokens" / table.name,) if config.caches_tokens else ()))
     rows = _rows_name(table)
     return [
         entry
-        for entry in list_cache(root, ("measure", "plans", "rows"), look=False)
-        if entry.path == table or entry.path.name == rows or (entry.kind == "plans" and _is_plan(entry, table, config))
+        for entry in list_cache(root, ("measure", "plans", "rows", "tokens"), look=False)
+        if entry.path in own or entry.path.name == rows or (entry.kind == "plans" and _is_plan(entry, table, config))
     ]
 
 
@@ -53,4 +54,4 @@ def _is_plan(entry: Cached, table: Path, config: DatasetConfig) -> bool:
     except (PacktrainError, OSError):
         return False
     padded = plan.config.packing_strategy == "none"
-    return plan.summary["cost_table"] == str(table.resolve()) and padded == (not config.packing)
+    return plan.summary["cost_table"] == str(table.resolve()) and padded == (not config.has_packs)

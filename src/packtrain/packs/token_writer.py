@@ -1,0 +1,271 @@
+"""Tokenizing a measured dataset once: in several processes, part by part; what an interruption leaves is used again.
+
+In:     a cost table and its rows, where data files are read, a folder
+Out:    the folder with every row's tokens, see token_table
+Costs:  one tokenizing of every text; on disk 4 bytes for each token of text; in memory one part for each process
+Fails:  data that are not as measured, or cannot be read (DataError); a disk that is full (ArtifactError). A record that
+        cannot be tokenized has no tokens and fails where it is read, as it does without a cache
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.errors import ArtifactError, DataError, RecordError
+from packtrain.core.fingerprint import differences, digest
+from packtrain.core.values import MediaHeader, Record
+from packtrain.costs.engines import in_processes
+from packtrain.costs.request import Request
+from packtrain.costs.table import CostTable
+from packtrain.packs.decode import read_header
+from packtrain.packs.encode import SampleEncoder
+from packtrain.packs.reader import RecordReader
+from packtrain.packs.rows import RowTable
+from packtrain.packs.sample_tokens import SampleTokens
+from packtrain.packs.token_table import (
+    FINGERPRINT,
+    KIND,
+    NOT_KEPT,
+    PART_SCHEMA,
+    TOKENS,
+    VERSION,
+    Part,
+    TokenTable,
+    digest_of,
+    part_batch,
+    part_name,
+    read_part,
+    token_inputs,
+)
+from packtrain.records.media import MediaStore
+from packtrain.records.shards.plain import Files
+
+PART_TOKENS = 4_000_000  # of text; 16 MB
+PART_ROWS = 16_384
+PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt after a fault while a medium's header was read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far tokenizing is; handed to the caller after every part."""
+
+    rows: int
+    total: int
+    resumed: int = 0  # rows that an earlier process had finished
+    changed: tuple[str, ...] = ()  # why older tokens could not be used
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """What all parts of one folder have in common."""
+
+    request: Request
+    rows: Path
+    files: Files
+    folder: Path
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stretch:
+    """Consecutive rows that make one part."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def make_tokens(
+    table: CostTable,
+    rows: RowTable,
+    files: Files,
+    folder: Path,
+    *,
+    workers: int = 1,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> TokenTable:
+    """The tokens of a table: those in the folder if they were made from the same, else made now.
+
+    Only for one process at a time. Nothing is reported where everything is there.
+    """
+    inputs = token_inputs(table)
+    changed, complete = _found(folder, inputs)
+    if complete:
+        return TokenTable.load(folder)
+    task = _Task(request=table.request(), rows=rows.path, files=files, folder=folder, fingerprint=digest(inputs))
+    stretches = list(_stretches(table.column("text_tokens")))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # From now on the folder says that it is not complete, and what its parts are to be made from.
+        write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
+        parts = _made(task, stretches, changed, workers, report)
+        write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": [asdict(part) for part in parts]})
+    except OSError as error:
+        raise ArtifactError(
+            str(folder),
+            got=f"{type(error).__name__}: {error}",
+            expected="room for the tokens of the dataset",
+            fix="make room and run the same command again, what is complete is kept; or set data.cache_tokens: false",
+        ) from error
+    finally:
+        _latest.clear()
+    return TokenTable.load(folder)
+
+
+def _found(folder: Path, inputs: dict[str, object]) -> tuple[tuple[str, ...], bool]:
+    """Why the tokens of a folder cannot be used, and whether they are all there and can."""
+    if not (folder / TOKENS).exists():
+        return (), False
+    try:
+        content = read_json(folder / TOKENS, KIND, VERSION)
+        changed = tuple(differences(content["inputs"], inputs))
+        return changed, not changed and content["parts"] is not None
+    except (ArtifactError, KeyError) as error:
+        return (str(error).splitlines()[0],), False
+
+
+def _made(
+    task: _Task,
+    stretches: list[_Stretch],
+    changed: tuple[str, ...],
+    workers: int,
+    report: Callable[[Progress], None],
+) -> list[Part]:
+    """Every part, on the disk."""
+    _remove_others(task.folder, len(stretches))
+    done = {one.number: part for one in stretches if (part := _kept(task, one)) is not None}
+    missing = [one for one in stretches if one.number not in done]
+    rows = resumed = sum(part.rows for part in done.values())
+    total = stretches[-1].stop if stretches else 0
+    report(Progress(rows=rows, total=total, resumed=resumed, changed=changed))
+    for number, part in _written(task, missing, workers):
+        done[number] = part
+        rows += part.rows
+        report(Progress(rows=rows, total=total, resumed=resumed, changed=changed))
+    return [done[one.number] for one in stretches]
+
+
+def _written(task: _Task, missing: list[_Stretch], workers: int) -> Iterator[tuple[int, Part]]:
+    work = functools.partial(_write_part, task)
+    # A stream of records is read forward only: each process would read it from its beginning.
+    count = 1 if any(spec.streaming for spec in task.request.specs) else min(workers, len(missing))
+    return in_processes(count, work, missing, stage="tokenizing") if count > 1 else map(work, missing)
+
+
+def _stretches(text_tokens: np.ndarray) -> Iterator[_Stretch]:
+    """Rows cut into parts: the same whatever the number of processes."""
+    ends, start, number = np.cumsum(text_tokens, dtype=np.int64), 0, 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = min(int(np.searchsorted(ends, before + PART_TOKENS, side="right")), start + PART_ROWS)
+        stop = max(stop, start + 1)
+        yield _Stretch(number=number, start=start, stop=stop)
+        start, number = stop, number + 1
+
+
+def _remove_others(folder: Path, parts: int) -> None:
+    """Parts that there will not be, and what killed processes have left."""
+    names = {part_name(number) for number in range(parts)}
+    for path in folder.glob("part-*.arrow"):
+        if path.name not in names:
+            path.unlink(missing_ok=True)
+    for path in folder.glob(".part-*.tmp"):
+        path.unlink(missing_ok=True)
+    remove_leftovers(folder, (TOKENS,))
+
+
+def _kept(task: _Task, stretch: _Stretch) -> Part | None:
+    """A part that was finished before, from the same inputs."""
+    path = task.folder / part_name(stretch.number)
+    if not path.is_file():
+        return None
+    try:
+        check = read_part(path, task.fingerprint, stretch.stop - stretch.start)["check"]
+    except ValueError:
+        return None
+    return _described(path, check)
+
+
+def _described(path: Path, check: np.ndarray) -> Part:
+    return Part(
+        rows=len(check),
+        bytes=path.stat().st_size,
+        sha256=digest_of(path),
+        not_kept=int((np.asarray(check) == NOT_KEPT).sum()),
+    )
+
+
+# ---- in a process that tokenizes
+
+
+class _Tools:
+    """What reads and tokenizes rows in one process."""
+
+    def __init__(self, task: _Task) -> None:
+        self._rows = RowTable(task.rows)
+        self._reader = RecordReader(task.request, self._rows, task.files)
+        self._encoder = SampleEncoder(task.request)
+
+    def tokens(self, number: int) -> SampleTokens | None:
+        """The tokens of one row; None where they cannot be made: reading it will say why, and count it."""
+        row = self._rows.row(number)
+        with self._reader.opened(number) as record:
+            try:
+                headers = _headers(record, self._reader.store(row.source))
+                return self._encoder.text_tokens(record, headers)
+            except RecordError:
+                return None
+            except OSError as error:
+                raise DataError(
+                    f"sample {row.id} ({row.origin})",
+                    got=f"{type(error).__name__}: {error}",
+                    expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
+                    fix="see whether the disk or the network that holds the media works, then run it again",
+                ) from error
+
+
+def _headers(record: Record, store: MediaStore) -> list[MediaHeader]:
+    """What the headers of a record's media say, after as many attempts as are worth it."""
+    for pause in (*PAUSES, None):
+        try:
+            return [read_header(store, medium) for medium in record.media()]
+        except OSError:
+            if pause is None:
+                raise
+            time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+_latest: dict[tuple[int, str], _Tools] = {}  # of one task, so that its tokenizer is loaded once in a process
+
+
+def _write_part(task: _Task, stretch: _Stretch) -> tuple[int, Part]:
+    """Tokenize the rows of one part and write it, whole or not at all."""
+    tools = _tools(task)
+    batch = part_batch([tools.tokens(number) for number in range(stretch.start, stretch.stop)])
+    path = task.folder / part_name(stretch.number)
+    schema = PART_SCHEMA.with_metadata({FINGERPRINT: task.fingerprint})
+    with (
+        atomic_path(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
+        writer.write_batch(batch)
+    return stretch.number, _described(path, batch.column("check").to_numpy())
+
+
+def _tools(task: _Task) -> _Tools:
+    key = os.getpid(), task.fingerprint
+    if key not in _latest:
+        _latest.clear()
+        _latest[key] = _Tools(task)
+    return _latest[key]
