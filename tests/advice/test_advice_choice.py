@@ -194,7 +194,7 @@ def test_a_baseline_that_contradicts_itself_is_refused() -> None:
 @pytest.mark.parametrize(
     ("setup", "gpu"),
     [
-        (TrainingSetup(gradient_checkpointing=False, chunked_loss=False), "l40s"),
+        (TrainingSetup(gradient_checkpointing=False, chunked_loss=False), "h100"),
         (TrainingSetup(gpus=4), "l4"),
     ],
     ids=["checkpointing is enough", "states are too large"],

@@ -13,6 +13,7 @@ from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_tab
 
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, StudyOutcome, make_study, study_outcome
+from packtrain.advice.sweep import step_shape
 from packtrain.advice.values import Study
 from packtrain.app.config.load import load_config
 from packtrain.app.demo.data import write_dataset
@@ -68,14 +69,14 @@ def check_config(study: Study, config: Mapping[str, Any], at: int, *, packed: bo
     assert data["packing"] == data["eval_packing"] == packed
     assert data["packing_length"] == one.packing_length
     assert training["num_train_epochs"] == study.epochs
+    bound_to_gpus = {"gradient_accumulation_steps", "packs_per_step"}
+    assert not bound_to_gpus & set(training), "a step is counted in samples, whatever it is trained on"
+    samples = training["effective_batch_size"]
     if packed:
-        assert training["per_device_train_batch_size"] == 1
-        packs = training.get("packs_per_step", training["gradient_accumulation_steps"] * study.gpus)
-        assert packs == one.packs_per_step
-        assert -(-packs // study.gpus) == training["gradient_accumulation_steps"]
+        assert step_shape(samples, one.samples_per_pack, study.gpus).packs == one.packs_per_step
+        assert samples == study.baseline["samples_per_step"] or samples == round(one.samples_per_step)
         assert {name: data[name] for name in one.limits} == one.limits
     else:
-        samples = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * study.gpus
         assert samples == study.baseline["samples_per_step"]
 
 
@@ -109,7 +110,7 @@ def test_intervals_and_rates_of_the_config_follow_the_baseline(large: StudyOutco
     assert training["warmup_ratio"] == 0.03
     assert training["aligner_lr"] == pytest.approx(2e-5, rel=0.06)
     named = {reason.parameter for reason in large.study.recommendation.reasons}
-    expected = {"packing", "packing_length", "gradient_accumulation_steps", "eval_steps", "vit_lr", "overlong"}
+    expected = {"packing", "packing_length", "effective_batch_size", "eval_steps", "vit_lr", "overlong"}
     assert expected <= named
 
 

@@ -21,6 +21,7 @@ from packtrain.app.show.pack import plan_json
 from packtrain.app.show.plan import planned_json
 from packtrain.app.show.terminal import measured_json
 from packtrain.cli import app
+from packtrain.reports.run_read import read_run
 from packtrain.reports.run_words import ALIKE
 
 
@@ -120,8 +121,15 @@ def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
     assert content["comparison"]["evaluated"]
     for run in content["comparison"]["runs"]:
         assert run["eval_loss"] < 0.25 * first["loss_start"]
-    # What the page calls the same. Shorter runs are further apart: other samples share each step, and both still fall.
-    assert content["comparison"]["apart"] < ALIKE
+    # Every step has the same samples: what is left is the order in which numbers are added up.
+    assert "the same samples in all runs" in content["comparison"]["why"]
+    assert content["comparison"]["apart"] < 1e-3 < ALIKE
+    packed, padded = (read_run(run).steps for run in trained.folders)
+    assert packed["samples"].tolist() == padded["samples"].tolist()
+    assert packed["supervised_tokens"].tolist() == padded["supervised_tokens"].tolist()
+    assert padded["loss"].tolist() == pytest.approx(packed["loss"].tolist(), rel=1e-3)
+    assert first["padding"] < 0.01 < 0.3 < second["padding"]
+    assert len({run.about.derived["attention"] for run in map(read_run, trained.folders)}) == 1, "by the same kernel"
     assert train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=320).reused
 
 

@@ -286,6 +286,15 @@ def test_resolve_writes_a_tiny_model_once(tmp_path: Path, folders: dict[str, Pat
     assert sorted(path.name[:10] for path in cache.iterdir()) == ["tiny-qwen2", "tiny-qwen3"]
 
 
+def test_a_resolved_folder_is_known_by_its_name_again(tmp_path: Path) -> None:
+    assert tiny.known_as(tiny.resolve("tiny:qwen3_vl", tmp_path)) == "tiny:qwen3_vl"
+    snapshot = tmp_path / "models--Qwen--Qwen3-VL-2B-Instruct" / "snapshots" / "89fe1c0"
+    assert tiny.known_as(snapshot) == "Qwen/Qwen3-VL-2B-Instruct"
+    for own in ("tiny-mine-0123456789ab", "model", "models--a--b"):
+        assert tiny.known_as(tmp_path / own) == str(tmp_path / own)
+    assert tiny.known_as("") == ""
+
+
 def test_resolve_never_reuses_a_folder_of_other_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tiny.resolve("tiny:qwen2", tmp_path)
     original = tiny._files

@@ -205,3 +205,35 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / at / "run", Made(steps=12, seed=int(at))) for at in "12"]
     content = runs_content([read_run(folder) for folder in folders])
     assert [run["label"] for run in content["runs"]] == ["run (1)", "run (2)"]
+
+
+@pytest.mark.parametrize(
+    ("schedules", "kernels", "words", "others"),
+    [
+        (("a", "a"), ("varlen", "varlen"), "the same samples in all runs", "kernels"),
+        (("a", "a"), ("varlen", "sdpa"), "by other kernels", "different samples"),
+        (("a", "b"), ("varlen", "varlen"), "hold different samples", "the same samples"),
+        ((None, None), ("varlen", "varlen"), "hold different samples", "the same samples"),
+    ],
+)
+def test_why_losses_differ_is_said(
+    schedules: tuple[str | None, ...], kernels: tuple[str, ...], words: str, others: str
+) -> None:
+    numbers = {"step": np.arange(1.0, 9), "samples_seen": 8 * np.arange(1.0, 9), "supervised_tokens": np.ones(8)}
+    columns = {**numbers, "samples": np.full(8, 8.0), "loss": np.linspace(3, 1, 8), "step_seconds": np.ones(8)}
+    runs = [
+        made_of(
+            columns,
+            about=About(
+                mode=mode,
+                derived={"attention": kernel},
+                other={"fingerprints.schedule": schedule} if schedule else {},
+            ),
+        )
+        for mode, schedule, kernel in zip(("packed", "padded"), schedules, kernels, strict=True)
+    ]
+    why = runs_content(runs)["comparison"]["why"]
+    assert words in why
+    assert others not in why
+    assert why in render_runs(runs)
+    assert ("curves lie on each other" in why) == (schedules[0] == schedules[1] == "a")

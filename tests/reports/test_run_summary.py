@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_runs import Made, expected_loss, steps_of, write_run
 
 from packtrain.reports.run_read import read_run
-from packtrain.reports.run_summary import compare, smooth_loss, summarise
+from packtrain.reports.run_summary import _warm_steps, compare, smooth_loss, summarise
 from packtrain.reports.run_thin import edges_for, thin, trailing_mean
 from packtrain.reports.run_values import Run
 
@@ -137,3 +137,12 @@ def test_one_run_or_one_without_steps_is_not_compared(tmp_path: Path) -> None:
     empty = made_run(tmp_path, "b", steps=0, evaluate=0)
     assert compare([run]) is None
     assert compare([run, empty]) is None
+
+
+def test_rates_leave_out_the_steps_that_warm_up() -> None:
+    usual = [1.0] * 20
+    assert _warm_steps(np.array(usual)) == 1, "the first step always"
+    assert _warm_steps(np.array([25.0, 1.1, 9.7, *usual])) == 3, "compiled once more at the third"
+    assert _warm_steps(np.array([25.0, 1.0, *usual, 30.0])) == 1, "later slow steps are the run's own"
+    assert _warm_steps(np.array([25.0, 1.0, 1.0])) == 0, "too few to leave any out"
+    assert _warm_steps(np.array([9.0, 9.0, 9.0, 9.0])) == 1

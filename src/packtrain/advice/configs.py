@@ -40,6 +40,14 @@ class Draft:
         )
 
     @property
+    def samples_per_step(self) -> int:
+        """Samples of a step, as a config says them: the user's own, unless packs are so large that rates follow them.
+
+        They are the same for any number of GPUs, and without packing.
+        """
+        return round(self.simulation.samples_per_step) if self.intervals.moved else self.question.samples_per_step
+
+    @property
     def padded_intervals(self) -> Intervals:
         """For the padded run: the user's own, with what is missing filled in."""
         before = self.question.samples_per_step
@@ -48,7 +56,7 @@ class Draft:
 
 def packed_config(draft: Draft) -> dict[str, Any]:
     """Sections model, data and training, for training with this packing."""
-    question, simulation, packing = draft.question, draft.simulation, draft.question.packing
+    simulation, packing = draft.simulation, draft.question.packing
     data: dict[str, Any] = {
         **_data(draft.table),
         "packing": True,
@@ -63,15 +71,11 @@ def packed_config(draft: Draft) -> dict[str, Any]:
     }
     if packing.packing_window is not None:
         data["packing_window"] = packing.packing_window
-    training: dict[str, Any] = {
-        "per_device_train_batch_size": 1,
-        "per_device_eval_batch_size": 1,
-        "gradient_accumulation_steps": simulation.micro_steps,
+    training = {
+        "effective_batch_size": draft.samples_per_step,
+        **_training(draft.question, draft.intervals, packed=True),
     }
-    if simulation.packs_per_step != simulation.micro_steps * question.setup.gpus:
-        training["packs_per_step"] = simulation.packs_per_step
-    training |= _training(question, draft.intervals)
-    return {"model": _model(question), "data": data, "training": training}
+    return {"model": _model(draft.question), "data": data, "training": training}
 
 
 def padded_config(draft: Draft, *, group_by_length: bool) -> dict[str, Any]:
@@ -87,9 +91,9 @@ def padded_config(draft: Draft, *, group_by_length: bool) -> dict[str, Any]:
     training: dict[str, Any] = {
         "per_device_train_batch_size": size,
         "per_device_eval_batch_size": size,
-        "gradient_accumulation_steps": question.baseline.accumulation(question.setup.gpus),
+        "effective_batch_size": question.samples_per_step,
         **({"group_by_length": True} if group_by_length else {}),
-        **_training(question, draft.padded_intervals),
+        **_training(question, draft.padded_intervals, packed=False),
     }
     return {"model": _model(question), "data": data, "training": training}
 
@@ -114,8 +118,10 @@ def _data(table: CostTable) -> dict[str, Any]:
     return {**found, "processor_config": limits} if limits else found
 
 
-def _training(question: Question, intervals: Intervals) -> dict[str, Any]:
+def _training(question: Question, intervals: Intervals, *, packed: bool) -> dict[str, Any]:
     setup = question.setup
+    compiled = setup.compiled if packed else question.baseline.compiled
+    compiling = {} if compiled == packed else {"compile": compiled}  # only what training would not do by itself
     found: dict[str, Any] = {"num_train_epochs": question.epochs}
     found |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
     if intervals.warmup_steps is not None:
@@ -130,10 +136,11 @@ def _training(question: Question, intervals: Intervals) -> dict[str, Any]:
         "bf16": True,
         "optim": _OPTIMIZERS[setup.optimizer],
     }
-    for name in ("sharding", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "attention"):
+    named = ("master_weights", "sharding", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "attention")
+    for name in named:
         if getattr(setup, name) != getattr(_DEFAULT, name):
             found[name] = getattr(setup, name)
-    return {**found, "seed": question.seed}
+    return {**found, **compiling, "seed": question.seed}
 
 
 # ---- reasons
@@ -218,20 +225,27 @@ def _step_reasons(draft: Draft) -> list[Reason]:
     question, one = draft.question, draft.simulation
     baseline, gpus = question.baseline, question.setup.gpus
     size, before = baseline.per_device_batch_size, question.samples_per_step
+    packs = counted(one.packs_per_step, "pack")
     return [
-        _reason("per_device_train_batch_size", str(size), "1", "one pack is one row; a longer pack replaces more rows"),
+        _reason(
+            "effective_batch_size",
+            f"{before:,}",
+            f"{draft.samples_per_step:,}",
+            f"samples of a step, on any number of GPUs and without packing too; here {packs} of "
+            f"{one.samples_per_pack:.1f} make {one.samples_per_step:,.0f} "
+            f"({signed_percent(one.samples_per_step / before - 1)})",
+        ),
+        _reason(
+            "per_device_train_batch_size",
+            str(size),
+            "1 (follows)",
+            "one pack is one row; a longer pack replaces more rows",
+        ),
         _reason(
             "gradient_accumulation_steps",
             str(baseline.accumulation(gpus)),
-            str(one.micro_steps),
-            f"{counted(one.packs_per_step, 'pack')} per step on {counted(gpus, 'GPU')}",
-        ),
-        _reason(
-            "packs_per_step",
-            f"{before:,} samples",
-            f"{counted(one.packs_per_step, 'pack')}",
-            f"{one.samples_per_pack:.1f} samples per pack make {one.samples_per_step:,.0f} samples per step, "
-            f"where {before:,} were ({signed_percent(one.samples_per_step / before - 1)})",
+            f"{one.micro_steps} (follows)",
+            f"{packs} per step on {counted(gpus, 'GPU')}",
         ),
         _reason(
             "num_train_epochs",
@@ -297,6 +311,9 @@ def _setup_reasons(draft: Draft) -> list[Reason]:
         for change in draft.changes
         if change.setting not in one.limits
     ]
+    if setup.compiled and not draft.question.baseline.compiled:
+        why = "packs have one shape, for which layers are compiled on a GPU; training.compile decides it"
+        changed.append(_reason("compile", "false", "true (follows)", why))
     if any(change.setting == "gradient_checkpointing" for change in draft.changes):
         return changed
     return [_reason("gradient_checkpointing", on, on, memory), *changed]

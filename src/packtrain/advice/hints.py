@@ -109,7 +109,7 @@ def _idle(question: Question, one: Simulation, passes: Passes) -> list[str]:
     if not idle:
         return []
     even = one.packs_per_step + idle
-    gain = one.seconds / question.clock.epoch_of_packs(passes, even, question.seed)
+    gain = one.seconds / question.epoch_of_packs(passes, one.packing_length, even)
     when = "every pass" if one.micro_steps == 1 else f"one of {one.micro_steps} passes"
     return [
         f"With {counted(one.packs_per_step, 'pack')} per step {idle} of {gpus} GPUs get an empty pack in {when}. "

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from packtrain.advice.clock import Clock
 from packtrain.advice.passes import Passes
 from packtrain.advice.question import Question
 from packtrain.advice.values import PaddedRun
@@ -54,13 +53,12 @@ def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> Passe
 
 def padded_run(question: Question, samples: Samples, dropped: int, order: Order, batch_size: int) -> PaddedRun:
     """An epoch of padded batches over the samples that the packing it is compared with keeps."""
-    setup, scale = question.padded_setup, question.rows.scale
+    scale = question.rows.scale
     passes = _passes(question, samples, order, batch_size)
     per_step = max(1, round(question.samples_per_step / batch_size))
-    clock = Clock(shape=question.shape, setup=setup, gpu=question.gpu, coefficients=question.time)
     worst = passes.worst()
     real, computed = int(samples["tokens"].sum()), int(passes["tokens"].sum())
-    memory = question.memory_of(worst, setup).total
+    memory = question.padded_memory_of(worst).total
     batches = round(len(passes) * scale)
     return PaddedRun(
         order=order,
@@ -73,7 +71,7 @@ def padded_run(question: Question, samples: Samples, dropped: int, order: Order,
         computed_tokens=round(computed * scale),
         waste=1 - real / computed,
         worst=worst,
-        seconds=clock.epoch(passes, per_step) * scale,
+        seconds=question.padded_clock.epoch(passes, per_step) * scale,
         memory_bytes=memory,
         fits=memory <= question.usable_bytes,
     )
@@ -101,7 +99,7 @@ def padded_runs(question: Question, samples: Samples, dropped: int) -> tuple[Pad
 
 
 def same_kernel_seconds(question: Question, samples: Samples) -> float:
-    """The user's padded run with the kernels that packs have: what packing alone changes is the rest."""
+    """The user's padded run with the kernels and layers that packs have: what packing alone changes is the rest."""
     passes = _passes(question, samples, baseline_order(question), question.baseline.per_device_batch_size)
     per_step = max(1, round(question.samples_per_step / question.baseline.per_device_batch_size))
     clock = replace(question.clock, setup=replace(question.setup, attention="varlen"))

@@ -37,6 +37,16 @@ class Passes:
         """An average pass."""
         return Load(**{name: round(float(self.columns[name].mean())) for name in FIELDS})
 
+    def filled(self, length: int) -> Passes:
+        """Rows of one length, as compiled layers compute them: what a pack leaves free is one more sample."""
+        free = np.maximum(length - self.columns["tokens"], 0)
+        more = {
+            "tokens": self.columns["tokens"] + free,
+            "squared_tokens": self.columns["squared_tokens"] + free * free,
+            "longest": np.maximum(self.columns["longest"], free),
+        }
+        return Passes({**self.columns, **more})
+
     def take(self, order: np.ndarray) -> Passes:
         """Some of the passes, in another order."""
         return Passes({name: column[order] for name, column in self.columns.items()})

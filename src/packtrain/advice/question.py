@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields, replace
 
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.clock import Clock
+from packtrain.advice.passes import Passes
 from packtrain.advice.rows import Rows
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.estimates.calibration import Fit
 from packtrain.estimates.gpus import Gpu
-from packtrain.estimates.memory import MemoryCoefficients, MemoryEstimate, estimate_memory
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, MemoryEstimate, estimate_memory
 from packtrain.estimates.time import Coefficients
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 from packtrain.plans.config import PackingConfig
@@ -33,6 +35,7 @@ class Question:
     seed: int
     time: Coefficients | None
     memory: MemoryCoefficients
+    padded_fit: Fit | None = None  # of padded batches, where their layers run otherwise than those of packs
 
     @property
     def samples_per_step(self) -> int:
@@ -53,7 +56,29 @@ class Question:
     def padded_setup(self) -> TrainingSetup:
         """How padded batches are trained."""
         chunked = self.setup.chunked_loss if self.baseline.chunked_loss is None else self.baseline.chunked_loss
-        return replace(self.setup, attention=self.baseline.attention, chunked_loss=chunked)
+        own = {"attention": self.baseline.attention, "compiled": self.baseline.compiled}
+        return replace(self.setup, **own, chunked_loss=chunked)  # type: ignore[arg-type]  # they are of these types
+
+    @property
+    def padded_clock(self) -> Clock:
+        """Seconds of padded passes."""
+        return replace(self.clock, setup=self.padded_setup, coefficients=self._of_padded()[0])
+
+    def epoch_of_packs(self, passes: Passes, length: int, per_step: int) -> float:
+        """Seconds of an epoch of packs; compiled layers compute all of a pack's length, however full it is."""
+        computed = passes.filled(length) if self.setup.compiled else passes
+        return self.clock.epoch_of_packs(computed, per_step, self.seed)
+
+    def padded_memory_of(self, load: Load) -> MemoryEstimate:
+        """The peak of one GPU with such a padded batch."""
+        return estimate_memory(self.shape, self.padded_setup, load, self._of_padded()[1])
+
+    def _of_padded(self) -> tuple[Coefficients | None, MemoryCoefficients]:
+        """What padded batches are predicted with: their own fit, that of packs where layers run alike, or defaults."""
+        if self.padded_fit is not None:
+            return self.padded_fit.time, self.padded_fit.memory
+        alike = self.baseline.compiled == self.setup.compiled
+        return (self.time, self.memory) if alike else (None, DEFAULT_COEFFICIENTS)
 
     def memory_of(self, load: Load, setup: TrainingSetup | None = None) -> MemoryEstimate:
         """The peak of one GPU with such a pass."""

@@ -105,7 +105,7 @@ def _ladder(setup: TrainingSetup, worst: Load) -> list[tuple[dict[str, Any], str
     if setup.gpus > 1 and setup.sharding != "fsdp":
         found.append(({"sharding": "fsdp"}, "weights are gathered in every pass"))
     if setup.method == "full":
-        found.append(({"optimizer": "adamw_8bit"}, "optimizer states are rounded"))
+        found.append(({"optimizer": "adamw_8bit"}, "optimizer states are rounded, and weights have no fp32 masters"))
         found.append(({"method": "lora"}, "adapters are trained instead of the weights"))
     if setup.method != "qlora":
         found.append(({"method": "qlora"}, "adapters on weights of 4 bits"))

@@ -25,6 +25,7 @@ from packtrain.advice.values import Simulation, Study
 from packtrain.advice.views import balance_rows, picture, plan_passes
 from packtrain.core.errors import ConfigError
 from packtrain.costs.table import CostTable
+from packtrain.estimates.calibration import Fit
 from packtrain.estimates.gpus import Gpu
 from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
 from packtrain.estimates.time import Coefficients, work_seconds
@@ -70,13 +71,15 @@ def study_outcome(
     packing: Mapping[str, object] = _NO_PACKING,
     time: Coefficients | None = None,
     memory: MemoryCoefficients = DEFAULT_COEFFICIENTS,
+    padded_fit: Fit | None = None,
     most_rows: int = MOST_ROWS,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> StudyOutcome:
     """Study a measured dataset for a model and GPUs, and build the plan that comes out best.
 
     `packing` holds values of a PackingConfig that are not up for choice; `limits` are sets of further limits to try at
-    every length; `setup` is how the packed run is trained, `baseline` what it replaces.
+    every length; `setup` is how the packed run is trained, `baseline` what it replaces, and `padded_fit` what its time
+    and memory are predicted with where its layers run otherwise.
     """
     fixed = packing_from(packing, seed=seed)
     rows = read_rows(table, fixed.seed, most_rows)
@@ -92,6 +95,7 @@ def study_outcome(
         seed=seed,
         time=time,
         memory=memory,
+        padded_fit=padded_fit,
     )
     progress(Progress(0, 1, "reading"))
     tried = _lengths(lengths, packing, rows, shape)
@@ -231,7 +235,7 @@ def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simul
     counts, passes = plan.summary["epochs"][0], plan_passes(plan)
     worst = passes.worst()
     memory = question.memory_of(worst).total
-    seconds = question.clock.epoch_of_packs(passes, one.packs_per_step, question.seed)
+    seconds = question.epoch_of_packs(passes, one.packing_length, one.packs_per_step)
     samples = counts["drawn"] - counts["dropped"]
     return replace(
         one,
@@ -265,6 +269,10 @@ def _baseline(question: Question) -> dict[str, Any]:
     }
 
 
+def _layers(compiled: bool) -> str:
+    return "compiled" if compiled else "eager"
+
+
 def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     """What the numbers rest on."""
     fitted = question.time is not None and question.time.fitted
@@ -278,6 +286,9 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         "everything, which no single pack may have.",
         "Speed-ups compare with padded batches as they are trained today, whose attention is "
         f"{question.baseline.attention}.",
+        f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
+        f"{_layers(question.baseline.compiled)} ones; unless training.compile says otherwise, packtrain train compiles "
+        "layers for packs on a GPU and not for padded batches.",
     ]
     if question.rows.scale != 1:
         found.append(

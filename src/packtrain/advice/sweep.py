@@ -100,7 +100,7 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
     bound = max(-(-int(packed.loads[name].sum()) // limit) for name, limit in capacities.items())
     tokens, samples = int(passes["tokens"].sum()), packed.whole
     step = step_shape(question.samples_per_step, samples / count, question.setup.gpus)
-    seconds = question.clock.epoch_of_packs(passes, step.packs, question.seed) * scale
+    seconds = question.epoch_of_packs(passes, config.packing_length, step.packs) * scale
     worst = passes.worst()
     memory = question.memory_of(worst).total
     padded = baseline_run(question, packed.samples, packed.dropped)

@@ -14,15 +14,15 @@ from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, study_outcome
 from packtrain.advice.values import Study
 from packtrain.app.config.load import RunConfig, load_config
-from packtrain.app.config.setup import ATTENTION, training_setup
+from packtrain.app.config.setup import ATTENTION, compiles, training_setup
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
-from packtrain.estimates.calibration import coefficients_for
+from packtrain.estimates.calibration import Fit, coefficients_for
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import read_shape
 from packtrain.estimates.values import ModelShape
-from packtrain.models.tiny import resolve
+from packtrain.models.tiny import known_as, resolve
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.overlong import fit_pieces
 from packtrain.plans.plan import PackPlan
@@ -82,8 +82,11 @@ def plan(
     name, shape = _model(table, model or run.model.get("model_name_or_path"))
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus)
-    planned, known = training_setup(run, gpus=gpus, given=setup), find_gpu(gpu)
+    compiled = {"compiled": compiles(run, packing=True)}
+    planned, known = training_setup(run, gpus=gpus, given={**compiled, **(setup or {})}), find_gpu(gpu)
+    padded = Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)})
     time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
+    padded_time, padded_memory, _ = coefficients_for(known, compiled=padded.compiled)
     outcome = study_outcome(
         table,
         shape=shape,
@@ -92,7 +95,8 @@ def plan(
         setup=planned,
         time=time,
         memory=memory,
-        baseline=Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)}),
+        padded_fit=Fit(time=padded_time, memory=padded_memory),
+        baseline=padded,
         lengths=lengths,
         limits=_limit_sets(limits or {}),
         seed=run.training.get("seed", 0) if seed is None else seed,
@@ -113,7 +117,7 @@ def plan(
 
 def _model(table: CostTable, given: str | None) -> tuple[str, ModelShape]:
     """The model's name and shape; the one that was measured for, where none is given."""
-    name = given or str(table.summary["inputs"].get("request", {}).get("model", ""))
+    name = given or known_as(table.summary["inputs"].get("request", {}).get("model", ""))
     if not name:
         raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
     try:
@@ -156,6 +160,7 @@ def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
 def _baseline(run: RunConfig, table: CostTable, gpus: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the config says about the padded run that is compared with, and how that was understood."""
     found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
+    found["compiled"] = compiles(run, packing=False)
     if "attention" in run.training:
         found["attention"] = ATTENTION.get(run.training["attention"], run.training["attention"])
     shares = []

@@ -27,6 +27,8 @@ TINY_FAMILIES: tuple[str, ...] = tuple(TINY)
 # What measuring and packing read of a model on the hub: everything but its weights.
 _HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# How folders that are made for names are called.
+_TINY_FOLDER, _HUB_FOLDER = re.compile(r"tiny-(\w+)-[0-9a-f]{12}"), re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 
 
 def write(family: str, folder: Path) -> Path:
@@ -52,6 +54,16 @@ def resolve(name_or_path: str, cache_dir: Path) -> Path:
         expected=f"a model folder, a hub name like org/name, or {PREFIX}FAMILY",
         fix=f"did you mean {PREFIX}{name_or_path}?" if name_or_path in TINY else "check the path",
     )
+
+
+def known_as(folder: str | Path) -> str:
+    """The name that a folder of `resolve` has for users: such folders may have no weights. Other folders stay."""
+    path = Path(folder)
+    tiny = _TINY_FOLDER.fullmatch(path.name)
+    if tiny is not None and tiny[1] in TINY:
+        return f"{PREFIX}{tiny[1]}"
+    hub = _HUB_FOLDER.fullmatch(path.parent.parent.name) if path.parent.name == "snapshots" else None
+    return f"{hub[1]}/{hub[2]}" if hub is not None else str(folder)
 
 
 def build_model(folder: str | Path, seed: int = 0) -> Any:

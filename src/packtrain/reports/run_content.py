@@ -12,7 +12,7 @@ from packtrain.reports.html import changes
 from packtrain.reports.numbers import shown
 from packtrain.reports.run_summary import compare, summarise
 from packtrain.reports.run_values import About, Run, Scalar
-from packtrain.reports.run_words import ALIKE, ended, headline, labels_of, lead
+from packtrain.reports.run_words import ALIKE, ended, headline, labels_of, lead, why_apart
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
 MOST_RUNS = 8  # as many as there are colours
@@ -65,7 +65,9 @@ def _comparison(runs: Sequence[Run], found: Content) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
     differ = [changes(configs[0], config)[:SHOWN_CHANGES] if configs[0] and config else [] for config in configs]
-    return {**found, "same_loss": found["apart"] is not None and found["apart"] <= ALIKE, "changes": differ}
+    same = found["apart"] is not None and found["apart"] <= ALIKE
+    why = why_apart(runs, labels_of(runs), found["apart"])
+    return {**found, "same_loss": same, "why": why, "changes": differ}
 
 
 def _config(run: Run) -> Mapping[str, Any]:

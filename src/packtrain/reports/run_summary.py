@@ -12,7 +12,8 @@ from packtrain.reports.run_values import Run, Steps
 
 LAST = 0.05  # the share of a run's samples that its final loss is a mean of
 _NEAR = 0.02  # how far, relatively, from equal samples an evaluation may be
-_WARM = 3  # runs with more steps than this are timed without the first one, which warms up
+_WARM = 3  # runs with more steps than this are timed without those in which they warm up
+_BEGINNING, _SLOW = 10, 3.0  # warming up: the first step, and all before one of thrice the median among the first ten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,7 @@ class Summary:
     tokens_per_second: float | None
     samples_per_second: float | None
     samples_per_step: float | None
+    warm_steps: int  # at the beginning, in which workers start and layers are compiled: not in the rates
     step_seconds: float | None  # median
     padding: float | None  # share of computed positions that teach nothing
     mfu: float | None
@@ -74,8 +76,9 @@ class Comparison:
 def summarise(run: Run) -> Summary:
     """One run in numbers."""
     steps = run.steps
-    timed = slice(1 if len(steps) > _WARM else 0, None)
     seconds = np.nan_to_num(steps["step_seconds"])
+    warm = _warm_steps(seconds)
+    timed = slice(warm, None)
     lasting = float(seconds[timed].sum())
     memory, limit = _most(steps["memory_bytes"]), _most(steps["memory_limit"])
     losses = [one.loss for one in run.evaluations if np.isfinite(one.loss)]
@@ -93,6 +96,7 @@ def summarise(run: Run) -> Summary:
         tokens_per_second=_per_second(steps, "tokens", timed, lasting),
         samples_per_second=_per_second(steps, "samples", timed, lasting),
         samples_per_step=_mean(steps["samples"]),
+        warm_steps=warm,
         step_seconds=_median(steps["step_seconds"][timed]),
         padding=_padding(steps),
         mfu=_weighted(steps["mfu"][timed], seconds[timed]),
@@ -104,6 +108,13 @@ def summarise(run: Run) -> Summary:
         predicted_memory=_most(steps["predicted_memory_bytes"]),
         predicted_seconds=_median(steps["predicted_seconds"][timed]),
     )
+
+
+def _warm_steps(seconds: np.ndarray) -> int:
+    if len(seconds) <= _WARM:
+        return 0
+    slow = np.flatnonzero(seconds[: min(_BEGINNING, len(seconds) // 2)] > _SLOW * np.median(seconds))
+    return int(slow[-1]) + 1 if len(slow) else 1
 
 
 def compare(runs: Sequence[Run]) -> Comparison | None:

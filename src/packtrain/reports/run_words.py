@@ -10,6 +10,7 @@ from packtrain.reports.run_values import Run
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05
+_ON_TOP = 0.001  # relative difference of losses that no chart can show
 _ENDED = {
     "complete": "It is complete.",
     "interrupted": "It was interrupted and can be resumed.",
@@ -53,6 +54,33 @@ def lead(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence[str
     return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}"
 
 
+def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None) -> str:
+    """What makes the losses of runs comparable, and why they may differ all the same."""
+    kernels = [run.about.derived.get("attention") for run in runs]
+    others = len(set(kernels)) > 1 and all(kernels)
+    named = _listed(
+        [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _named(labels), strict=True)]
+    )
+    if same_steps(runs):
+        found = (
+            "Every optimizer step has the same samples in all runs. What their losses still differ by is rounding: "
+            "numbers are added up in another order"
+        )
+        found += f", and attention is computed by other kernels ({named})." if others else "."
+        return f"{found} Over samples their curves lie on each other." if (apart or 0) < _ON_TOP else found
+    found = (
+        "Steps of the runs hold different samples, so losses are compared where the runs have seen equally many. They "
+        "differ by which samples shared a step, beside what was set differently"
+    )
+    return f"{found}; attention was {named}." if others else f"{found}."
+
+
+def same_steps(runs: Sequence[Run]) -> bool:
+    """Has every step the same samples in all runs? So it is with the same plan in the same order."""
+    orders = {run.about.other.get("fingerprints.schedule") for run in runs}
+    return len(orders) == 1 and None not in orders
+
+
 def ended(run: Run) -> str:
     """How the run ended."""
     return _ENDED.get(run.status) or f"It says of itself: {isolated(run.status, 120)}."
@@ -79,8 +107,7 @@ def _compared(both: Comparison, labels: Sequence[str]) -> str:
 
 
 def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
-    names = [label.lower() if label in ("Packed", "Padded") else isolated(label) for label in labels]
-    found = []
+    names, found = _named(labels), []
     values = [one.eval_loss if both.evaluated else one.loss for one in both.runs]
     losses = [f"{loss(value)} {name}" for name, value in zip(names, values, strict=True) if value is not None]
     if losses:
@@ -96,6 +123,11 @@ def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Co
     if len(padding) > 1:
         found.append(f"The share of padding in what was computed is {_listed(padding)}.")
     return found
+
+
+def _named(labels: Sequence[str]) -> list[str]:
+    """Labels inside a sentence."""
+    return [label.lower() if label in ("Packed", "Padded") else isolated(label) for label in labels]
 
 
 def _listed(words: Sequence[str]) -> str:

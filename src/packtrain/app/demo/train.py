@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from packtrain.proofs.values import Verdict
 
 MODES = ("packed", "padded")
-LENGTH, ROWS, SAMPLES = 2048, 5, 9  # tokens of a pack, rows of a padded batch, samples of a step: those of two packs
+LENGTH, SAMPLES = 4096, 8  # tokens of a pack, samples of a step: those of one pack
 PIXELS = 224 * 224  # of a picture at most: a minute is short
 _HELD_OUT = 8  # one picture for so many of the training's is drawn for evaluation
 _LEARNING_RATE = 5e-3  # a tiny model with random weights has everything to learn
@@ -76,7 +76,7 @@ def train_demo(
     configs = {mode: demo_config(data, held_out, folder, model=model, mode=mode, name=name) for mode in MODES}
     reused = all(_complete(config) for config in configs.values())
     if not reused:  # both: one alone would have the machine for itself
-        say(f"Training side by side: packs of {LENGTH:,} tokens, and padded batches of {ROWS} samples")
+        say(f"Training side by side: packs of {LENGTH:,} tokens, and the samples of each as padded rows")
         _train_all(configs, progress)
     folders = tuple(_run_folder(config) for config in configs.values())
     reported = report(folders, folder / "report.html")
@@ -84,7 +84,7 @@ def train_demo(
 
 
 def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: str, name: str) -> RunConfig:
-    """The config of one of the two runs: the same data, seed and learning rate."""
+    """The config of one of the two runs: the same data, seed and learning rate, and the same samples in each step."""
     training: dict[str, Any] = {
         "output_dir": str(folder / "runs" / mode),
         "run_name": name,
@@ -99,24 +99,25 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
         "use_cpu": True,
         "report_to": "none",
         "seed": 0,
+        # Without a GPU a dense mask costs as much as padding saves: each sample is attended to by itself.
+        "attention": "varlen",
     }
-    # Without a GPU a dense mask costs as much as padding saves: each sample is attended to by itself.
-    of_mode: dict[str, dict[str, Any]] = {
-        "packed": {"attention": "varlen"},
-        "padded": {"per_device_train_batch_size": ROWS},
-    }
+    packing: dict[str, Any] = {"packing": True} if mode == "packed" else {"packing": False, "pad_packs": True}
     return RunConfig(
         model={"model_name_or_path": model, "dtype": "fp32"},
         data={
             "dataset_path": str(data),
             "eval_path": str(held_out),
-            "packing": mode == "packed",
+            **packing,
             "packing_length": LENGTH,
+            # Samples come together as they are drawn, as in usual padded batches: best_fit seeks similar lengths.
+            "packing_strategy": "first_fit",
             "processor_config": {"max_pixels": PIXELS},
             "max_failure_rate": 0.9,  # the faults are planted
             "cache_dir": str(folder / "cache"),
+            "cache_tokens": True,  # for both: only padded runs keep them by themselves
         },
-        training=training | of_mode[mode],
+        training=training,
     )
 
 
