@@ -17,9 +17,10 @@ from packtrain.batches.padded import PaddedCollator
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.families.contracts import BatchContract
+from packtrain.packs.made_up import made_sample
 from packtrain.packs.rows import Row
 from packtrain.packs.source import PackSource
-from packtrain.packs.values import IGNORED, EncodedSample
+from packtrain.packs.values import EncodedSample
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.schedule import Schedule
 from packtrain.records.media import MediaStore
@@ -79,16 +80,7 @@ class Encoder:
         length = Rows().row(row).tokens
         ids = torch.arange(length) + 7 * row
         piece = ids[start : start + tokens if tokens >= 0 else None] % 90
-        labels = piece.clone()
-        labels[0] = IGNORED
-        return EncodedSample(
-            id=record.id,
-            row=row,
-            input_ids=piece,
-            labels=labels,
-            position_ids=torch.arange(len(piece))[None],
-            token_kinds=torch.zeros_like(piece),
-        )
+        return made_sample(record.id, piece, supervised=len(piece) - 1, row=row)
 
 
 def plan_of(*epochs: int, **config: Any) -> PackPlan:

@@ -28,8 +28,8 @@ def _as_here(environment: dict[str, str], target: Callable[..., Any], args: Any)
     target(*args)
 
 
-def run_ranks(world: int, target: Callable[..., Any], *args: Any, folder: Path) -> list[Any]:
-    """What `target(rank, *args)` returned or raised on each rank."""
+def run_ranks(world: int, target: Callable[..., Any], *args: Any, folder: Path, seconds: float = 120) -> list[Any]:
+    """What `target(rank, *args)` returned or raised on each rank, each within so many seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     pipes, processes = [], []
     for rank in range(world):
@@ -40,7 +40,7 @@ def run_ranks(world: int, target: Callable[..., Any], *args: Any, folder: Path) 
         pipes.append(ours)
         processes.append(process)
     try:
-        return [pipe.recv() if pipe.poll(120) else TimeoutError("no answer") for pipe in pipes]
+        return [pipe.recv() if pipe.poll(seconds) else TimeoutError("no answer") for pipe in pipes]
     finally:
         for process in processes:
             process.join(30)

@@ -9,26 +9,15 @@ from torch.utils.data import DataLoader
 
 from packtrain.batches.collate import PackCollator
 from packtrain.families.contracts import contract_for
-from packtrain.packs.values import IMAGE, TEXT, EncodedSample, PackedRow, PackKey
+from packtrain.packs.made_up import image_of_patches, made_sample
+from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 
 CONTRACT = contract_for({"model_type": "qwen3_vl"})
 
 
 def sample(patches: int) -> EncodedSample:
-    tokens = patches // 4 + 2
-    kinds = torch.tensor([TEXT, *[IMAGE] * (patches // 4), TEXT])
-    return EncodedSample(
-        id=f"{patches}",
-        input_ids=torch.arange(tokens),
-        labels=torch.full((tokens,), -100),
-        position_ids=torch.arange(tokens).expand(4, -1),
-        token_kinds=kinds,
-        media={
-            "pixel_values": torch.full((patches, 6), float(patches)),
-            "image_grid_thw": torch.tensor([[1, 2, patches // 2]]),
-        },
-        num_images=1,
-    )
+    image = image_of_patches(torch.full((patches, 6), float(patches)), 2, patches // 2, merged=4, token_id=7)
+    return made_sample(f"{patches}", torch.arange(image.tokens + 2), supervised=0, images=image, position_rows=4)
 
 
 ROWS = [PackedRow(key=PackKey(0, pack), samples=(sample(4 + 4 * pack), sample(8))) for pack in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from packtrain.batches.padded import PaddedCollator
 from packtrain.batches.values import Batch, BatchInfo
 from packtrain.core.errors import ConfigError
 from packtrain.families.contracts import CONTRACTS, BatchContract
+from packtrain.packs.made_up import made_sample
 from packtrain.packs.values import EMPTY_PACK, IGNORED, EncodedSample, PackedRow, PackKey, VisionCounts
 
 TEXT_MODEL = BatchContract(model_type="llama")
@@ -26,17 +28,7 @@ OF_ALL = {"token": float, "sample": lambda n: float(n > 0), "sqrt": math.sqrt}  
 
 def made(tokens: int, supervised: int, *, vision: VisionCounts | None = None, name: str = "a") -> EncodedSample:
     """A sample whose last tokens carry loss."""
-    ids = torch.arange(tokens) + 10
-    labels = torch.full_like(ids, IGNORED)
-    labels[tokens - supervised :] = ids[tokens - supervised :]
-    return EncodedSample(
-        id=name,
-        input_ids=ids,
-        labels=labels,
-        position_ids=torch.arange(tokens)[None],
-        token_kinds=torch.zeros_like(ids),
-        vision=vision,
-    )
+    return replace(made_sample(name, torch.arange(tokens) + 10, supervised=supervised), vision=vision)
 
 
 def row(*samples: EncodedSample, pack: int = 0) -> PackedRow:

@@ -25,7 +25,8 @@ from packtrain.core.values import Cost, LedgerEntry, Record
 from packtrain.costs.request import Filters, Request
 from packtrain.families.contracts import contract_for
 from packtrain.models import tiny
-from packtrain.packs.values import EMPTY_PACK, IGNORED, EncodedSample, PackedRow
+from packtrain.packs.made_up import made_sample
+from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackedRow
 from packtrain.plans.config import PackingConfig
 from packtrain.records.open import open_sources
 from packtrain.records.source import Entry, SourceSpec
@@ -69,16 +70,7 @@ class Encoder:
         if tokens == BROKEN:
             raise RecordError("decode", "image is damaged", "at byte 7")
         tokens += 2 * (tokens == LONGER)
-        ids = torch.full((tokens,), int(record.id[1:]) + 10)
-        labels = ids.clone()
-        labels[0] = IGNORED
-        return EncodedSample(
-            id=record.id,
-            input_ids=ids,
-            labels=labels,
-            position_ids=torch.arange(tokens)[None],
-            token_kinds=torch.zeros_like(ids),
-        )
+        return made_sample(record.id, torch.full((tokens,), int(record.id[1:]) + 10), supervised=tokens - 1)
 
 
 def request(**more: Any) -> Request:

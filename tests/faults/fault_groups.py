@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,12 +165,17 @@ class Group:
 
     def kill(self, *, workers: bool = True) -> None:
         """SIGKILL to all ranks at once, with their workers or without."""
-        for pid in {*self.pids, *(self.run.nursery.living() if workers else ())}:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill({*self.pids, *(self.run.nursery.living() if workers else ())})
         codes = self.wait()
         assert -signal.SIGKILL in codes, f"nobody was killed: {codes} {self.said()}"
+        if workers:
+            self._kill(self.run.nursery.living())  # those that a rank was about to start
         wait_until(lambda: not self.run.nursery.living(), "the end of the workers", 30)
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def wait(self, seconds: float = 120) -> list[int]:
         """The exit codes of all ranks; a group that does not end is killed, and that is an error."""

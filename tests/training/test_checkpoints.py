@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import os
@@ -16,10 +17,12 @@ from packtrain.core.errors import ArtifactError
 from packtrain.training.checkpoints import (
     MARKER,
     CheckpointFolder,
+    UnreadableError,
     bytes_to_save,
     complete_checkpoints,
     find_latest,
     read_checkpoint,
+    refuse_broken,
 )
 
 
@@ -203,9 +206,85 @@ def test_checkpoints_of_an_abandoned_run_are_nobodys(tmp_path: Path) -> None:
     assert (found.step, text_of(found.path)) == (26, "second")
     folder.clean()
     assert moved[0].is_dir()
-    save(folder, 30, write("second"))
-    assert folder.set_aside(folder.path(26)) == [tmp_path / "set-aside-checkpoint-30.2"]
-    assert text_of(moved[0]) == "first"
+
+
+def aside(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("set-aside-*"))
+
+
+def test_what_was_set_aside_goes_when_the_run_has_come_as_far(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    for step in (10, 20, 30, 40):
+        save(folder, step)
+    folder.set_aside(folder.path(10))
+    save(folder, 19)
+    save(folder, 31, resumable=False)
+    assert aside(tmp_path) == [f"set-aside-checkpoint-{step}" for step in (20, 30, 40)], "nothing to go on from yet"
+    with pytest.raises(ArtifactError):
+        save(folder, 30, write_two, full)
+    assert len(aside(tmp_path)) == 3, "what could not be saved takes nothing's place"
+    save(folder, 30)
+    assert aside(tmp_path) == ["set-aside-checkpoint-40"]
+    assert len(folder.set_aside(folder.path(19))) == 2
+    save(folder, 20)
+    assert aside(tmp_path) == ["set-aside-checkpoint-30", "set-aside-checkpoint-31", "set-aside-checkpoint-40"]
+    save(folder, 40)
+    assert aside(tmp_path) == []
+
+
+def test_of_what_was_set_aside_no_more_stay_than_of_its_own(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, limit=2)
+    save(folder, 1)
+    for step in (50, 40, 30):  # runs that begin at step 1 and are abandoned
+        save(folder_of(tmp_path), step)
+        folder.set_aside(folder.path(1))
+    assert len(aside(tmp_path)) == 3
+    save(folder, 2)
+    assert aside(tmp_path) == ["set-aside-checkpoint-40", "set-aside-checkpoint-50"]
+
+
+# ---- what cannot be read now
+
+
+@pytest.mark.parametrize("what", ["stat", "open"])
+def test_what_cannot_be_read_at_the_moment_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    folder = folder_of(tmp_path)
+    for step in (1, 2):
+        save(folder, step)
+    real_open, real_stat = builtins.open, Path.stat
+
+    def fail(path: object) -> None:
+        if str(path).endswith(f"checkpoint-2/{MARKER if what == 'open' else 'weights'}"):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    def opened(path: object, *args: object, **options: object) -> object:
+        fail(path)
+        return real_open(path, *args, **options)  # type: ignore[call-overload]
+
+    def looked(path: Path, **options: bool) -> os.stat_result:
+        fail(path)
+        return real_stat(path, **options)
+
+    monkeypatch.setattr(*(("builtins.open", opened) if what == "open" else ("pathlib.Path.stat", looked)))
+    for look in (find_latest, complete_checkpoints):
+        with pytest.raises(UnreadableError, match="Too many open files"):
+            look(tmp_path)
+    save(folder_of(tmp_path, limit=1), 3)
+    monkeypatch.undo()
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [1, 2, 3], "a save is no less good for it"
+
+
+def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(tmp_path: Path) -> None:
+    refuse_broken(tmp_path)  # none at all
+    folder = folder_of(tmp_path)
+    for step in (1, 2):
+        (save(folder, step) / "weights").unlink()
+    with pytest.raises(ArtifactError, match="weights is missing"):
+        refuse_broken(tmp_path)
+    save(folder, 3)
+    refuse_broken(tmp_path)
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

@@ -76,6 +76,60 @@ def test_nothing_is_evaluated_on_the_way_out(tmp_path: Path, strategy: str) -> N
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
 
 
+def evaluations(trainer: Any) -> dict[int, float]:
+    return {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+
+
+def interrupted_in_evaluation(trainer: Any, step: int, batch: int) -> list[int]:
+    """A signal comes with this batch of the evaluation after this step; the steps of all that are evaluated."""
+    seen: list[int] = []
+    real = trainer._sum_of
+
+    def sum_of(model: Any, inputs: Any) -> Any:
+        seen.append(trainer.state.global_step)
+        if seen.count(step) == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(model, inputs)
+
+    trainer._sum_of = sum_of
+    return seen
+
+
+@pytest.mark.parametrize("save", ["no", "best"])
+def test_a_signal_ends_an_evaluation_which_is_made_when_the_run_goes_on(tmp_path: Path, save: str) -> None:
+    parts = {"eval_dataset": dataset(epochs=1, packing=False)}
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": save, "metric_for_best_model": "loss"}
+    whole = trainer_of(dataset(), tmp_path / "whole", parts=parts, **options)
+    whole.train()
+    ended = trainer_of(dataset(), tmp_path / "run", parts=parts, **options)
+    seen = interrupted_in_evaluation(ended, 4, 3)
+    ended.train()
+    assert (ended.interrupted, ended.state.global_step) == ("SIGTERM", 4)
+    assert seen.count(2) > seen.count(4) == 3, "the batch that was under way is the last"
+    assert list(evaluations(ended)) == [2], "a part of an evaluation is none"
+    found = find_latest(tmp_path / "run")
+    assert found is not None
+    assert found.step == 4
+    again = trainer_of(dataset(), tmp_path / "run", parts=parts, **options)
+    again.train(resume_from_checkpoint=True)
+    assert again.interrupted is None
+    assert evaluations(again) == evaluations(whole)
+    assert losses(again) == losses(whole)
+    assert same(weights(again), weights(whole))
+    assert (again.state.best_metric, again.state.best_global_step) == (
+        whole.state.best_metric,
+        whole.state.best_global_step,
+    )
+
+
+def test_an_evaluation_that_is_asked_for_is_not_cut_short(tmp_path: Path) -> None:
+    parts = {"callbacks": [Signal(signal.SIGTERM, 1)], "eval_dataset": dataset(epochs=1)}
+    trainer = trainer_of(dataset(), tmp_path, parts=parts, save_strategy="no")
+    trainer.train()
+    assert trainer.interrupted == "SIGTERM"
+    assert trainer.evaluate()["eval_samples"] == 24
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     trainer = trainer_of(dataset(), tmp_path, parts={"callbacks": [Signal(signal.SIGINT, 2, times=2)]})
     before = signal.getsignal(signal.SIGINT)  # a shell may have started us so that it is ignored

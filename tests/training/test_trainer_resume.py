@@ -30,8 +30,12 @@ def small(kind: str = "full", family: str = "llama") -> Any:
     return model_of(family, method=kind)
 
 
-@cache
 def uninterrupted(kind: str = "full", family: str = "llama") -> Any:
+    return _uninterrupted(kind, family)  # a cache takes other ways to say the same for something else
+
+
+@cache
+def _uninterrupted(kind: str, family: str) -> Any:
     trainer = trainer_of(dataset(family), shared() / f"whole-{kind}-{family}", small(kind, family))
     trainer.train()
     assert trainer.state.global_step == trainer.state.max_steps >= 8

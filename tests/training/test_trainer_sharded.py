@@ -36,6 +36,9 @@ FAMILY = "qwen3_vl"
 TOLERANCE = 1e-5
 WAYS = ("ddp", "fsdp")
 WRAPPED = ["Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"]
+# Adam divides a gradient by its own size, so the rounding of one that is nearly 0 becomes a whole step. Beside a large
+# epsilon it does not: rounding stays as small as it is, and the optimizer still has states that may be lost.
+SMOOTH: dict[str, Any] = {"lr_scheduler_type": "constant", "learning_rate": 0.1, "adam_epsilon": 0.1}
 
 
 # ---- what runs on each rank
@@ -118,7 +121,7 @@ def train(
     fresh(way)
     given = {"max_steps": steps} if steps is not None else {}
     trainer = trainer_of(
-        packs(place), Path(folder), model_of(FAMILY, dropout=0.0), lr_scheduler_type="constant",
+        packs(place), Path(folder), model_of(FAMILY, dropout=0.0), **SMOOTH,
         parts={"watch_deadline": 30.0, "eval_dataset": packs(place, epochs=1, packing=False)}, eval_strategy="steps",
         eval_steps=4, save_steps=3, **options_of(way), **given,
     )  # fmt: skip
@@ -170,8 +173,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 # ---- the tests
 
 
-def launch(world: int, target: Any, *args: Any, folder: Path) -> list[Any]:
-    answers = run_ranks(world, target, world, *args, folder=folder)
+def launch(world: int, target: Any, *args: Any, folder: Path, seconds: float = 120) -> list[Any]:
+    answers = run_ranks(world, target, world, *args, folder=folder, seconds=seconds)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -216,7 +219,7 @@ def alone(place: Path, folder: Path) -> Any:
     )  # fmt: skip
     trainer.train()
     run = trainer_of(
-        dataset(FAMILY, folder=place), folder / "one", model_of(FAMILY, dropout=0.0), lr_scheduler_type="constant",
+        dataset(FAMILY, folder=place), folder / "one", model_of(FAMILY, dropout=0.0), **SMOOTH,
         parts={"eval_dataset": dataset(FAMILY, folder=place, epochs=1, packing=False)}, eval_strategy="steps",
         eval_steps=4, max_grad_norm=0.0,
     )  # fmt: skip
@@ -239,10 +242,10 @@ def test_a_run_on_two_ranks_is_that_of_one(place: Path, folder: Path, alone: Any
     wanted = losses(alone[1])
     for trained, found, final, evaluated in (rank["whole"] for rank in runs(way, place, folder)):
         assert len(trained) == 2 * len(wanted)
-        assert found == pytest.approx(wanted, rel=1e-4)
-        assert difference(final, weights(alone[1])) < 1e-3
+        assert found == pytest.approx(wanted, rel=TOLERANCE)
+        assert difference(final, weights(alone[1])) < TOLERANCE
         logged = {line["step"]: line["eval_loss"] for line in alone[1].state.log_history if "eval_loss" in line}
-        assert evaluated == pytest.approx(logged, rel=1e-4)
+        assert evaluated == pytest.approx(logged, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -265,8 +268,8 @@ def test_resumed_on_another_number_of_ranks(place: Path, folder: Path, tmp_path:
     assert Counter(names) + Counter(before) == Counter({f"r{n}": 2 for n in range(SAMPLES)}), "each once an epoch"
     wanted = ranks[0]["whole"]
     for _, found, final, _ in again:
-        assert found == pytest.approx(wanted[1], rel=1e-4)
-        assert difference(final, wanted[2]) < 1e-3
+        assert found == pytest.approx(wanted[1], rel=TOLERANCE)
+        assert difference(final, wanted[2]) < TOLERANCE
 
 
 # ---- ends
@@ -287,17 +290,64 @@ def interrupted(rank: int, world: int, place: str, folder: str) -> Any:
     trainer = trainer_of(
         packs(place), Path(folder), model_of(FAMILY), parts=parts, save_strategy="no", **options_of("ddp")
     )
+    sums = sums_at_step_ends(trainer)
     trainer.train()
-    return trainer.interrupted, trainer.state.global_step
+    return (trainer.interrupted, trainer.state.global_step, sums), interrupted_in_evaluation(rank, place, folder)
+
+
+def sums_at_step_ends(trainer: Any) -> list[int]:
+    """For how many sums over the ranks the host waits at the end of each step."""
+    import torch.distributed as dist
+
+    found: list[int] = []
+    real, ended = dist.all_reduce, trainer.callback_handler.on_step_end
+
+    def all_reduce(*args: Any, **options: Any) -> Any:
+        found[-1] += 1
+        return real(*args, **options)
+
+    def on_step_end(*args: Any, **options: Any) -> Any:
+        found.append(0)
+        dist.all_reduce = all_reduce
+        try:
+            return ended(*args, **options)
+        finally:
+            dist.all_reduce = real
+
+    trainer.callback_handler.on_step_end = on_step_end
+    return found
+
+
+def interrupted_in_evaluation(rank: int, place: str, folder: str) -> Any:
+    """A signal comes to the second rank with the third batch of the evaluation after the second step."""
+    parts = {"watch_deadline": 30.0, "eval_dataset": packs(place, epochs=1, packing=False)}
+    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 2, **options_of("ddp")}
+    trainer = trainer_of(packs(place), Path(folder, "evaluated"), model_of(FAMILY), parts=parts, **options)
+    real, batches = trainer._sum_of, list[int]()
+
+    def sum_of(model: Any, inputs: Any) -> Any:
+        batches.append(1)
+        if rank == 1 and len(batches) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(model, inputs)
+
+    trainer._sum_of = sum_of
+    trainer.train()
+    evaluated = [line for line in trainer.state.log_history if "eval_loss" in line]
+    return trainer.interrupted, trainer.state.global_step, len(batches), evaluated
 
 
 def test_a_signal_to_one_rank_ends_all_of_them_at_the_same_step(place: Path, tmp_path: Path) -> None:
     answers = launch(2, interrupted, str(place), str(tmp_path), folder=tmp_path / "meeting")
-    assert answers == [("a signal to another rank", 3), ("SIGTERM", 3)]
+    ends, evaluations = zip(*answers, strict=True)
+    assert ends == (("a signal to another rank", 3, [1, 1, 1]), ("SIGTERM", 3, [1, 1, 1])), "and one sum is enough"
     found = find_latest(tmp_path)
     assert found is not None
     assert (found.step, found.world) == (3, 2)
     assert (found.path / "rng_state_1.pth").exists()
+    # In an evaluation they ask before each batch, and hear what was said before the last: 12 would have been all.
+    assert evaluations == (("a signal to another rank", 2, 4, []), ("SIGTERM", 2, 4, []))
+    assert [path.name for path in (tmp_path / "evaluated").glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 def out_of_memory(rank: int, world: int, place: str, folder: str) -> Any:

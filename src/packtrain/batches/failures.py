@@ -32,6 +32,7 @@ class Verdict:
     samples: int  # tried, those that failed included
     failures: int
     reasons: Mapping[str, int]
+    votes: int = 0  # ranks that said yes to what was asked beside
 
 
 class FailureWatch:
@@ -61,6 +62,7 @@ class FailureWatch:
         self._ledger = _Ledger(Path(ledger_path)) if ledger_path is not None else None
         self._samples = self._failures = self._ledger_bytes = 0  # of all ranks, until the last decision
         self._reasons: Counter[str] = Counter()
+        self._votes = 0  # of the last decision
         self._new_samples = 0  # of this rank, since then
         self._new_lines: list[_Line] = []
 
@@ -72,9 +74,12 @@ class FailureWatch:
         self._new_samples += info.samples + sum(not line.entry.filtered for line in lines)
         self._new_lines += lines
 
-    def decide(self, group: ProcessGroup | None = None) -> Verdict:
-        """Add up what all ranks took, write the ledger, and raise DataError on all of them if the budget is spent."""
-        self._add_up(group)
+    def decide(self, group: ProcessGroup | None = None, *, vote: bool = False) -> Verdict:
+        """Add up what all ranks took, write the ledger, and raise DataError on all of them if the budget is spent.
+
+        `vote` is this rank's answer to another question, whatever it is: one sum is enough for both.
+        """
+        self._add_up(group, vote)
         if self._samples >= self._judged_after or (self._failures and self._budget.on_error == "fail"):
             self._judge()
         return self.verdict
@@ -88,7 +93,8 @@ class FailureWatch:
     @property
     def verdict(self) -> Verdict:
         """Where the run stood at the last decision."""
-        return Verdict(samples=self._samples, failures=self._failures, reasons=dict(self._reasons))
+        reasons = dict(self._reasons)
+        return Verdict(samples=self._samples, failures=self._failures, reasons=reasons, votes=self._votes)
 
     def state_dict(self) -> dict[str, Any]:
         """The totals of all ranks at the last decision, as JSON; the same on every rank, and good for any number."""
@@ -108,10 +114,10 @@ class FailureWatch:
         if self._ledger is not None:
             self._ledger.forget()
 
-    def _add_up(self, group: ProcessGroup | None) -> None:
+    def _add_up(self, group: ProcessGroup | None, vote: bool = False) -> None:
         rank, world = (dist.get_rank(group), dist.get_world_size(group)) if _distributed() else (0, 1)
-        mine, lines = (self._new_samples, len(self._new_lines)), [self._new_lines]
-        total, found = mine if world == 1 else _sum(mine, group)
+        mine, lines = (self._new_samples, len(self._new_lines), int(vote)), [self._new_lines]
+        total, found, self._votes = mine if world == 1 else _sum(mine, group)
         if found and world > 1:  # all ranks know the sum, so all take part
             lines = [[] for _ in range(world)]
             dist.all_gather_object(lines, self._new_lines, group=group)
@@ -203,14 +209,14 @@ class _Ledger:
             return stream.tell()
 
 
-def _sum(counts: tuple[int, int], group: ProcessGroup | None) -> tuple[int, int]:
-    """Both counts, added up over the ranks."""
+def _sum(counts: tuple[int, int, int], group: ProcessGroup | None) -> tuple[int, int, int]:
+    """Each count, added up over the ranks."""
     on_host = "cpu:" in dist.get_backend_config(group)
     device = torch.device("cpu") if on_host else torch.accelerator.current_accelerator(check_available=True)
     together = torch.tensor(counts, dtype=torch.int64, device=device)
     dist.all_reduce(together, group=group)
-    samples, failures = together.tolist()
-    return samples, failures
+    samples, failures, votes = together.tolist()
+    return samples, failures, votes
 
 
 def _distributed() -> bool:

@@ -151,7 +151,8 @@ class PackedTraining:
         check_arguments(self.args, schedule, rows_per_batch=getattr(self.train_dataset, "rows_per_batch", 1))
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
-        for callback in (PlanProgress(schedule), JointDecision(self.failures)):
+        self.decision = JointDecision(self.failures)
+        for callback in (PlanProgress(schedule), self.decision):
             self.add_callback(callback)  # type: ignore[attr-defined]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
@@ -229,10 +230,16 @@ class PlanProgress(TrainerCallback):
 
 
 class JointDecision(TrainerCallback):
-    """At the end of each step all ranks decide together whether too many samples could not be delivered."""
+    """At the end of each step all ranks decide together whether too many samples could not be delivered.
+
+    That is where the host waits for the other ranks; whoever has a question to all of them asks it there, by `vote`,
+    and callbacks behind this one find in `votes` how many ranks said yes.
+    """
 
     def __init__(self, failures: FailureWatch) -> None:
         self._failures = failures
+        self.vote: Callable[[], bool] = lambda: False
+        self.votes = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Go on with what was counted before a checkpoint."""
@@ -241,7 +248,7 @@ class JointDecision(TrainerCallback):
             self._failures.load_state_dict(saved)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._failures.decide()
+        self.votes = self._failures.decide(vote=self.vote()).votes
         if state.stateful_callbacks is None:
             state.stateful_callbacks = {}
         state.stateful_callbacks[_FAILURES] = self._failures.state_dict()

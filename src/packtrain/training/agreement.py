@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -24,6 +24,22 @@ def summed(values: Sequence[torch.Tensor | float], device: torch.device) -> torc
     if world_size() > 1:
         dist.all_reduce(together)
     return together
+
+
+def votes_of_all(mine: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
+    """A question that all ranks ask again and again, in step: has any of them said yes?
+
+    With several ranks the answer is that of the round before, whose sum is there by now, so that hardly anyone waits.
+    """
+    if world_size() == 1:
+        return mine
+    before: list[torch.Tensor] = []
+
+    def ask() -> bool:
+        before.append(summed([float(mine())], device))
+        return len(before) > 1 and bool(before.pop(0).item())
+
+    return ask
 
 
 def said_by_all(mine: Said) -> list[Said]:

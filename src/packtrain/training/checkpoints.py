@@ -3,10 +3,12 @@
 A checkpoint is written into a hidden folder beside the others; when every rank has written its part, a file that lists
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
-files of other sizes, is never resumed from.
+files of other sizes, is never resumed from. One that cannot be read at the moment is another matter: nothing is
+resumed or begun then, since a run that begins anew writes over what the other left.
 
 A run that goes on from an earlier step, or begins anew where one was, leaves the later checkpoints of the other in
-folders `set-aside-checkpoint-<step>`: they are neither resumed from nor removed, and nobody takes them for its own.
+folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
+run has a checkpoint of that step or a later one itself; of the others as many stay as of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ MARKER = "checkpoint.json"
 KIND, VERSION = "checkpoint", 1
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE = "set-aside-"
+_ASIDE_NAME = re.compile(r"set-aside-checkpoint-(\d+)(?:\.(\d+))?")
 _LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
+
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
 
@@ -47,12 +52,21 @@ class Checkpoint:
     resumable: bool  # it has more than weights
 
 
+class UnreadableError(ArtifactError):
+    """A checkpoint of which nobody can say whether it is complete, as when too many files are open."""
+
+    @classmethod
+    def of(cls, path: Path, error: OSError) -> UnreadableError:
+        expected, fix = "files that can be read", "try again when they can, or move the checkpoint away"
+        return cls(str(path), got=error.strerror or str(error), expected=expected, fix=fix)
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """What a folder holds; one that is not complete is refused."""
     path = Path(path)
     if not path.is_dir():
         raise ArtifactError(str(path), got="no such folder", expected="a checkpoint")
-    if not (path / MARKER).is_file():
+    if not _can_be_read(path / MARKER):
         raise ArtifactError(
             str(path),
             got=f"a folder without {MARKER}",
@@ -78,14 +92,32 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     """All that are complete, by step."""
     found = []
     for path in _named(folder):
-        with suppress(ArtifactError):
+        try:
             found.append(read_checkpoint(path))
+        except UnreadableError:
+            raise
+        except ArtifactError:
+            continue
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 def find_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint of a run folder that a run can go on from."""
     return next((found for found in reversed(complete_checkpoints(folder)) if found.resumable), None)
+
+
+def refuse_broken(folder: Path) -> None:
+    """Refuse to begin anew in a folder whose checkpoints are all broken: their run could still be mended."""
+    broken = []
+    for path in sorted(_named(folder)):
+        try:
+            read_checkpoint(path)
+        except ArtifactError as error:
+            broken.append(error)
+        else:
+            return
+    if broken:
+        raise broken[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +139,7 @@ class CheckpointFolder:
         """Write a checkpoint part by part; after each all ranks know whether all of them could.
 
         `needed` is about how many bytes that will be. Afterwards the oldest beyond the limit are removed, but neither
-        the newest nor the best.
+        the newest nor the best; and of those set aside what the run has caught up with.
         """
         saving = self._hidden(step, "saving")
         self._part(saving, needed, lambda: self._begin(saving, needed))
@@ -117,6 +149,8 @@ class CheckpointFolder:
         self._part(saving, needed, lambda: self._finish_elsewhere(saving, step, resumable))
         if self.writes:
             self._rotate(keep={self.path(step), *([best] if best is not None else [])})
+        if resumable and (self.writes or self.per_machine):
+            self._forget(step)
         return self.path(step)
 
     def clean(self) -> None:
@@ -155,7 +189,9 @@ class CheckpointFolder:
         free = _free(self.folder)
         if self.writes or self.per_machine:
             shutil.rmtree(saving, ignore_errors=True)
-        before = find_latest(self.folder)
+        before = None
+        with suppress(UnreadableError):
+            before = find_latest(self.folder)
         kept = f"{before.path} is complete: resume from it" if before is not None else "there is no earlier one"
         raise ArtifactError(
             f"checkpoint {self.path(int(_digits(saving.name)))}",
@@ -201,10 +237,24 @@ class CheckpointFolder:
         """By step; a folder that is not complete counts for nothing and is left to the user."""
         if self.limit is None or self.limit <= 0:
             return
-        found = [checkpoint.path for checkpoint in complete_checkpoints(self.folder)]
+        try:
+            found = [checkpoint.path for checkpoint in complete_checkpoints(self.folder)]
+        except UnreadableError:  # at the next one, then
+            return
         spare = len(found) - max(self.limit, len(keep & set(found)))
         for path in [path for path in found if path not in keep][: max(0, spare)]:
             self._remove(path)
+
+    def _forget(self, step: int) -> None:
+        """Remove what was set aside up to this step, and of what remains the oldest beyond the limit."""
+        found = []
+        for path in self.folder.iterdir():
+            if match := _ASIDE_NAME.fullmatch(path.name):
+                found.append((int(match[1]), int(match[2] or 1), path))
+        later = sorted(one for one in found if one[0] > step)
+        kept = later[-self.limit :] if self.limit is not None and self.limit > 0 else later
+        for one in set(found) - set(kept):
+            shutil.rmtree(one[2], ignore_errors=True)  # on a shared disk another machine may do it too
 
     def _remove(self, path: Path) -> None:
         """Under another name first: what is half deleted must not look like a checkpoint."""
@@ -239,11 +289,24 @@ def _named(folder: Path) -> list[Path]:
     return [path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
 
 
+def _can_be_read(path: Path) -> bool:
+    """Is there such a file? One that is there and cannot be opened is an error."""
+    try:
+        with open(path, "rb"):
+            return True
+    except _NOT_THERE:
+        return False
+    except OSError as error:
+        raise UnreadableError.of(path, error) from None
+
+
 def _has_size(path: Path, size: int) -> bool:
     try:
         return path.stat().st_size == size
-    except OSError:
+    except _NOT_THERE:
         return False
+    except OSError as error:
+        raise UnreadableError.of(path, error) from None
 
 
 def _free(folder: Path) -> int:

@@ -55,14 +55,27 @@ class Evaluated:
             )
 
 
+class EvaluationStopped(Exception):
+    """The run is to end; what was evaluated so far is no evaluation."""
+
+
 def evaluate(
-    model: Any, batches: Iterable[Batch], total: Callable[[Any, Batch], Tensor], device: torch.device
+    model: Any,
+    batches: Iterable[Batch],
+    total: Callable[[Any, Batch], Tensor],
+    device: torch.device,
+    stops: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
-    """Sum of token losses over their number. `total` gives the sum of one batch; every rank has as many batches."""
+    """Sum of token losses over their number. `total` gives the sum of one batch; every rank has as many batches.
+
+    `stops` is asked before each batch and answers all ranks alike; EvaluationStopped is raised where it says yes.
+    """
     sum_of_losses = torch.zeros((), dtype=torch.float64, device=device)
     weight, samples, tokens, number, failures = 0.0, 0, 0, 0, 0
     with kept_random_state(), _evaluating(model), torch.no_grad():
         for batch in batches:
+            if stops():
+                raise EvaluationStopped
             sum_of_losses += total(model, batch).double()
             weight += weight_of(batch.info)
             samples, tokens, number = samples + batch.info.samples, tokens + batch.info.tokens, number + 1

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from packtrain.training.agreement import summed, world_size
+from packtrain.batches.trainer import JointDecision
+from packtrain.training.agreement import votes_of_all
 from packtrain.training.interrupts import Interrupts
 
 _ELSEWHERE = "a signal to another rank"
+_SAVED = "packtrain.flow"  # under this name it stands in trainer_state.json
+_DUE = "evaluation_due"
 
 
 class RunFlow(TrainerCallback):
     """No checkpoint before its time, nothing twice at one step, and an end that all ranks agree on.
 
-    It stands behind the callbacks that decide by steps and epochs.
+    It stands behind the callbacks that decide by steps and epochs, and behind the joint decision of the ranks, with
+    which it asks whether any of them was told to stop.
     """
 
-    def __init__(self, interrupts: Interrupts, *, save_delay_steps: int, device: torch.device) -> None:
-        self._interrupts, self._delay, self._device = interrupts, save_delay_steps, device
+    def __init__(self, interrupts: Interrupts, decision: JointDecision, *, save_delay_steps: int) -> None:
+        self._interrupts, self._decision, self._delay = interrupts, decision, save_delay_steps
+        decision.vote = lambda: interrupts.asked is not None
         self._saved = self._evaluated = -1  # steps
+        self._may_cut = False
         self.interrupted: str | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -31,11 +39,9 @@ class RunFlow(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Save and stop where any rank was asked to; otherwise see that no checkpoint comes too early."""
-        asked = self._interrupts.asked
-        if world_size() > 1 and summed([float(asked is not None)], self._device).item() and asked is None:
-            asked = _ELSEWHERE
-        self.interrupted = asked
-        if asked is not None:
+        (state.stateful_callbacks or {}).pop(_SAVED, None)
+        self.interrupted = (self._interrupts.asked or _ELSEWHERE) if self._decision.votes else None
+        if self.interrupted is not None:
             control.should_save, control.should_training_stop, control.should_evaluate = True, True, False
         elif state.global_step < self._delay:
             control.should_save = False
@@ -53,3 +59,30 @@ class RunFlow(TrainerCallback):
             control.should_evaluate = False
         if self._saved == step or self.interrupted is not None or step < self._delay:
             control.should_save = False
+
+    # ---- evaluations that are cut short
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluations of the run itself may be cut short; those that users ask for are made to their end."""
+        self._may_cut = True
+        try:
+            yield
+        finally:
+            self._may_cut = False
+
+    def stops(self, device: torch.device) -> Callable[[], bool]:
+        """Says before each batch of an evaluation whether it is to end; all ranks hear the same."""
+        return votes_of_all(lambda: self._interrupts.asked is not None, device) if self._may_cut else lambda: False
+
+    def cut(self, state: TrainerState, control: TrainerControl) -> None:
+        """An evaluation was cut short: save what is not saved yet, and stop. A resumed run makes up for it."""
+        self.interrupted = self._interrupts.asked or _ELSEWHERE
+        if isinstance(state.stateful_callbacks, dict):
+            state.stateful_callbacks[_SAVED] = {_DUE: state.global_step}
+        control.should_save, control.should_training_stop = self._saved != state.global_step, True
+
+    def is_due(self, state: TrainerState) -> bool:
+        """Was the evaluation of the step that a run goes on from cut short?"""
+        found = (state.stateful_callbacks or {}).get(_SAVED)
+        return bool(state.global_step) and isinstance(found, dict) and found.get(_DUE) == state.global_step

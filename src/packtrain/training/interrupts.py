@@ -33,6 +33,7 @@ class Interrupts:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
+        self.asked = None  # of no run
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

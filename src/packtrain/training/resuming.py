@@ -64,9 +64,9 @@ def _own(given: str | Path | bool | None, folder: Path) -> tuple[dict[int, Check
     """What this rank could go on from, by step; and why not from what was named."""
     if given is None or given is False:
         return {}, None
-    if given is True:
-        return {one.step: one for one in complete_checkpoints(folder) if one.resumable}, None
     try:
+        if given is True:
+            return {one.step: one for one in complete_checkpoints(folder) if one.resumable}, None
         named = read_checkpoint(Path(given))
     except ArtifactError as error:
         return {}, error

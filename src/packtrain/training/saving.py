@@ -25,6 +25,7 @@ from transformers.utils import logging
 from packtrain.core.errors import ArtifactError
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save
+from packtrain.training.evaluation import EvaluationStopped
 from packtrain.training.flow import RunFlow
 from packtrain.training.resuming import checkpoint_to_resume
 from packtrain.training.settings import StepSettings
@@ -59,6 +60,22 @@ class SafeCheckpoints:
         found = checkpoint_to_resume(given, Path(str(self.args.output_dir)))
         self._resumed = None if found is None else found.path
         return None if found is None else str(found.path)
+
+    def _go_on(self) -> None:
+        """Before the first step: an evaluation that an interrupt cut short comes first, as it would have come."""
+        self._set_others_aside()
+        if self._flow.is_due(self.state):
+            self._determine_best_metric(self._evaluate(None, None), None)
+
+    def _evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Trainer's own, which a signal ends: the run then saves and stops, and has no numbers of this evaluation."""
+        try:
+            with self._flow.evaluating():
+                found: dict[str, float] = super()._evaluate(*args, **options)  # type: ignore[misc]
+        except EvaluationStopped:
+            self._flow.cut(self.state, self.control)
+            return {}
+        return found
 
     def _set_others_aside(self) -> None:
         """Checkpoints that this run will not come by are not its own: no later resume or rotation may take them so."""
@@ -138,7 +155,9 @@ class SafeCheckpoints:
         self.state.save_to_json(str(path / "trainer_state.json"))
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Only among steps that may have a checkpoint."""
+        """Only among steps that may have a checkpoint. What is returned is whether to save where only the best are."""
+        if not metrics:  # it was cut short
+            return bool(self.control.should_save)
         if self.state.global_step < self.settings.save_delay_steps:
             return False
         found: bool = super()._determine_best_metric(metrics=metrics, trial=trial)  # type: ignore[misc]
