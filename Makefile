@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
 BIN := $(VENV)/bin
-EXTRAS := train,qlora,ray,remote,shards,bench,examples,dev
+EXTRAS := train,qlora,ray,remote,shards,bench,examples,loggers,dev
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
@@ -33,14 +33,14 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest -n 2 -m "not full and not ray"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full and not ray"
 
 test: lint types unit  ## lint, types and the quick tests (under 10 minutes)
 
 test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (under 45 minutes)
-	$(BIN)/python -m pytest -n 2 -m "full and not ray"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "full and not ray"
 	$(BIN)/python -m pytest -m ray
-	$(OLDEST)/bin/python -m pytest -n 2 -m contract
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m contract
 
 oldest: $(OLDEST)/.installed
 

@@ -110,6 +110,39 @@ def test_packed_and_padded_hold_the_same_samples_in_the_same_tokens(lines: Path,
         assert sum(getattr(b.info, name) for b in packed) == sum(getattr(b.info, name) for b in padded) > 0, name
 
 
+def test_padded_packs_hold_the_samples_of_packs_step_by_step(lines: Path, cache: Path) -> None:
+    of_packs = {"rows_per_batch": 1, "packs_per_step": 3}
+    packed = built(config(lines, cache, packing=True, **of_packs))
+    padded = built(config(lines, cache, pad_packs=True, **of_packs))
+    assert padded.plan.fingerprint == packed.plan.fingerprint
+    assert padded.schedule.hash == packed.schedule.hash
+    computed = 0
+    for one, other in zip(packed.loader(), padded.loader(), strict=True):
+        assert (other.info.rows, other.info.keys) == (one.info.rows, one.info.keys)
+        assert len(one["input_ids"]) == 1
+        assert len(other["input_ids"]) == other.info.samples == one.info.samples
+        computed += other["input_ids"].numel()
+    assert max(batch.info.samples for batch in padded.loader()) > 1
+    tokens = int(padded.plan.epoch(0).load("tokens").sum())
+    assert 0 < padding_share(padded.schedule, 1) == pytest.approx(1 - tokens / computed)
+    assert padded.describe().padding == padding_share(padded.schedule, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"packing": True, "rows_per_batch": 1}, "pad_packs: true with packing: true"),
+        ({"rows_per_batch": 4}, "rows_per_batch: 4 with pad_packs: true"),
+        ({"rows_per_batch": 1, "group_by_length": True}, "group_by_length: true with pad_packs: true"),
+        ({"rows_per_batch": 1, "pad_packs": "yes"}, "pad_packs: 'yes' instead of true or false"),
+    ],
+)
+def test_what_padded_packs_contradict(lines: Path, cache: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(lines, cache, **{"pad_packs": True, **settings})
+    assert words in str(caught.value)
+
+
 # ---- order
 
 

@@ -62,6 +62,8 @@ def test_people_get_the_verdict_and_the_next_steps(
     assert (code, err) == (0, "")
     recommended = json.loads((tmp_path / "r" / "recommendations.json").read_text())["recommendation"]
     assert recommended["verdict"] in out
+    assert "on 1 x h200, layers compiled" in out
+    assert "Without packing, layers eager" in out
     assert f"next: open {tmp_path / 'r' / 'report.html'}" in out
     then = next(line for line in out.splitlines() if line.startswith("then: packtrain pack "))
     command = [*then.removeprefix("then: packtrain ").split()]
@@ -76,7 +78,7 @@ def test_people_get_the_verdict_and_the_next_steps(
 
 
 def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path: Path) -> None:
-    """It loads without a note, and a study of it comes to the same end: its steps are counted in packs."""
+    """It loads without a note, and a study of it comes to the same end: its steps are counted in samples."""
     baseline = {"effective_batch_size": 64, "epochs": 2, "learning_rate": 1e-5}
     first = plan(
         costs, model=str(shape), out=tmp_path / "a", gpus=2, gpu="h100", lengths=(4096, 8192), baseline=baseline, seed=5
@@ -92,9 +94,8 @@ def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path
     assert (two.packing_length, two.packs, two.packs_per_step, two.steps) == (
         *(one.packing_length, one.packs, one.packs_per_step, one.steps),
     )
-    assert [note for note in second.notes if "packs already" in note]
     configs = [made.study.recommendation.config for made in (first, second)]
-    for name in ("num_train_epochs", "seed", "gradient_accumulation_steps", "eval_steps"):
+    for name in ("num_train_epochs", "seed", "effective_batch_size", "eval_steps"):
         assert configs[1]["training"][name] == configs[0]["training"][name], name
     assert configs[1]["training"]["seed"] == 5
 
@@ -222,6 +223,24 @@ class TestTheConfig:
             "training.optimizer is training.optim",
             "eval_steps 0.1 is a share of all steps: it may stay, the study proposes whole steps",
         )
+
+    @pytest.mark.parametrize(
+        ("text", "packs", "rows", "written"),
+        [
+            ("", True, False, None),
+            ("training: {compile: false}\n", False, False, False),
+            ("training: {compile: true}\n", True, True, None),
+            ("data: {packing: false}\n", True, False, None),
+        ],
+    )
+    def test_layers_run_as_train_would_run_them(
+        self, costs: CostTable, shape: Path, tmp_path: Path, text: str, packs: bool, rows: bool, written: bool | None
+    ) -> None:
+        study = planned(costs, shape, tmp_path, text).study
+        assert (study.setup["compiled"], study.baseline["compiled"]) == (packs, rows)
+        assert study.recommendation.config["training"].get("compile") == written
+        said = f"trained with {'compiled' if packs else 'eager'} layers and padded batches with "
+        assert any(f"{said}{'compiled' if rows else 'eager'} ones" in note for note in study.notes)
 
     def test_options_overrule_it(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         made = planned(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,7 +61,16 @@ class TestBefore:
             assert batch["fill"] == batch["tokens"] / 192
             assert batch["samples"] > 1, "packed"
         assert said["outcome"]["status"] == "not trained"
+        assert not said["model"]["master_weights"], "weights are fp32"
         assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("given", [True, False])
+    def test_weights_in_half_precision_have_masters_or_a_note(self, run: Run, config: Path, given: bool) -> None:
+        settings = ("model.dtype=bf16", *(() if given else ("training.master_weights=false",)))
+        code, out, _ = run("train", config, "--dry-run", "--json", "training.quick_check=false", *settings)
+        said = json.loads(out)
+        assert (code, said["model"]["dtype"], said["model"]["master_weights"]) == (0, "bfloat16", given)
+        assert any("rounded away" in note for note in said["notes"]) != given
 
     @pytest.mark.full
     def test_for_people(self, run: Run, config: Path) -> None:
@@ -197,6 +207,21 @@ class TestRun:
         assert code == 0
         assert any("nothing to resume" in note and "begins anew" in note for note in said["notes"])
         assert said["outcome"]["status"] == "complete"
+
+    @pytest.mark.full
+    def test_a_run_whose_checkpoints_are_broken_is_not_begun_anew(self, run: Run, config: Path, tmp_path: Path) -> None:
+        assert run("train", config, "training.max_steps=2")[0] == 0
+        out = tmp_path / "out"
+        metrics = (out / "metrics.jsonl").read_bytes()
+        (out / "checkpoint-2" / "optimizer.pt").unlink()
+        code, _, err = run("train", config, "training.max_steps=2", "--resume")
+        assert code == 1
+        assert "optimizer.pt is missing" in " ".join(err.split())
+        assert (out / "metrics.jsonl").read_bytes() == metrics
+        shutil.rmtree(out / "checkpoint-2")
+        code, text, _ = run("train", config, "training.max_steps=2", "--resume", "--json")
+        assert code == 0
+        assert any("no complete checkpoint yet: it begins anew" in note for note in json.loads(text)["notes"])
 
     @pytest.mark.full
     def test_a_trial(self, run: Run, config: Path, tmp_path: Path) -> None:

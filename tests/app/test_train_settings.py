@@ -10,7 +10,7 @@ import yaml
 
 from packtrain.app.config import arguments as config_arguments
 from packtrain.app.config.load import RunConfig, load_config, with_overrides
-from packtrain.app.config.setup import training_setup
+from packtrain.app.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
 from packtrain.app.config.steps import RunLength, StepSize
 from packtrain.app.train.settings import ResolvedRun, resolve_run, resolved_sections
 from packtrain.core.errors import ConfigError
@@ -50,14 +50,15 @@ class TestSteps:
     def test_samples_of_a_step_are_counted_in_packs_later(self) -> None:
         found = resolved("effective_batch_size=128", world=4)
         assert found.size == StepSize(packs=None, samples=128)
-        counted = found.counted(samples_per_pack=14.0, packs_per_epoch=100)
-        assert counted.data.packs_per_step == 8, "128 / 14 is 9.1: the nearest that four processes share evenly"
+        for per_pack, packs in ((15.3, 8), (14.0, 9)):
+            counted = found.counted(samples_per_pack=per_pack, packs_per_epoch=100)
+            assert counted.data.packs_per_step == packs, "shared evenly where that moves the samples by less than 10 %"
         assert any("counts samples" in note for note in found.notes), "elsewhere the same key counts packs"
         packs = resolved("effective_batch_size=12", "effective_batch_unit=packs", world=4)
         assert packs.size == StepSize(packs=12, samples=None)
 
-    def test_a_step_has_at_least_one_pack_for_each_process(self) -> None:
-        assert StepSize(packs=None, samples=2).packs_for(100.0, 4) == 4
+    def test_a_step_has_at_least_one_pack(self) -> None:
+        assert StepSize(packs=None, samples=2).packs_for(100.0, 4) == 1
 
     @pytest.mark.parametrize(
         ("given", "rows", "samples"),
@@ -125,6 +126,7 @@ class TestContradictions:
             (("sharding=zero3",), "deepspeed is not installed"),
             (("sharding=fsdp", "deepspeed=ds.json"), "training.sharding fsdp and training.deepspeed"),
             (("sharding=ddp", "fsdp=full_shard"), "training.sharding ddp and training.fsdp"),
+            (("master_weights=true", "optim=adamw_bnb_8bit"), "training.master_weights true and training.optim adamw"),
             (("use_dora=true", "quantization_bit=4"), "use_dora and quantization_bit"),
             (("method=full", "quantization_bit=4"), "full and quantization_bit"),
             (("quantization_bit=8",), "model.quantization_bit: 8 instead of 4"),
@@ -199,6 +201,14 @@ class TestArguments:
         assert (found.arguments["fsdp"], found.arguments["fsdp_config"]) == ("full_shard", {"version": 2})
         assert (found.setup.sharding, found.setup.gpus) == ("fsdp", 2)
 
+    def test_sharding_with_four_bits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(config_arguments, "find_spec", lambda _: object())
+        given = ("method=qlora", "sharding=fsdp")
+        assert any("4-bit weights stay whole" in note for note in resolved(*given, world=2).notes)
+        resolved(*given, "merge_adapters=true")  # alone nothing is shared out
+        with pytest.raises(ConfigError, match="save the adapters, and merge them into the original"):
+            resolved(*given, "merge_adapters=true", world=2)
+
     def test_measuring(self) -> None:
         given = ("max_images_per_example=4", "max_sample_length=900", "add_eos=true", "formatting_func=my:chat")
         found = resolved(*given, "object_ordering=random", "coord_tokens={enabled: false}", "max_samples=5").data
@@ -257,6 +267,45 @@ class TestModel:
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
         assert (found.optimizer, found.attention, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
+
+    @pytest.mark.parametrize(
+        ("given", "masters"),
+        [
+            ((), True),
+            (("master_weights=false",), False),
+            (("dtype=fp32",), False),
+            (("optim=adafactor", "method=lora", "train_vision=true"), True),
+            (("optim=adamw_8bit",), False),
+            (("optim=paged_adamw_32bit",), False),
+            (("sharding=fsdp",), True),
+        ],
+        ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
+    )
+    def test_masters_by_default_where_the_optimizer_can_have_them(self, given: tuple[str, ...], masters: bool) -> None:
+        found = resolved(*given)
+        assert found.setup.has_masters == masters
+        assert found.step.master_weights == (False if "master_weights=false" in given else None)
+
+    def test_which_optimizers_have_masters(self) -> None:
+        """The names are those of whose classes the trainer wraps."""
+        import torch
+        from torch.optim import Optimizer
+        from transformers import Trainer, TrainingArguments
+
+        from packtrain.training.masters import can_have_masters
+
+        for name in OPTIMIZERS:
+            if name == MULTIMODAL:
+                continue
+            try:
+                args = TrainingArguments(output_dir="none", optim=name, use_cpu=True)
+                kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
+            except (ImportError, ValueError, AttributeError):  # a package that is not installed
+                assert name not in WITH_MASTERS
+                continue
+            assert issubclass(kind, Optimizer)
+            made = kind([torch.nn.Parameter(torch.ones(2, 2))], **options)
+            assert can_have_masters(made) == (name in WITH_MASTERS), name
 
 
 class TestResolvedConfig:

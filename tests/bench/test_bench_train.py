@@ -22,6 +22,7 @@ from packtrain.bench.train_rows import BASELINE, YARDSTICK, bench_rows
 from packtrain.bench.train_shapes import MODELS, TINY, bench_model
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
+from packtrain.estimates.memory_states import count
 from packtrain.families.contracts import CONTRACTS
 from packtrain.packs.values import IGNORED
 
@@ -84,6 +85,10 @@ def test_all_ways_are_there() -> None:
         (size, way, kept) for size in (8_192, 16_384, 20_000) for way in ("full", "lora") for kept in (True, False)
     }
     assert packed == wanted
+    (rounded,) = (row for row in rows if row.is_packed and not row.masters)
+    plain = {row.name for row in rows if not row.tuned}
+    assert {row.name for row in rows if not row.masters} == plain | {rounded.name}, "as others train"
+    assert not rounded.setup(64).has_masters
     assert model.shape.parameters.total == pytest.approx(2.13e9, rel=0.01)
 
 
@@ -133,6 +138,21 @@ def test_training_changes_the_weights_and_adapters_only_theirs() -> None:
         assert any(changes in key for key in moved)
         assert "lora" not in name or all("lora_" in key for key in moved)
         assert all(parameter.grad is None for parameter in trained.parameters())
+
+
+def test_adapters_are_those_of_training() -> None:
+    """In the precision of the weights, as rows with masters are estimated, on the matrices of the decoder."""
+    model = bench_model(TINY)
+    rows = [row for row in bench_rows(model) if row.method == "lora"]
+    assert rows
+    for dtype in (torch.bfloat16, torch.float32):
+        trained = with_adapters(model.build(torch.device("cpu"), dtype))
+        learning = {name: weight for name, weight in trained.named_parameters() if weight.requires_grad}
+        assert {weight.dtype for weight in learning.values()} == {dtype}
+        assert all("lora_" in name and "language_model.layers" in name for name in learning)
+        counted = count(model.shape, rows[0].setup(64))
+        assert sum(weight.numel() for weight in learning.values()) == counted.adapters == counted.learning
+    assert all(row.setup(64).half_adapters for row in rows)
 
 
 def test_too_little_memory_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,32 +69,41 @@ IMAGES = (
 )
 
 Message = dict[str, Any]
+# Their processors blow every picture up to tiles of one size: mostly tested with small ones.
+TILED = ("idefics3", "smolvlm", "llava", "llava_next", "llava_onevision", "internvl")
 
 
-def shrink(folder: Path) -> Path:
-    """The model folder with tiles of 56 pixels, so that its processor is quick; nothing else about it changes."""
+def shrink(folder: Path, side: int = 4) -> Path:
+    """The model folder with tiles of `side` patches a side, so that its processor is quick and its tower small."""
     path = folder / "processor_config.json"
-    config = json.loads(path.read_text())
-    settings, vision = config["image_processor"], json.loads((folder / "config.json").read_text())["vision_config"]
-    patch = vision["patch_size"][0] if isinstance(vision["patch_size"], list) else vision["patch_size"]
-    square = {"height": 4 * patch, "width": 4 * patch}
-    for part in (settings, config.get("video_processor", {})):
+    config, model = (json.loads((folder / name).read_text()) for name in (path.name, "config.json"))
+    vision = model["vision_config"]
+    old, patch = (
+        value[0] if isinstance(value, list) else value for value in (vision["image_size"], vision["patch_size"])
+    )
+    new = side * patch
+    square = {"height": new, "width": new}
+    for part in (config["image_processor"], config.get("video_processor", {})):
         if "max_image_size" in part:  # Idefics3, SmolVLM
-            part["size"] = {"longest_edge": part["size"]["longest_edge"] * 4 * patch // vision["image_size"]}
-            part["max_image_size"] = {"longest_edge": 4 * patch}
+            part["size"] = {"longest_edge": part["size"]["longest_edge"] * new // old}
+            part["max_image_size"] = {"longest_edge": new}
         elif "crop_size" in part:  # LLaVA, LLaVA-NeXT
-            part["size"], part["crop_size"] = {"shortest_edge": 4 * patch}, square
+            part["size"], part["crop_size"] = {"shortest_edge": new}, square
         elif part:  # OneVision, InternVL
             part["size"] = square
+    for part in (config["image_processor"], model):
         if "image_grid_pinpoints" in part:
-            old = part["image_grid_pinpoints"][0][0]
+            first = part["image_grid_pinpoints"][0][0]
             part["image_grid_pinpoints"] = [
-                [side // old * 4 * patch for side in pair] for pair in part["image_grid_pinpoints"]
+                [edge // first * new for edge in pair] for pair in part["image_grid_pinpoints"]
             ]
-    for name, tokens in (("image_seq_len", 1), ("image_seq_length", 4), ("num_image_tokens", 16)):
-        if name in config:
-            config[name] = tokens
+    vision["image_size"] = [new, new] if isinstance(vision["image_size"], list) else new
+    merged = {"internvl": 2}.get(model["model_type"], model.get("scale_factor", 1))
+    for part in (config, model):
+        for name in {"image_seq_len", "image_seq_length", "num_image_tokens"} & part.keys():
+            part[name] = (side // merged) ** 2
     path.write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(model))
     return folder
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conversations import (
     TEXT_FAMILIES,
+    TILED,
     VISION_FAMILIES,
     Message,
     as_strings,
@@ -45,8 +46,6 @@ from packtrain.records.schemas.options import SchemaOptions
 
 pytestmark = pytest.mark.contract
 QUICK, MANY, TRUE_SIZE = 60, 300, 25
-# Families whose processors blow every picture up to many tiles: mostly tested with small tiles.
-LARGE = ("idefics3", "smolvlm", "llava", "llava_next", "llava_onevision", "internvl")
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +122,7 @@ def reality(processor: Any, folder: Path, messages: list[Message], media: Path, 
 
 def check(family: str, count: int, tmp_path: Path, *, seed: int = 0, shapes: int = 15, true_size: bool = False) -> None:
     folder = tiny.write(family, tmp_path / "model")
-    if family in LARGE and not true_size:
+    if family in TILED and not true_size:
         shrink(folder)
     sees = family in VISION_FAMILIES
     names = write_images(tmp_path) if sees else []
@@ -147,7 +146,7 @@ def test_many_records(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", LARGE)
+@pytest.mark.parametrize("family", TILED)
 def test_records_in_tiles_of_true_size(family: str, tmp_path: Path) -> None:
     check(family, TRUE_SIZE, tmp_path, seed=2, true_size=True)
 
@@ -175,7 +174,7 @@ LIMITS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
 def test_limits(name: str, tmp_path: Path) -> None:
     family, limits, kwargs = LIMITS[name]
     folder = tiny.write(family, tmp_path / "model")
-    if family in LARGE:
+    if family in TILED:
         shrink(folder)
     records = conversations(15, images=write_images(tmp_path), most_images=2, seed=3)
     processor = load(folder)
@@ -221,7 +220,7 @@ def video_records(names: Sequence[str], image: str, *, mixed: bool) -> list[list
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
 def test_videos(family: str, limits: dict[str, float], tmp_path: Path) -> None:
     folder = tiny.write(family, tmp_path / "model")
-    if family in LARGE:
+    if family in TILED:
         shrink(folder)
     names = [write_video(tmp_path / name, frames=frames, fps=fps) for name, frames, fps in VIDEOS]
     records = video_records(names, write_images(tmp_path)[0], mixed=family != "smolvlm")

@@ -22,6 +22,7 @@ from packtrain.estimates.calibration import (
     leave_one_out,
     load_calibration,
     predict,
+    read_calibration,
     save_calibration,
 )
 from packtrain.estimates.gpus import find_gpu
@@ -169,6 +170,16 @@ def test_a_stored_calibration_comes_back_as_it_was(stored: Calibration) -> None:
     assert (time, memory) == (stored.fits["eager"].time, stored.fits["eager"].memory)
     assert "NVIDIA H200" in notes[0]
     assert load_calibration(find_gpu("a100-80")) is None
+
+
+def test_what_was_measured_before_there_were_masters_had_none(stored: Calibration) -> None:
+    path = calibration_path(H200)
+    assert stored.measurements[0].setup.master_weights
+    body = json.loads(path.read_text())
+    for one in body["measurements"]:
+        del one["setup"]["master_weights"]
+    path.write_text(json.dumps(body))
+    assert not any(one.setup.master_weights for one in read_calibration(path).measurements)
 
 
 def test_a_mode_that_was_not_measured_has_defaults(stored: Calibration) -> None:

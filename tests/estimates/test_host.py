@@ -71,7 +71,7 @@ def test_memory_by_hand() -> None:
 
 def test_disk_of_full_training() -> None:
     found = sizes(needs(cost_table_bytes=11, plan_bytes=7, cache_bytes=10 * GIB, checkpoints_kept=3).disk)
-    checkpoint = 2 * TOTAL + 4 * TOTAL
+    checkpoint = 2 * TOTAL + 12 * TOTAL  # weights; masters and two states in fp32
     assert found == {
         "cost table": 11,
         "plan": 7,
@@ -86,10 +86,10 @@ def test_sharding_does_not_change_what_lies_on_disk() -> None:
     one, eight = (sizes(needs(TrainingSetup(sharding="fsdp", gpus=gpus)).disk) for gpus in (1, 8))
     assert one == eight
     held = sizes(needs(TrainingSetup(sharding="fsdp", gpus=8)).memory)
-    assert held["weights"] == 4 * TOTAL, "all of them, when they are loaded or gathered"
+    assert held["weights"] == 2 * TOTAL, "all of them, when they are loaded or gathered"
     frozen = (replace(SMALL, sharding="fsdp", gpus=gpus) for gpus in (1, 8))
     assert len({sizes(needs(setup).memory)["weights"] for setup in frozen}) == 1
-    assert one["checkpoints"] == 2 * 12 * TOTAL  # fp32 shards with two states each
+    assert one["checkpoints"] == 2 * 14 * TOTAL  # weights; masters and two states in fp32
     masters = sizes(needs(TrainingSetup(sharding="zero2", gpus=8)).disk)
     assert masters["checkpoints"] == 2 * 14 * TOTAL
 
@@ -98,10 +98,12 @@ def test_adapters_save_only_themselves() -> None:
     layer = 4 * (2 * (64 + 64) + 2 * (64 + 32) + 2 * (64 + 128) + (128 + 64))
     adapters = 2 * layer
     found = sizes(needs(SMALL, checkpoints_kept=1).disk)
-    assert found["final weights"] == 4 * adapters
-    assert found["checkpoints"] == 2 * (4 + 8) * adapters
+    assert found["final weights"] == 2 * adapters
+    assert found["checkpoints"] == 2 * (2 + 12) * adapters
+    wide = sizes(needs(replace(SMALL, master_weights=False), checkpoints_kept=1).disk)
+    assert (wide["final weights"], wide["checkpoints"]) == (4 * adapters, 2 * (4 + 8) * adapters)
     beside = sizes(needs(replace(SMALL, train_vision=True)).disk)
-    assert beside["final weights"] == 4 * adapters + 2 * 90_000
+    assert beside["final weights"] == 2 * adapters + 2 * 90_000
 
 
 @pytest.mark.parametrize("name", ["workers", "prefetch", "gpus_per_node", "checkpoints_kept"])

@@ -19,6 +19,7 @@ from packtrain.estimates.memory import (
     largest_tokens,
     scale_load,
 )
+from packtrain.estimates.memory_layers import language_layer
 from packtrain.estimates.memory_states import QUANTIZED, adapter_parameters, count, decoder_matrices, states
 from packtrain.estimates.values import (
     LanguageShape,
@@ -60,7 +61,7 @@ QWEN3_VL_2B = ModelShape(
     counted_from="config",
 )
 TEXT = replace(QWEN3_VL_2B, model_type="qwen3", vision=None)
-SGD = TrainingSetup(optimizer="sgd")
+SGD = TrainingSetup(optimizer="sgd", master_weights=False)  # as measurements without an optimizer
 KEEP = {"gradient_checkpointing": False, "vision_checkpointing": False}
 
 
@@ -219,8 +220,10 @@ def test_sub_batches_bound_what_is_recomputed_but_never_cut_an_image() -> None:
 def test_states_by_hand() -> None:
     every = QWEN3_VL_2B.parameters.total
     ddp = states(QWEN3_VL_2B, TrainingSetup(gpus=4))
-    assert (ddp.weights, ddp.gradients, ddp.optimizer, ddp.buffers) == (2 * every, 2 * every, 4 * every, 2 * every)
-    exact = states(QWEN3_VL_2B, TrainingSetup(weights_dtype="fp32"))
+    assert (ddp.weights, ddp.gradients, ddp.optimizer, ddp.buffers) == (2 * every, 2 * every, 12 * every, 2 * every)
+    rounded = states(QWEN3_VL_2B, TrainingSetup(gpus=4, master_weights=False))
+    assert rounded == replace(ddp, optimizer=4 * every)
+    exact = states(QWEN3_VL_2B, TrainingSetup(weights_dtype="fp32"))  # its own masters
     assert (exact.weights, exact.gradients, exact.optimizer, exact.buffers) == (4 * every, 4 * every, 8 * every, 0)
     zero1, zero2, zero3 = (
         states(QWEN3_VL_2B, TrainingSetup(sharding=sharding, gpus=4))  # type: ignore[arg-type]
@@ -232,12 +235,60 @@ def test_states_by_hand() -> None:
     assert zero1.gradients == pytest.approx(2 * every + 4 * every / 4)
     assert zero2.gradients == zero3.gradients == pytest.approx(6 * every / 4)
     fsdp = states(QWEN3_VL_2B, TrainingSetup(sharding="fsdp", gpus=8))
-    assert fsdp.weights == fsdp.gradients == pytest.approx(4 * every / 8)
-    assert fsdp.optimizer == pytest.approx(8 * every / 8)
+    assert fsdp.weights == fsdp.gradients == pytest.approx(2 * every / 8)
+    assert fsdp.optimizer == pytest.approx(12 * every / 8)
     assert 0 < fsdp.buffers < 3 * GIB
     small = states(QWEN3_VL_2B, TrainingSetup(optimizer="adamw_8bit"))
-    assert 2 * every < small.optimizer < 2.1 * every
-    assert states(QWEN3_VL_2B, TrainingSetup(optimizer="adafactor")).optimizer < 0.01 * every
+    embedding = QWEN3_VL_2B.parameters.embedding
+    assert small.optimizer == pytest.approx(8 * embedding + (2 + 1 / 32) * (every - embedding)), "it has no masters"
+    beside = TrainingSetup(optimizer="adamw_8bit", method="lora", train_vision=False, train_connector=False)
+    assert states(QWEN3_VL_2B, beside).optimizer == pytest.approx(
+        (2 + 1 / 32) * adapter_parameters(QWEN3_VL_2B, beside)
+    ), "the embedding is frozen"
+    assert 4 * every < states(QWEN3_VL_2B, TrainingSetup(optimizer="adafactor")).optimizer < 4.01 * every
+    assert states(QWEN3_VL_2B, TrainingSetup(optimizer="sgd")).optimizer == 4 * every
+
+
+def test_adapters_in_half_precision_have_masters() -> None:
+    setup = TrainingSetup(method="lora", train_vision=False, train_connector=False)
+    adapters = adapter_parameters(QWEN3_VL_2B, setup)
+    half, wide = (states(QWEN3_VL_2B, replace(setup, master_weights=masters, gpus=2)) for masters in (True, False))
+    assert (half.gradients, half.optimizer, half.buffers) == (2 * adapters, 12 * adapters, 2 * adapters)
+    assert (wide.gradients, wide.optimizer, wide.buffers) == (4 * adapters, 8 * adapters, 4 * adapters)
+    assert wide.weights - half.weights == 2 * adapters
+    said = estimate_memory(QWEN3_VL_2B, setup, pack(4_096)).part("optimizer states").why
+    assert "fp32 masters of 17.4 M" in said
+    for same in ({"master_weights": False}, {"optimizer": "adamw_8bit"}, {"method": "dora"}, {"weights_dtype": "fp32"}):
+        assert not replace(setup, **same).half_adapters  # type: ignore[arg-type]
+    assert replace(setup, method="qlora").half_adapters
+    assert replace(setup, master_weights=False, sharding="zero2").half_adapters, "DeepSpeed has one type for all"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_adapters_in_half_precision_cast_nothing(compiled: bool) -> None:
+    """What adapters of seven matrices read in fp32 is no longer there; in bf16 it is kept for others already."""
+    setup = TrainingSetup(method="lora", train_vision=False, train_connector=False, compiled=compiled)
+    load = pack(1_000)
+    half, wide = (
+        language_layer(QWEN3_VL_2B, replace(setup, master_weights=masters), load).saved for masters in (True, False)
+    )
+    full = language_layer(QWEN3_VL_2B, replace(setup, method="full"), load).saved
+    read = 4 * (2 * 2048 + 2048 + 6144) if compiled else 4 * (5 * 2048 + 2048 + 6144)
+    assert wide - half == 1_000 * (read - 2 * (2 * 2048 + 6144) + 2 * 7 * 16)
+    scaled = 0 if compiled else 2 * (2 * 2048 + 2048 + 1024)  # what trained norms keep
+    assert full - half == 1_000 * (scaled - 2 * 7 * 16)
+
+
+def test_only_what_is_trained_itself_has_masters() -> None:
+    """DoRA's adapters are fp32; a tower beside them is not."""
+    beside = TrainingSetup(method="dora", train_connector=False)
+    adapters, vision = adapter_parameters(QWEN3_VL_2B, beside), QWEN3_VL_2B.parameters.vision
+    assert states(QWEN3_VL_2B, beside).optimizer == 8 * adapters + 12 * vision
+    assert states(QWEN3_VL_2B, replace(beside, train_vision=False)).optimizer == 8 * adapters
+    said = estimate_memory(QWEN3_VL_2B, beside, pack(4_096)).part("optimizer states").why
+    assert "fp32 masters of 306.2 M" in said
+    alone = estimate_memory(QWEN3_VL_2B, replace(beside, train_vision=False), pack(4_096))
+    assert "masters" not in alone.part("optimizer states").why
 
 
 def test_qlora_by_hand() -> None:
@@ -251,8 +302,8 @@ def test_qlora_by_hand() -> None:
     assert counts.trained == 0
     assert counts.frozen + counts.quantized == QWEN3_VL_2B.parameters.total
     fixed = states(QWEN3_VL_2B, setup)
-    assert fixed.weights == 4 * adapters + 2 * counts.frozen + int(QUANTIZED * counts.quantized)
-    assert (fixed.gradients, fixed.optimizer) == (4 * adapters, 8 * adapters)
+    assert fixed.weights == 2 * adapters + 2 * counts.frozen + int(QUANTIZED * counts.quantized)
+    assert (fixed.gradients, fixed.optimizer) == (2 * adapters, 12 * adapters)
     dora = replace(setup, method="dora")
     magnitudes = 28 * sum(columns for _, columns in layer.values())
     assert adapter_parameters(QWEN3_VL_2B, dora) == adapters + magnitudes

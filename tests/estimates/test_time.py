@@ -24,7 +24,7 @@ from packtrain.estimates.values import Load, TrainingSetup
 
 SHAPE = shape_from_config(QWEN3_VL_2B)
 H200 = find_gpu("h200")
-CHECKPOINTED = TrainingSetup(optimizer="sgd")
+CHECKPOINTED = TrainingSetup(optimizer="sgd", master_weights=False)  # as it was measured
 PLAIN = replace(CHECKPOINTED, gradient_checkpointing=False, vision_checkpointing=False)
 
 
@@ -131,6 +131,18 @@ def test_a_frozen_tower_and_adapters_are_cheaper() -> None:
     assert adapters.seconds < full.seconds
 
 
+def test_adapters_in_half_precision_multiply_and_move_less() -> None:
+    setup = replace(PLAIN, method="lora", train_vision=False, train_connector=False, optimizer="adamw")
+    load, adapters = mix(8_192), trained_parameters(SHAPE, setup)
+    wide, half = (step_time(SHAPE, replace(setup, master_weights=masters), load, H200) for masters in (False, True))
+    products = 14 * training_flops(SHAPE, setup, load).adapters / (0.75 * H200.bf16_flops)
+    assert wide.compute - half.compute == pytest.approx(products)
+    assert half.memory_traffic < wide.memory_traffic, "nothing is cast"
+    empty = replace(load, tokens=0, squared_tokens=0, supervised_tokens=0, patches=0, squared_patches=0)
+    wide, half = (step_time(SHAPE, replace(setup, master_weights=masters), empty, H200) for masters in (False, True))
+    assert half.memory_traffic - wide.memory_traffic == pytest.approx((7 * 2 + 12) * adapters / H200.bandwidth)
+
+
 def test_micro_steps_share_one_optimizer_step() -> None:
     setup = replace(PLAIN, optimizer="adamw", weights_dtype="fp32")
     one, four = (step_time(SHAPE, setup, mix(8_192), H200, micro_steps=count) for count in (1, 4))
@@ -145,9 +157,12 @@ def test_sharding_divides_the_optimizer() -> None:
         setup = replace(PLAIN, **{"optimizer": "adamw", "gpus": 8, **changes})  # type: ignore[arg-type]
         return step_time(SHAPE, setup, mix(8_192), H200).memory_traffic
 
-    saved = traffic() - traffic(sharding="zero1")
+    masters = {"master_weights": True}
+    saved = traffic(**masters) - traffic(**masters, sharding="fsdp")
+    assert saved == pytest.approx(7 / 8 * (7 * 4 + 12) * SHAPE.parameters.total / H200.bandwidth)
+    saved = traffic() - traffic(sharding="fsdp")
     assert saved == pytest.approx(7 / 8 * 7 * 2 * SHAPE.parameters.total / H200.bandwidth)
-    assert traffic(optimizer="adamw_8bit") < traffic()
+    assert traffic(optimizer="adamw_8bit") < traffic() < traffic(**masters)
 
 
 def test_all_logits_move_more_than_supervised_ones() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,6 +21,9 @@ from packtrain.packs.encode import Decoded, SampleEncoder
 from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 from packtrain.records.source import SourceSpec
 
+sys.path.append(str(Path(__file__).parents[1] / "costs"))  # small towers, as the tests of measuring make them
+from conversations import TILED, shrink
+
 VISION = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm"),
     *("llava", "llava_next", "llava_onevision", "internvl", "gemma3"),
@@ -33,12 +36,7 @@ PAD_ID = 0
 @cache
 def folder(family: str) -> Path:
     made = tiny.resolve(f"tiny:{family}", Path(mkdtemp(prefix="tiny-models-")))
-    path = made / "processor_config.json"
-    if family in ("idefics3", "smolvlm"):  # up to 2 x 2 tiles instead of 4 x 4: a quarter of the tokens
-        settings = json.loads(path.read_text())
-        settings["image_processor"]["size"]["longest_edge"] //= 2
-        path.write_text(json.dumps(settings))
-    return made
+    return shrink(made, 8) if family in TILED else made
 
 
 @cache

@@ -85,7 +85,9 @@ def test_packed_gradients_equal_those_alone(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3_vl", "llava", "gemma3", "gemma3_text"])
 def test_flex_logits_equal_those_alone(family: str) -> None:
     model, members = fresh_model(family), samples(family)[:3]
-    with torch.no_grad():
+    # One family through the compiled kernel: it is the same code for all, and the masks are what differs.
+    stance = "default" if family == "qwen3_vl" else "force_eager"
+    with torch.no_grad(), torch.compiler.set_stance(stance):
         wanted = alone(family, model, members)
         assert set_attention(model, "flex", contract(family)) == "flex"
         assert model.config.get_text_config()._attn_implementation == "flex_attention", "flex was not what ran"

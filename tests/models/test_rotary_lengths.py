@@ -15,20 +15,15 @@ from packtrain.batches.collate import PackCollator
 from packtrain.core.errors import DataError
 from packtrain.families.contracts import BatchContract, contract_for
 from packtrain.models.tiny import write
-from packtrain.packs.values import IGNORED, EncodedSample, PackedRow, PackKey
+from packtrain.packs.made_up import made_sample
+from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 
 ORIGINAL = 32
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 
 
 def sample(name: str, tokens: int) -> EncodedSample:
-    ids = (torch.arange(tokens) * 7 + len(name)) % 90
-    labels = ids.clone()
-    labels[0] = IGNORED
-    positions = torch.arange(tokens)[None]
-    return EncodedSample(
-        id=name, input_ids=ids, labels=labels, position_ids=positions, token_kinds=torch.zeros_like(ids)
-    )
+    return made_sample(name, (torch.arange(tokens) * 7 + len(name)) % 90, supervised=tokens - 1)
 
 
 def logits(model: Any, contract: BatchContract, *samples: EncodedSample) -> torch.Tensor:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from packtrain.packs.values import IGNORED, TEXT, EncodedSample
+from packtrain.packs.made_up import made_sample
+from packtrain.packs.values import EncodedSample
 from packtrain.proofs.values import Verdict
 
 LENGTHS = (23, 40, 17, 31)
@@ -18,17 +19,7 @@ def text_samples(vocabulary: int, lengths: Sequence[int] = LENGTHS, seed: int = 
     found = []
     for number, length in enumerate(lengths):
         ids = torch.randint(0, vocabulary, (length,), generator=draw)
-        labels = ids.clone()
-        labels[: max(1, length // 2)] = IGNORED
-        found.append(
-            EncodedSample(
-                id=f"text-{number}",
-                input_ids=ids,
-                labels=labels,
-                position_ids=torch.arange(length)[None],
-                token_kinds=torch.full((length,), TEXT),
-            )
-        )
+        found.append(made_sample(f"text-{number}", ids, supervised=length - max(1, length // 2)))
     return found
 
 

@@ -24,6 +24,8 @@ NO_MEDIA = ("qwen2", "qwen3", "gemma3_text", "llama", "mistral", "smollm3")
 
 
 WIDE = ("qwen3_vl", "smolvlm", "internvl", "gemma3")  # also built with heads of a size that GPU kernels take
+# Through the kernel that flex compiles. It is the same code for all families; masks and heads are what differs.
+COMPILED = ("qwen3_vl", "gemma3")
 
 
 def families(*quick: str) -> list[Any]:
@@ -73,7 +75,8 @@ def test_varlen_through_the_loop(subject: Callable[[str], Any], family: str) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("family", PROVED)
 def test_flex(subject: Callable[[str], Any], family: str) -> None:
-    verdict = prove(subject(family), "flex")
+    with torch.compiler.set_stance("default" if family in COMPILED else "force_eager"):
+        verdict = prove(subject(family), "flex")
     assert verdict.passed, verdict.failures
     assert any("gradients" in line for line in verdict.left_out)
     assert not any("gradients" in finding.check for finding in verdict.findings)

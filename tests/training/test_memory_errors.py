@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def test_by_the_memory_model() -> None:
     assert "by the memory model" in found.fix
     length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
     assert 0 < length < 6400
+
+
+def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
+    shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
+    setup = TrainingSetup(weights_dtype="fp32")
+    own = load_of(BATCH)
+    heavy = replace(own, patches=10 * own.patches, squared_patches=100 * own.squared_patches)
+    limit = estimate_memory(shape, setup, own).total * 49 // 50
+    found = explain(
+        oom(), failure(), DeviceMemory(free=limit, total=limit), MemoryModel(shape=shape, setup=setup, heaviest=heavy)
+    )
+    assert "the heaviest pack of the plan" in found.fix
+    length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
+    sums = ("tokens", "squared_tokens", "supervised_tokens", "patches", "squared_patches")
+    fewer = {name: getattr(heavy, name) * length // heavy.tokens for name in sums}
+    assert 0 < estimate_memory(shape, setup, replace(heavy, **fewer)).total <= limit
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import torch
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.values import TrainingSetup
 from packtrain.models.known_shapes import KNOWN_SHAPES
+from packtrain.packs.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.training import trial as trials
-from packtrain.training.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.training.masters import MasterWeights
 from packtrain.training.settings import LOSS_CHUNK
 from packtrain.training.trial import OUT_OF_MEMORY, Trial, measure_trial
 
@@ -88,6 +89,24 @@ def test_a_step_really_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 build = trials.build
+
+
+@pytest.mark.parametrize("masters", [True, False])
+def test_it_is_trained_with_the_optimizer_of_the_setup(masters: bool) -> None:
+    setup = replace(KEPT, weights_dtype="bf16", attention="sdpa", master_weights=masters)
+    made = trials._Run(small(setup), CPU)
+    assert isinstance(made._optimizer, MasterWeights) == masters
+    made._step(lambda: None)
+    kept = {name for state in made._optimizer.state.values() for name in state}
+    assert kept == {"step", "exp_avg", "exp_avg_sq", *(["master"] if masters else [])}
+
+
+@pytest.mark.parametrize("masters", [True, False])
+def test_adapters_have_the_precision_of_the_setup(masters: bool) -> None:
+    made = trials._Run(small(replace(LORA, weights_dtype="bf16", attention="sdpa", master_weights=masters)), CPU)
+    assert {weight.dtype for weight in made._trained} == {torch.bfloat16 if masters else torch.float32}
+    made._step(lambda: None)
+    assert isinstance(made._optimizer, MasterWeights) == masters
 
 
 def test_too_little_memory_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

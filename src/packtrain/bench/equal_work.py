@@ -12,41 +12,14 @@ import pyarrow as pa
 from packtrain.estimates.flops import WorkModel, work_model
 from packtrain.estimates.shapes import shape_from_config
 from packtrain.estimates.values import TrainingSetup
+from packtrain.models.known_shapes import known_config
 from packtrain.plans.balance import RANKS, balance_table
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
 from packtrain.plans.resources import EXTRAS, RESOURCES, Samples
 from packtrain.plans.windows import pack_windows
 
-# A model of 2 billion parameters with the widths of Qwen3-VL-2B.
 MODEL = "Qwen3-VL-2B"
-_CONFIG: Mapping[str, Any] = {
-    "model_type": "qwen3_vl",
-    "tie_word_embeddings": True,
-    "text_config": {
-        "model_type": "qwen3_vl_text",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-    },
-    "vision_config": {
-        "model_type": "qwen3_vl",
-        "depth": 24,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_heads": 16,
-        "out_hidden_size": 2048,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 2304,
-        "deepstack_visual_indexes": [5, 11, 17],
-    },
-}
 
 
 class _MemoryRows:
@@ -89,7 +62,9 @@ def equal_work(
 ) -> dict[str, Any]:
     """One set: the three orders for several numbers of ranks, with eight packs a step for each rank."""
     config = PackingConfig(**limits)  # type: ignore[arg-type]
-    work = work_model(shape_from_config(_CONFIG), TrainingSetup(), longest=int(samples["tokens"].max()))
+    work = work_model(
+        shape_from_config(known_config(MODEL.lower())), TrainingSetup(), longest=int(samples["tokens"].max())
+    )
     plan = plan_of(samples, config, work)
     predicted = plan.predicted_work(0)
     return {

@@ -16,6 +16,8 @@ from packtrain.bench.train_data import POOL, Pool
 from packtrain.bench.train_loop import BenchTrainer, LoopSettings
 from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows
 from packtrain.bench.train_shapes import TINY, BenchModel, bench_model
+from packtrain.models.adapters import set_trainable
+from packtrain.models.settings import ModelSettings
 
 _TINY_SCALE = 24  # by which lengths are divided for the tiny model
 _LORA_RANK = 16
@@ -75,16 +77,16 @@ def measured(bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings:
 
 
 def with_adapters(model: Any) -> Any:
-    """The model with LoRA on every matrix of its decoder's layers; one that has it stays as it is."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    """The model with LoRA as training adds it to a decoder, for rows with masters; one that has it stays as it is."""
+    from peft import PeftModel
 
     if isinstance(model, PeftModel):
         return model
     torch._dynamo.reset()  # layers are others now
     # So that one code serves the first layer and the others. Transformers' own switch would include the tower.
     model.get_input_embeddings().register_forward_hook(lambda module, args, found: found.requires_grad_())
-    matrices = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-    return get_peft_model(model, LoraConfig(r=_LORA_RANK, lora_alpha=2 * _LORA_RANK, target_modules=matrices))
+    settings = ModelSettings(name=model.config.model_type, method="lora", lora_rank=_LORA_RANK)
+    return set_trainable(model, settings, half_adapters=True)
 
 
 def _about(bench: BenchModel, device: torch.device, settings: LoopSettings, pool: Pool) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from torch.utils.data import Dataset
 
 from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
+from packtrain.estimates.shapes import shape_from_config
 from packtrain.estimates.values import Load
-from packtrain.packs.values import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow, PackKey
+from packtrain.packs.made_up import image_of_patches, made_sample, noise_ids
+from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 from packtrain.plans.arrays import pack_arrays
 
 Batching = Literal["packed", "random", "sorted", "grouped"]
@@ -113,13 +115,12 @@ class MadeRows(Dataset[PackedRow]):
     """Batches as rows of encoded samples, made when asked for, as a reader would."""
 
     def __init__(self, pool: Pool, batches: Batches, config: Mapping[str, Any], dtype: torch.dtype) -> None:
-        vision = config["vision_config"]
-        self._pool, self._batches = pool, batches
-        self._image, self._words = config["image_token_id"], config["text_config"]["vocab_size"] // 2
-        width = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+        shape = shape_from_config(config).vision
+        assert shape is not None, "its samples have images"
+        self._pool, self._batches, self._config = pool, batches, config
         generator = torch.Generator().manual_seed(0)
         # Pixels of all images are stretches of this one.
-        self._pixels = torch.randn(2 * int(pool.patches.max()), width, generator=generator).to(dtype)
+        self._pixels = torch.randn(2 * int(pool.patches.max()), shape.patch_elements, generator=generator).to(dtype)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -129,26 +130,16 @@ class MadeRows(Dataset[PackedRow]):
         return PackedRow(key=PackKey(0, number), samples=samples)
 
     def _sample(self, row: int) -> EncodedSample:
-        tokens, image = int(self._pool.tokens[row]), int(self._pool.image_tokens[row])
-        generator = torch.Generator().manual_seed(row)
-        ids = torch.randint(0, self._words, (tokens,), generator=generator)
-        kinds = torch.full((tokens,), TEXT)
-        ids[1 : 1 + image], kinds[1 : 1 + image] = self._image, IMAGE
-        labels = ids.clone()
-        labels[: tokens - int(self._pool.supervised[row])] = IGNORED
-        patches = int(self._pool.patches[row])
+        pool, generator = self._pool, torch.Generator().manual_seed(row)
+        ids = noise_ids(self._config, int(pool.tokens[row]), generator)
+        patches = int(pool.patches[row])
         start = int(torch.randint(0, len(self._pixels) - patches + 1, (), generator=generator))
-        sides = [1, 2 * int(self._pool.rows[row]), 2 * int(self._pool.columns[row])]
-        return EncodedSample(
-            id=str(row),
-            row=row,
-            input_ids=ids,
-            labels=labels,
-            position_ids=torch.arange(tokens).expand(4, -1),
-            token_kinds=kinds,
-            media={
-                "pixel_values": self._pixels[start : start + patches],
-                "image_grid_thw": torch.tensor([sides]),
-            },
-            num_images=1,
+        image = image_of_patches(
+            self._pixels[start : start + patches],
+            2 * int(pool.rows[row]),
+            2 * int(pool.columns[row]),
+            merged=PATCHES_PER_TOKEN,
+            token_id=self._config["image_token_id"],
         )
+        supervised = int(pool.supervised[row])
+        return made_sample(str(row), ids, supervised=supervised, images=image, row=row, position_rows=4)

@@ -1,8 +1,8 @@
 """Trains a model one way for some steps and measures it: tokens per second, use of the chip, memory.
 
 A plain loop over the pieces that training is made of (`prepare_model`, `ChunkedLoss`, `compile_layers`, collators, a
-DataLoader with workers, fused AdamW), so that what is measured is them and not a trainer around them. Reading batches,
-moving them, clipping gradients and the optimizer's steps are all inside the measured time.
+DataLoader with workers, fused AdamW over fp32 masters), so that what is measured is them and not a trainer around them.
+Reading batches, moving them, clipping gradients and the optimizer's steps are all inside the measured time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from packtrain.models.compiled import compile_layers, undo_compile
 from packtrain.models.no_waiting import stop_waiting
 from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
+from packtrain.training.masters import make_optimizer
+from packtrain.training.settings import LOSS_CHUNK
 
 _GIB = 2**30
 _MULTIPLE = 128  # of the tokens of a constant shape: matrix products like it
@@ -45,7 +47,7 @@ class LoopSettings:
     tokens: int = 160_000  # about so many real tokens are timed
     step_samples: int = 32  # of an optimizer step
     warmup: int = 4  # batches before the clock starts, an optimizer step among them
-    loss_chunk: int = 8_192
+    loss_chunk: int = LOSS_CHUNK
     workers: int = 4
     dtype: torch.dtype = torch.bfloat16
     backend: str = "inductor"  # of compiled layers
@@ -118,7 +120,9 @@ class BenchTrainer:
         self._loss = self._prepare()
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         fused = self._device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(self._trained, lr=1e-5, weight_decay=0.01, fused=fused, foreach=not fused)
+        options = {"lr": 1e-5, "weight_decay": 0.01, "fused": fused, "foreach": not fused}
+        groups = [{"params": self._trained}]
+        self._optimizer = make_optimizer(torch.optim.AdamW, groups, options, masters=row.masters)
 
     def run(self) -> dict[str, Any]:
         """Train, and say how it went. The clock starts while workers are at work and everything is compiled."""
@@ -158,7 +162,8 @@ class BenchTrainer:
             self._on_host = stop_waiting(model)
         if row.compiled:
             compile_layers(model, constant=row.is_packed, backend=self._settings.backend)
-        return ChunkedLoss.install(model, chunk=self._settings.loss_chunk) if row.chunked_loss else None
+        chunk = row.larger_chunks * self._settings.loss_chunk
+        return ChunkedLoss.install(model, chunk=chunk) if row.chunked_loss else None
 
     # ---- steps
 

@@ -23,6 +23,8 @@ class BenchRow:
     attention: Attention = "varlen"
     checkpointing: bool = False
     chunked_loss: bool = True
+    larger_chunks: int = 1  # how many times as many positions at once as training's default
+    masters: bool = True  # of weights in half precision
     compiled: bool = True
     tuned: bool = True  # patch embeddings as matrix products, and no waiting for the GPU; stays so for later rows
     share: float = 1.0  # of the tokens that other rows are timed on
@@ -39,17 +41,27 @@ class BenchRow:
             lora_rank=16,
             train_vision=full,
             train_connector=full,
+            master_weights=self.masters,
             gradient_checkpointing=self.checkpointing,
             vision_checkpointing=self.checkpointing,
             chunked_loss=self.chunked_loss,
-            loss_chunk=chunk,
+            loss_chunk=self.larger_chunks * chunk,
             attention=self.attention,
         )
 
 
 def bench_rows(model: BenchModel) -> tuple[BenchRow, ...]:
     """All rows; those that leave the model as transformers has it come first."""
-    return (*_padded(model), *_packed(model, "full"), *_packed(model, "lora"))
+    return (*_padded(model), *_packed(model, "full"), *_variants(model), *_packed(model, "lora"))
+
+
+def _variants(model: BenchModel) -> tuple[BenchRow, ...]:
+    """What fp32 masters cost and what larger chunks of the loss would bring, at the middle length."""
+    size = model.capacities[len(model.capacities) // 2]
+    return (
+        BenchRow(name=f"packed {size:,}, without fp32 masters", size=size, masters=False),
+        BenchRow(name=f"packed {size:,}, loss in 4 times larger chunks", size=size, larger_chunks=4),
+    )
 
 
 def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
@@ -63,16 +75,27 @@ def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
             checkpointing=True,
             chunked_loss=False,
             compiled=False,
+            masters=False,
             tuned=False,
             share=0.4,
         ),
-        BenchRow(name=YARDSTICK, batching="sorted", size=8, limit=limit, attention="sdpa", compiled=False, tuned=False),
+        BenchRow(
+            name=YARDSTICK,
+            batching="sorted",
+            size=8,
+            limit=limit,
+            attention="sdpa",
+            masters=False,
+            compiled=False,
+            tuned=False,
+        ),
         BenchRow(
             name="padded, grouped by length as in Trainer",
             batching="grouped",
             size=8,
             limit=limit,
             attention="sdpa",
+            masters=False,
             compiled=False,
             tuned=False,
             share=0.6,
@@ -82,6 +105,7 @@ def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
             batching="sorted",
             size=8,
             limit=limit,
+            masters=False,
             compiled=False,
             tuned=False,
             share=0.6,
@@ -98,7 +122,7 @@ def _packed(model: BenchModel, method: Method) -> tuple[BenchRow, ...]:
             size=size,
             method=method,
             checkpointing=checkpointing,
-            share=1.0 if method == "full" and not checkpointing else 0.6,
+            share=2.0 if method == "full" and not checkpointing else 0.6,
         )
         for size in model.capacities
         for checkpointing in (False, True)

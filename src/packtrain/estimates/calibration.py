@@ -266,5 +266,6 @@ def _measurement(body: dict[str, Any]) -> Measurement:
         "parameters": ParameterCounts(**shape["parameters"]),
         "notes": tuple(shape["notes"]),
     }
-    parts = {"shape": ModelShape(**known), "setup": TrainingSetup(**body["setup"]), "load": Load(**body["load"])}
+    setup = TrainingSetup(**{"master_weights": False, **body["setup"]})  # what does not say it had none
+    parts = {"shape": ModelShape(**known), "setup": setup, "load": Load(**body["load"])}
     return Measurement(**{**body, **parts})

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.memory import GIB, Part
-from packtrain.estimates.memory_states import count, states, trained_bytes
+from packtrain.estimates.memory_layers import adapter_bytes, compute_bytes
+from packtrain.estimates.memory_states import count, states
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 
 MIB = 1 << 20
@@ -125,7 +126,7 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     """(what training changes, the rest), whole and as stored."""
     counts = count(shape, setup)
     whole = states(shape, replace(setup, gpus=1)).weights
-    learned = counts.trained * trained_bytes(setup) + counts.adapters * 4
+    learned = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
     return learned, max(whole - learned, 0)
 
 

@@ -21,7 +21,7 @@ from packtrain.estimates.memory_layers import (
     vision_forward,
     vision_layer,
 )
-from packtrain.estimates.memory_states import count, states
+from packtrain.estimates.memory_states import Counts, count, states
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup, VisionShape
 
 GIB = 1 << 30
@@ -125,7 +125,7 @@ def estimate_memory(
     found = (
         ("weights", fixed.weights, f"{stored}, {one}"),
         ("gradients", fixed.gradients, f"of {_many(counts.learning)} parameters, kept between passes, {one}"),
-        ("optimizer states", fixed.optimizer, f"{setup.optimizer} for {_many(counts.learning)} parameters, {one}"),
+        ("optimizer states", fixed.optimizer, f"{_kept_states(setup, counts)}, {one}"),
         ("language activations", moment.language, _language_why(shape, setup, load)),
         ("vision activations", moment.vision, _vision_why(shape, setup, load)),
         ("attention", moment.attention, _attention_why(shape, setup, load)),
@@ -323,6 +323,12 @@ def _vision_squares(shape: ModelShape, vision: VisionShape, setup: TrainingSetup
 def _many(number: int) -> str:
     """A parameter count as people write it."""
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+def _kept_states(setup: TrainingSetup, counts: Counts) -> str:
+    copied = counts.masters(setup)
+    masters = f", with fp32 masters of {_many(copied)}" if copied else ""
+    return f"{setup.optimizer} for {_many(counts.learning)} parameters{masters}"
 
 
 def _language_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:

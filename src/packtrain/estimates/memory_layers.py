@@ -33,6 +33,11 @@ def compute_bytes(setup: TrainingSetup) -> int:
     return 2 if setup.weights_dtype == "bf16" else 4
 
 
+def adapter_bytes(setup: TrainingSetup) -> int:
+    """Bytes of one number of the adapters, and of what they compute."""
+    return compute_bytes(setup) if setup.half_adapters else FLOAT
+
+
 def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
     """One decoder layer, without what grows with the square of the tokens."""
     if setup.compiled:
@@ -81,12 +86,12 @@ def _compiled_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Laye
     stream = 2 * b * hidden * (norms - 1) + FLOAT * norms  # the residual stream, and further norms' results
     if setup.method == "full":
         linears = b * (2 * hidden + (3 if language.gated else 2) * inner)
-    else:  # adapters are fp32: what they read is kept so, once for all matrices that read it
-        matrices = language_matrices(language)
-        linears = (2 if language.gated else 1) * b * inner + FLOAT * setup.lora_rank * len(matrices)
-        linears += FLOAT * (2 * hidden + queries + inner) if b < FLOAT else b * (2 * hidden + inner)
+    else:  # what adapters read is kept in their type, once for all matrices that read it
+        matrices, own = language_matrices(language), adapter_bytes(setup)
+        linears = (2 if language.gated else 1) * b * inner + own * setup.lora_rank * len(matrices)
+        linears += own * (2 * hidden + inner + (queries if own > b else 0))  # else the kernel's result, kept already
         if setup.method == "dora":
-            linears += (b + FLOAT) * sum(columns for _, columns in matrices)
+            linears += (b + own) * sum(columns for _, columns in matrices)
     working = 2 * b * max(inner, 2 * hidden)
     return LayerBytes(
         saved=load.tokens * (stream + attention + linears) + _adapter_constants(language, setup),
@@ -102,15 +107,12 @@ def _linear_inputs(language: LanguageShape, b: int) -> int:
 
 
 def _adapter_inputs(language: LanguageShape, setup: TrainingSetup, b: int) -> int:
-    """What adapters keep: they are fp32, so every adapted matrix casts and keeps its input for itself."""
-    matrices = language_matrices(language)
-    if b == FLOAT:
-        inputs = FLOAT * (2 * language.hidden + language.intermediate)
-    else:
-        inputs = FLOAT * sum(rows for rows, _ in matrices)
-    kept = inputs + FLOAT * setup.lora_rank * len(matrices)
+    """What adapters keep. Where they are wider than the model, every adapted matrix casts its input for itself."""
+    matrices, own = language_matrices(language), adapter_bytes(setup)
+    inputs = own * sum(rows for rows, _ in matrices) if own > b else _linear_inputs(language, b)
+    kept = inputs + own * setup.lora_rank * len(matrices)
     if setup.method == "dora":  # the magnitude multiplies the frozen result and the adapter's
-        kept += (b + FLOAT) * sum(columns for _, columns in matrices)
+        kept += (b + own) * sum(columns for _, columns in matrices)
     return kept
 
 
@@ -118,7 +120,8 @@ def _adapter_constants(language: LanguageShape, setup: TrainingSetup) -> int:
     """DoRA sends an identity matrix through each adapter to learn the norm of the adapted matrix, and keeps it."""
     if setup.method != "dora":
         return 0
-    return sum(FLOAT * rows * (rows + setup.lora_rank) for rows, _ in language_matrices(language))
+    own = adapter_bytes(setup)
+    return sum(own * rows * (rows + setup.lora_rank) for rows, _ in language_matrices(language))
 
 
 def language_attention(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packtrain.estimates.memory_layers import FLOAT, compute_bytes, language_matrices
+from packtrain.estimates.memory_layers import FLOAT, adapter_bytes, compute_bytes, language_matrices
 from packtrain.estimates.values import ModelShape, TrainingSetup
 
 QUANTIZED = 0.5625  # bytes of one NF4 number: 4 bits, and one fp32 scale for every 64 of them
@@ -25,6 +25,12 @@ class Counts:
     def learning(self) -> int:
         """Everything that has a gradient."""
         return self.trained + self.adapters
+
+    def masters(self, setup: TrainingSetup) -> int:
+        """Everything that has an fp32 copy."""
+        if not setup.has_masters:
+            return 0
+        return self.learning if setup.half_adapters else self.trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +82,9 @@ def states(shape: ModelShape, setup: TrainingSetup) -> StateBytes:
     """What one GPU holds whatever the batch is."""
     counts, gpus = count(shape, setup), setup.gpus
     sharded = setup.sharding in ("zero3", "fsdp")
-    stored = trained_bytes(setup)
-    adapters = FLOAT if setup.sharding in ("ddp", "fsdp") else stored  # DeepSpeed trains everything in one type
-    weights = counts.trained * stored + counts.adapters * adapters + counts.frozen * compute_bytes(setup)
+    stored = compute_bytes(setup)
+    adapters = adapter_bytes(setup)
+    weights = (counts.trained + counts.frozen) * stored + counts.adapters * adapters
     weights += int(counts.quantized * QUANTIZED)
     gradients = counts.trained * stored + counts.adapters * adapters
     if setup.sharding in ("zero2", "zero3", "fsdp"):
@@ -93,11 +99,6 @@ def states(shape: ModelShape, setup: TrainingSetup) -> StateBytes:
     )
 
 
-def trained_bytes(setup: TrainingSetup) -> int:
-    """Bytes of a trained number as it is stored: FSDP keeps fp32 shards and computes in the compute type."""
-    return FLOAT if setup.sharding == "fsdp" else compute_bytes(setup)
-
-
 def state_bytes(shape: ModelShape, setup: TrainingSetup, stored: int) -> float:
     """Bytes of optimizer state for one number that is stored in so many bytes."""
     if setup.optimizer == "adamw":
@@ -110,24 +111,26 @@ def state_bytes(shape: ModelShape, setup: TrainingSetup, stored: int) -> float:
 
 
 def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
-    if setup.sharding.startswith("zero"):  # fp32 master weights beside fp32 states, always shared out
-        each = state_bytes(shape, setup, FLOAT) + (FLOAT if compute_bytes(setup) < FLOAT else 0)
-        return int(-(-counts.learning * each // setup.gpus))
-    total = counts.trained * state_bytes(shape, setup, trained_bytes(setup))
-    total += counts.adapters * state_bytes(shape, setup, FLOAT)
-    return int(-(-total // setup.gpus)) if setup.sharding == "fsdp" else int(total)
+    """Beside fp32 masters, states are fp32 too, as they are for fp32 adapters."""
+    wide = state_bytes(shape, setup, FLOAT)
+    each = wide + FLOAT if setup.has_masters else state_bytes(shape, setup, compute_bytes(setup))
+    own = each if setup.half_adapters else wide
+    total = counts.trained * each + counts.adapters * own
+    if setup.optimizer == "adamw_8bit" and setup.method == "full" and not setup.sharding.startswith("zero"):
+        total += shape.parameters.embedding * (2 * FLOAT - wide)  # its states stay fp32 with bitsandbytes
+    return int(total) if setup.sharding == "ddp" else int(-(-total // setup.gpus))
 
 
 def _buffers(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
     b = compute_bytes(setup)
     if setup.sharding == "ddp":  # buckets of 25 MiB that together hold every gradient once more
-        return counts.trained * trained_bytes(setup) + counts.adapters * FLOAT
+        return counts.trained * b + counts.adapters * adapter_bytes(setup)
     reduction = 2 * b * min(counts.learning, _BUCKET)
     if setup.sharding in ("zero1", "zero2"):
         return reduction
     parameters, unit = shape.parameters, largest_unit(shape)
     gathered = b * (2 * unit + parameters.embedding + parameters.head)  # two layers, one of them ahead of time
-    unreduced = 0 if not counts.trained else 2 * FLOAT * unit
+    unreduced = 0 if not counts.trained else 2 * b * unit
     return gathered + (unreduced if setup.sharding == "fsdp" else reduction)
 
 

@@ -139,9 +139,14 @@ def _state_options(setup: TrainingSetup) -> Iterator[_Option]:
     if setup.method != "qlora":
         cost = "adapters only, over weights in 4 bits that are unpacked in every pass: slower"
         yield "QLoRA", f"{setup.method} -> qlora, rank {setup.lora_rank}", cost, replace(setup, method="qlora")
+    whole = setup.method == "full" or setup.train_vision or setup.train_connector
+    if whole and setup.has_masters and not setup.sharding.startswith("zero"):
+        cost = "updates below the precision of the weights are lost, most of them at low learning rates"
+        yield "no fp32 masters", "kept -> left out", cost, replace(setup, master_weights=False)
     if setup.optimizer == "adamw":
         then = replace(setup, optimizer="adamw_8bit")
-        yield "8-bit optimizer", "adamw -> adamw_8bit", "needs bitsandbytes; states are rounded", then
+        cost = "needs bitsandbytes; states are rounded, and weights have no fp32 masters"
+        yield "8-bit optimizer", "adamw -> adamw_8bit", cost, then
         then = replace(setup, optimizer="adafactor")
         yield "factored optimizer", "adamw -> adafactor", "another optimizer: tune its learning rate", then
     if setup.gpus > 1:

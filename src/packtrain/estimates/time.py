@@ -18,17 +18,19 @@ from packtrain.estimates.flops import (
     training_flops,
 )
 from packtrain.estimates.gpus import Gpu
-from packtrain.estimates.memory_layers import language_layer, vision_layer
+from packtrain.estimates.memory_layers import FLOAT, language_layer, vision_layer
+from packtrain.estimates.memory_states import count
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 
 _ACTIVATION_BYTES = 2  # activations are bf16 whatever the weights are kept in
 _LOGIT_BYTES = 24  # traffic of one logit: written, widened, normalised, its gradient written and read twice
 _CHUNK_LOGIT_BYTES = 12  # in chunks, with one kernel: written, read twice, its gradient written and read twice
 _HEAD_BYTES = 16  # of one number of the head's gradient per chunk: the product in fp32, and adding it up
-_FP32_PRODUCTS = 15.0  # how much slower than bf16 products: adapters are fp32 beside weights in bf16
+_FP32_PRODUCTS = 15.0  # how much slower than bf16 products: where adapters are fp32 beside weights in bf16
 _BACKWARD = 2.0  # element-wise kernels backward touch about twice what they touch forward
 # How often the optimizer reads or writes a number of the weights' size per trained parameter, and bytes beside that.
 _OPTIMIZER_TRAFFIC = {"adamw": (7, 0), "adamw_8bit": (3, 4), "adafactor": (4, 0), "sgd": (3, 0)}
+_MASTER_BYTES = 12  # beside that, all of it in fp32: the gradient read and widened, the master read and rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +189,7 @@ def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chos
     pairs = flops.attention + again * once.attention
     of_adapters = flops.recomputed - passes.recomputed_language * (once.language + once.attention)
     of_adapters -= passes.recomputed_vision * (once.vision - embedding + once.vision_attention)
-    slower = _FP32_PRODUCTS if setup.weights_dtype == "bf16" else 1.0
+    slower = _FP32_PRODUCTS if setup.weights_dtype == "bf16" and not setup.half_adapters else 1.0
     matrices = flops.language + flops.head + flops.unused_logits + again * once.language
     matrices += slower * (flops.adapters + share * max(0.0, of_adapters))
     dense = flops.masked_attention > 0
@@ -236,7 +238,10 @@ def _gradient_bytes(shape: ModelShape, setup: TrainingSetup) -> int:
 def _optimizer_bytes(shape: ModelShape, setup: TrainingSetup) -> float:
     accesses, others = _OPTIMIZER_TRAFFIC[setup.optimizer]
     shards = 1 if setup.sharding == "ddp" else setup.gpus
-    return (accesses * _weight_bytes(setup) + others) * trained_parameters(shape, setup) / shards
+    moved = (accesses * _weight_bytes(setup) + others) * trained_parameters(shape, setup)
+    wider = accesses * (FLOAT - _weight_bytes(setup)) + _MASTER_BYTES
+    moved += wider * count(shape, setup).masters(setup)
+    return moved / shards
 
 
 def _communication(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, chosen: Coefficients, micro_steps: int) -> float:

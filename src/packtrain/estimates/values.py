@@ -122,6 +122,7 @@ class TrainingSetup:
     train_connector: bool = True
     weights_dtype: Literal["bf16", "fp32"] = "bf16"
     optimizer: Optimizer = "adamw"
+    master_weights: bool = True  # the optimizer keeps and updates fp32 copies of half-precision weights that learn
     sharding: Sharding = "ddp"
     gpus: int = 1
     gradient_checkpointing: bool = True
@@ -131,6 +132,20 @@ class TrainingSetup:
     loss_chunk: int = 2048  # positions at once
     attention: Attention = "varlen"
     compiled: bool = False  # layers are compiled one by one
+
+    @property
+    def has_masters(self) -> bool:
+        """Are there fp32 copies of weights? fp32 weights need none, and 8-bit optimizers have none."""
+        if self.sharding.startswith("zero"):
+            return self.weights_dtype != "fp32"  # DeepSpeed's own
+        return self.master_weights and self.weights_dtype != "fp32" and self.optimizer != "adamw_8bit"
+
+    @property
+    def half_adapters(self) -> bool:
+        """Are adapters kept in the half precision of the weights? Only with masters, and not DoRA's: it needs norms."""
+        if self.sharding.startswith("zero"):
+            return self.has_masters  # DeepSpeed trains everything in one type
+        return self.has_masters and self.method in ("lora", "qlora")
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

@@ -3,6 +3,9 @@
 Adapters sit on every matrix of the decoder's layers. Parts that are trained whole beside them become peft's modules to
 save, so that checkpoints and saved adapters hold them without further help; the model then has those weights twice, as
 they were and as they are trained.
+
+Adapters compute in the precision of the model where the optimizer has fp32 masters of them. In fp32, as peft makes
+them, every adapted matrix would cast its input, keep the copy for the backward pass, and multiply in fp32.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from packtrain.models.settings import ModelSettings
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole
+_CAST = "_cast_adapter_dtype"  # of peft's tuners: called behind every loading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +57,11 @@ class Trainable:
         return any(part.trained for part in self.parts if part.name == name)
 
 
-def set_trainable(model: Any, settings: ModelSettings) -> Any:
+def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = False) -> Any:
     """Freeze what does not learn and add adapters where they are asked for; the model to train is returned.
+
+    `half_adapters`: beside half-precision weights adapters are in half precision too, for an optimizer that keeps fp32
+    masters; else they are fp32. DoRA's always are: it takes norms of weights, for which half precision is too coarse.
 
     Weights that no image reaches (layers behind the one whose features are used) are frozen as well: they would get no
     gradients, for which ranks would wait.
@@ -70,7 +77,7 @@ def set_trainable(model: Any, settings: ModelSettings) -> Any:
         weight.requires_grad_(wanted[part_of_weight(name)] and weight.is_floating_point())
     _freeze_unreached(model)
     if adapters:
-        model = _with_adapters(model, settings)
+        model = _with_adapters(model, settings, half=half_adapters and settings.method != "dora")
         _freeze_unreached(model)  # peft trains all of a module
     if not describe_trainable(model).trained:
         raise ConfigError(
@@ -131,7 +138,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
 # ---- adapters
 
 
-def _with_adapters(model: Any, settings: ModelSettings) -> Any:
+def _with_adapters(model: Any, settings: ModelSettings, *, half: bool) -> Any:
     """Adapters, and what learns already as modules that are trained whole beside them."""
     try:
         from peft import LoraConfig, get_peft_model
@@ -150,13 +157,28 @@ def _with_adapters(model: Any, settings: ModelSettings) -> Any:
         modules_to_save=list(_whole_modules(model)) or None,
     )
     try:
-        adapted = get_peft_model(model, config)
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=not half)
     except ValueError as error:
         raise ConfigError(
             "model.lora_target_modules", got=str(error), expected="modules that adapters can be added to"
         ) from error
+    keep_adapter_precision(adapted)
     _share_configs(adapted)
     return adapted
+
+
+def keep_adapter_precision(model: Any) -> None:
+    """Leave adapters in the precision they have when others are loaded into them, as Trainer does to resume.
+
+    peft would replace those in half precision by fp32 ones, which the optimizer does not know.
+    """
+    tuner = getattr(model, "base_model", None)
+    if hasattr(tuner, _CAST):
+        setattr(tuner, _CAST, _cast_nothing)
+
+
+def _cast_nothing(adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+    """Instead of peft's own."""
 
 
 def _share_configs(adapted: Any) -> None:

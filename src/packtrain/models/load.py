@@ -133,6 +133,7 @@ def _quantized_random(model: Any, cache_dir: Path, dtype: torch.dtype) -> Any:
     cache_dir.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix=".quantize-", dir=cache_dir)
     try:
+        model.should_save_on_this_rank = lambda _: True  # each has a folder of its own, not only the first
         model.save_pretrained(folder)
         return _from_pretrained(folder, model.config.model_type, dtype, quantize=True)
     finally:

@@ -9,6 +9,8 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.estimates.values import CHOICES, Method
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+LEARNING_DTYPES = "bf16 or fp32; fp16 only for frozen weights beside adapters"
+INSTEAD_OF_FP16 = "use dtype: bf16, or dtype: fp32 with training.fp16: true"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +26,7 @@ class ModelSettings:
     train_language: bool = True  # with adapters: whether there are any
     train_vision: bool | None = None
     train_connector: bool | None = None
-    dtype: Dtype = "auto"  # of weights; auto: bf16 on a GPU that has it, else fp32
+    dtype: Dtype = "auto"  # of weights; auto: bf16 on a GPU that has it, else fp32; fp16: frozen ones
     attention: str = "auto"
 
     def __post_init__(self) -> None:
@@ -40,6 +42,11 @@ class ModelSettings:
             raise ConfigError("model.lora_dropout", got=self.lora_dropout, expected="from 0 to below 1")
         if not (self.train_language or self.learns_vision or self.learns_connector):
             raise ConfigError("model", got="every part frozen", expected="something that learns")
+        whole = (self.train_language and not self.has_adapters) or self.learns_vision or self.learns_connector
+        if self.dtype == "fp16" and whole:
+            raise ConfigError(
+                "model.dtype", got="fp16 for weights that learn", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16
+            )
 
     @property
     def has_adapters(self) -> bool:

@@ -33,6 +33,11 @@ class MemoryModel:
     shape: ModelShape
     setup: TrainingSetup
     coefficients: MemoryCoefficients = DEFAULT_COEFFICIENTS
+    heaviest: Load | None = None  # the largest of everything that a batch of the plan has
+
+    def fitting(self, load: Load, usable: int) -> int:
+        """Tokens of this mix that fit."""
+        return largest_tokens(self.shape, self.setup, usable, load, self.coefficients)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +106,11 @@ def _would_fit(
     """How many tokens of this mix would have fitted, and how that is known."""
     tokens = failure.batch.tokens + failure.batch.padding
     if model is not None and memory.usable and tokens:
-        predicted = largest_tokens(model.shape, model.setup, memory.usable, load_of(failure.batch), model.coefficients)
+        predicted = model.fitting(load_of(failure.batch), memory.usable)
+        # A length that helped this pack alone would fail at the next one with more patches.
+        for_all = predicted if model.heaviest is None else model.fitting(model.heaviest, memory.usable)
+        if for_all < min(predicted, tokens):
+            return for_all, "by the memory model, for the heaviest pack of the plan"
         if predicted < tokens:
             return predicted, "by the memory model"
     asked = asked_bytes(error)

@@ -18,6 +18,7 @@ from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
 from packtrain.models.settings import ModelSettings
 from packtrain.models.vision_batches import checkpoint_parts
+from packtrain.training.masters import HALF
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILE = 128  # tokens
@@ -38,7 +39,12 @@ class ReadyModel:
     @property
     def is_half(self) -> bool:
         """Are weights kept in half precision?"""
-        return self.dtype in (torch.bfloat16, torch.float16)
+        return self.dtype in HALF
+
+    @property
+    def trains_half(self) -> bool:
+        """Do any of them learn?"""
+        return any(weight.requires_grad and weight.dtype in HALF for weight in self.model.parameters())
 
 
 def training_device(local_rank: int, *, use_cpu: bool) -> torch.device:
@@ -66,7 +72,8 @@ def ready_model(
         attention = "sdpa"  # what padded rows are usually trained with: they are the baseline
     used = prepare_model(model, attention=attention, device=device, dtype=dtype)
     multiply_patches(model)
-    model = set_trainable(model, settings)
+    torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
+    model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)
     checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
     if compiled:
         compile_layers(model, constant=packing)

@@ -22,6 +22,7 @@ class StepSettings:
     chunked_loss: bool = True  # logits at supervised positions only, in chunks; False: the whole row at once
     loss_chunk: int = LOSS_CHUNK
     loss_weighting: LossWeighting = "token"
+    master_weights: bool | None = None  # fp32 copies that are updated; None: of half-precision weights that learn
     compile: bool | None = None  # decoder layers for constant shapes; None: on a GPU, when packs are trained
     save_delay_steps: int = 0  # no checkpoint before this step
     early_stopping_patience: int | None = None  # evaluations without a better loss

@@ -27,8 +27,8 @@ from packtrain.batches.values import Batch, BatchInfo
 from packtrain.batches.watch import RankWatch
 from packtrain.core.errors import ConfigError
 from packtrain.families.contracts import contract_for
+from packtrain.models.adapters import keep_adapter_precision
 from packtrain.models.empty_media import add_empty_media_hook
-from packtrain.models.groups import parameter_groups
 from packtrain.models.parts import model_parts
 from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.proofs.values import Verdict
@@ -39,8 +39,10 @@ from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.loss import WEIGHTS, FromLogits, InChunks, SumOfLosses, weight_of_all
+from packtrain.training.masters import masters_of, reading
 from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
 from packtrain.training.metered import Meter, NoMeter
+from packtrain.training.optimizers import optimizer_of
 from packtrain.training.saving import SafeCheckpoints
 from packtrain.training.settings import StepSettings
 from packtrain.training.step_metrics import StepMetrics, flat
@@ -105,7 +107,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             chunk = self.settings.loss_chunk
             self._losses = InChunks(model, chunk) if self.settings.chunked_loss else FromLogits()
         self._interrupts = Interrupts()
-        self._flow = RunFlow(self._interrupts, save_delay_steps=self.settings.save_delay_steps, device=self.args.device)
+        self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
         self.verdict: Verdict | None = None  # of the check before the first step
         self._targets: Any = None
@@ -130,6 +132,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
 
     def _prepare(self, model: Any) -> None:
         """What of the step settings is a matter of the model."""
+        keep_adapter_precision(model)
         if hasattr(model, "config") and hasattr(model.config, "to_dict"):
             parts = model_parts(model)
             if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):
@@ -181,26 +184,17 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
     # ---- a step
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Trainer's own optimizer, with a group for each part of the model."""
+        """Trainer's own optimizer, with a group for each part of the model and fp32 masters of half weights."""
         if self.optimizer is not None:
             return self.optimizer
         model = self.model if model is None else model
-        kind, options = self.optimizer_cls_and_kwargs or Trainer.get_optimizer_cls_and_kwargs(self.args, model)
-        rates = {"vit_lr": self.settings.vit_lr, "aligner_lr": self.settings.aligner_lr}
-        ordinary = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-        if not ordinary or {"params", "model", "optimizer_dict"} & options.keys():
-            if any(rate is not None for rate in rates.values()):
-                raise ConfigError(
-                    "training.vit_lr, aligner_lr",
-                    got=f"optimizer {self.args.optim}, which makes its own groups",
-                    expected="an optimizer that takes groups",
-                    fix="leave them out, or use adamw_torch_fused",
-                )
-            return super().create_optimizer(model)
-        decay = self.args.weight_decay
-        groups = parameter_groups(model, learning_rate=self.args.learning_rate, weight_decay=decay, **rates)
-        self.optimizer = kind(groups, **options)
-        return self.optimizer
+        self.optimizer = optimizer_of(model, self.args, self.settings, self.optimizer_cls_and_kwargs)
+        return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Trainer's own; sharded states that were saved without masters are read without."""
+        with reading(self.optimizer, Path(checkpoint)) if checkpoint is not None else nullcontext():
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The batches of a step, and what its sum of losses is divided by."""
@@ -273,9 +267,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             return found
         started, doing = time.perf_counter(), self._doing
         self._doing = "evaluation"
-        outcome = evaluation.evaluate(
-            self._model_to_evaluate(), self.get_eval_dataloader(dataset), self._sum_of, self.args.device
-        )
+        model, loader, device = self._model_to_evaluate(), self.get_eval_dataloader(dataset), self.args.device
+        outcome = evaluation.evaluate(model, loader, self._sum_of, device, self._flow.stops(device))
         seconds, self._doing = time.perf_counter() - started, doing
         metrics = outcome.metrics(metric_key_prefix, seconds)
         outcome.warn(metric_key_prefix, first=self.args.process_index == 0)
@@ -365,6 +358,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         """Everything is loaded and wrapped, and nothing is trained yet."""
         if self.args.gradient_checkpointing and self.settings.vision_checkpointing is not None:
             checkpoint_parts(self.model, language=True, vision=self.settings.vision_checkpointing)
+        if (optimizer := masters_of(self.optimizer)) is not None:
+            optimizer.follow_weights()  # of a trainer that is used again, whose weights may have been set meanwhile
         self._metered = self.state.global_step
         saved = (self.state.stateful_callbacks or {}).get(_METER)
         if saved is not None and hasattr(self._meter, "load_state_dict"):
@@ -380,7 +375,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
                 rank=self.args.process_index,
                 world=self.args.world_size,
             )
-        self._set_others_aside()
+        self._go_on()
 
 
 class _Hooks(TrainerCallback):

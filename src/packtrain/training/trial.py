@@ -30,9 +30,10 @@ from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
 from packtrain.models.settings import ModelSettings
 from packtrain.models.vision_batches import checkpoint_parts, split_vision
+from packtrain.packs.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 from packtrain.training.loss import FromLogits, InChunks, SumOfLosses
-from packtrain.training.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.training.masters import make_optimizer
 
 OUT_OF_MEMORY = "out of memory"
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -127,7 +128,12 @@ class _Run:
         self._batch = batch.to(device)
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]
         fused = device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(self._trained, lr=1e-6, fused=fused, foreach=not fused)
+        self._optimizer = make_optimizer(
+            torch.optim.AdamW,
+            [{"params": self._trained}],
+            {"lr": 1e-6, "fused": fused, "foreach": not fused},
+            masters=trial.setup.master_weights,
+        )
 
     def measured(self, planned: Measurement) -> Measurement:
         """The median step, and the peak of memory over all of them."""
@@ -174,7 +180,7 @@ def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[A
         train_vision=setup.train_vision if sees else None,
         train_connector=setup.train_connector if sees else None,
     )
-    model = set_trainable(model, settings)
+    model = set_trainable(model, settings, half_adapters=setup.half_adapters)
     checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
     if setup.vision_batch_patches is not None:
         split_vision(model, setup.vision_batch_patches)

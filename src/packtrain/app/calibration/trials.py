@@ -115,7 +115,7 @@ def _trial(
     row: _Row, gpu: Gpu, compiled: bool, held_out: bool, own: Mapping[str, Any] | None, own_name: str | None
 ) -> Trial | None:
     """One trial, with packs that this GPU has room for; None where even short ones do not fit."""
-    from packtrain.training.made_up import Mix
+    from packtrain.packs.made_up import Mix
     from packtrain.training.trial import Trial
 
     name, size, changes, looks = row

@@ -8,7 +8,7 @@ from typing import Any
 
 from packtrain.app.config.keys import TRAINER_KEYS
 from packtrain.app.config.load import RunConfig
-from packtrain.app.config.setup import MULTIMODAL, checkpoints, model_settings, sharding
+from packtrain.app.config.setup import MULTIMODAL, WITH_MASTERS, checkpoints, model_settings, sharding
 from packtrain.core.errors import ConfigError
 
 # What follows from the schedule, from other settings, or from how the command was started.
@@ -38,7 +38,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments by name, and what was understood; everything that cannot be is refused at once."""
-    problems = [*_refused(config), *_contradictions(config), *_missing_packages(config)]
+    problems = [*_refused(config), *_contradictions(config), *_missing_packages(config), *_unmerged(config, world)]
     if problems:
         raise ConfigError("settings", got="\n            ".join(problems))
     training = config.training
@@ -107,6 +107,12 @@ def _notes(config: RunConfig, world: int) -> list[str]:
         found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
     if sharding(config) == "fsdp" and world == 1:
         found.append("sharding fsdp: there is one process, so nothing is shared out")
+    elif world == 1 and "deepspeed" in _sharded(config, world):
+        found.append(
+            "deepspeed wants a launcher, also for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
+        )
+    elif sharding(config) == "fsdp" and model_settings(config).method == "qlora":
+        found.append("sharding fsdp with qlora: the 4-bit weights stay whole on every GPU; the others are shared out")
     return found
 
 
@@ -141,12 +147,27 @@ def _contradictions(config: RunConfig) -> list[str]:
             for name in _NEED_EVALUATION
             if training.get(name)
         ]
+    optim = str(training.get("optim", MULTIMODAL))
+    if training.get("master_weights") and optim not in WITH_MASTERS:
+        found.append(
+            f"training.master_weights true and training.optim {optim}, which stores weights and states in its own way: "
+            f"use one of {', '.join(WITH_MASTERS)}, or leave it out"
+        )
     how = training.get("sharding")
     if how is not None and training.get("fsdp") and how != "fsdp":
         found.append(f"training.sharding {how} and training.fsdp: leave one of them out")
     if how in ("ddp", "fsdp") and training.get("deepspeed"):
         found.append(f"training.sharding {how} and training.deepspeed: leave one of them out")
     return found
+
+
+def _unmerged(config: RunConfig, world: int) -> list[str]:
+    """Said before the run, not at its end."""
+    if world == 1 or sharding(config) != "fsdp" or not config.model.get("merge_adapters"):
+        return []
+    if model_settings(config).method != "qlora":
+        return []
+    return ["model.merge_adapters with qlora and sharding fsdp: save the adapters, and merge them into the original"]
 
 
 def _missing_packages(config: RunConfig) -> list[str]:

@@ -72,13 +72,14 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
     data = config.data
     if not data.get("dataset_path"):
         raise ConfigError("data.dataset_path", got="none", expected="a file or folder, or a hub name")
-    packing = bool(data.get("packing", True))
+    packing, pad_packs = bool(data.get("packing", True)), bool(data.get("pad_packs", False))
     notes = []
     unused = [name for name in _PACKS_ONLY if name in data]
-    if not packing and unused:
+    if not (packing or pad_packs) and unused:
         notes.append(f"packing is false: {', '.join(unused)} have no effect")
     made = DatasetConfig(
-        **_common(config, packing=packing),
+        **_common(config, packing=packing, packs=packing or pad_packs),
+        pad_packs=pad_packs,
         dataset_path=str(data["dataset_path"]),
         shuffle=data.get("shuffle", True),
         rows_per_batch=rows,
@@ -98,7 +99,7 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
     packing = bool(data.get("eval_packing", data.get("packing", True)))
     size = int(training.get("per_device_eval_batch_size", rows))
     return DatasetConfig(
-        **_common(config, packing=packing, evaluation=True),
+        **_common(config, packing=packing, packs=packing, evaluation=True),
         dataset_path=str(data["eval_path"]),
         shuffle=False,
         rows_per_batch=1 if packing else size,
@@ -107,10 +108,10 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
     )
 
 
-def _common(config: RunConfig, *, packing: bool, evaluation: bool = False) -> dict[str, Any]:
-    """What training and evaluation data have in common."""
+def _common(config: RunConfig, *, packing: bool, packs: bool, evaluation: bool = False) -> dict[str, Any]:
+    """What training and evaluation data have in common; `packs`: samples share packs, padded or not."""
     data = config.data
-    left_out = () if packing else _PACKS_ONLY
+    left_out = () if packs else _PACKS_ONLY
     options = {name: data[name] for name in _OPTIONS if name in data and name not in left_out}
     if evaluation:
         options.pop("packing_drop_last", None)  # every sample is evaluated
@@ -126,9 +127,9 @@ def _common(config: RunConfig, *, packing: bool, evaluation: bool = False) -> di
         "measuring": _measuring(config),
         "cache_dir": str(cache_root(config)),
     }
-    names = ("dataset_type", "dataset_format", "media_root", "loss_on", "packing_length", "cache_bytes")
+    names = ("dataset_type", "dataset_format", "media_root", "loss_on", "packing_length", "cache_bytes", "cache_tokens")
     found |= {name: data[name] for name in names if name in data}
-    if packing:
+    if packs:
         found |= {name: data[name] for name in ("packing_strategy", "max_images_per_pack") if name in data}
     if evaluation:
         found.pop("dataset_format", None)  # it is recognised, and may be another

@@ -17,16 +17,16 @@ MODEL_KEYS = (
 )
 DATA_KEYS = (
     *("dataset_path", "eval_path", "dataset_type", "dataset_format", "media_root", "processor_config", "schema"),
-    *("packing", *_PACKING, "balance", "eval_packing", "max_sample_length", "max_images_per_sample"),
+    *("packing", "pad_packs", *_PACKING, "balance", "eval_packing", "max_sample_length", "max_images_per_sample"),
     *("max_samples", "max_eval_samples", "loss_on", "add_eos", "formatting", "object_ordering", "emit_norm"),
     *("object_prompt", "object_template", "coord_tokens", "columns", "split", "subset", "streaming"),
-    *("allow_outside_root", "max_failure_rate", "cache_dir", "cache_bytes"),
+    *("allow_outside_root", "max_failure_rate", "cache_dir", "cache_bytes", "cache_tokens"),
 )
 OWN_TRAINING_KEYS = (
     *("vit_lr", "aligner_lr", "effective_batch_size", "effective_batch_unit", "packs_per_step", "save_delay_steps"),
     *("warmup_ratio", "group_by_length", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "loss_chunk"),
     *("loss_weighting", "sharding", "attention", "compile", "early_stopping_patience", "early_stopping_threshold"),
-    "quick_check",
+    *("master_weights", "quick_check"),
 )
 # The names of transformers.TrainingArguments, which are passed on; a test compares them with the class.
 TRAINER_KEYS = (
@@ -72,10 +72,10 @@ PROCESSOR_NAMES, PROCESSOR_CLASS = ("processor_name", "model"), "processor_type"
 KINDS: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            *("packing", "eval_packing", "packing_drop_last", "shuffle", "add_eos", "repack_each_epoch"),
+            *("packing", "pad_packs", "eval_packing", "packing_drop_last", "shuffle", "add_eos", "repack_each_epoch"),
             *("train_vision", "train_connector", "train_language", "gradient_checkpointing", "group_by_length"),
             *("vision_checkpointing", "chunked_loss", "use_dora", "merge_adapters", "streaming", "allow_outside_root"),
-            *("compile", "quick_check"),
+            *("compile", "master_weights", "quick_check", "cache_tokens"),
         ),
         "true or false",
     ),

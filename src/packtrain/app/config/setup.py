@@ -29,6 +29,8 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
+# Those that step fp32 copies of half-precision weights; others have their own way, and stay as they are.
+WITH_MASTERS = ("adamw_torch", "adamw_torch_fused", MULTIMODAL, "adafactor", "sgd")
 # Kernels that skip padding and keep no scores, whatever their names.
 ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "flex"), "varlen")
 _EVERY_MATRIX = ("all", "all-linear")  # of the decoder, as other systems say it
@@ -91,7 +93,8 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
         "train_vision": model.learns_vision,
         "train_connector": model.learns_connector,
         "weights_dtype": "fp32" if model.dtype == "fp32" else "bf16",
-        "optimizer": optimizer(str(training.get("optim", "adamw_torch"))),
+        "optimizer": optimizer(optim := str(training.get("optim", "adamw_torch"))),
+        "master_weights": step.master_weights is not False and optim in WITH_MASTERS and model.dtype != "fp16",
         "sharding": sharding(config),
         "gpus": gpus,
         "gradient_checkpointing": checkpointing,
@@ -103,6 +106,12 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
         "compiled": bool(step.compile),
     }
     return TrainingSetup(**{**found, **wanted})
+
+
+def compiles(config: RunConfig, *, packing: bool) -> bool:
+    """Are layers compiled on a GPU? For packs, unless it is said otherwise: padded rows have no constant shapes."""
+    given = step_settings(config).compile
+    return packing if given is None else given
 
 
 def checkpoints(config: RunConfig) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from packtrain.advice.sweep import step_shape
 from packtrain.app.config.load import RunConfig
 from packtrain.core.errors import ConfigError, nearest
 
@@ -20,15 +21,16 @@ class StepSize:
     samples: int | None
 
     def packs_for(self, samples_per_pack: float, world: int) -> int:
-        """Packs of a step: as many as come nearest to the samples, so that every process has as many as the others.
+        """Packs of a step, by the rule by which `plan` recommends them: as many as have the samples, and the same
+        number for every process where that changes little.
 
-        >>> StepSize(packs=None, samples=128).packs_for(14.0, 4)
-        8
+        >>> [StepSize(packs=None, samples=128).packs_for(15.3, world) for world in (1, 2, 4)]
+        [8, 8, 8]
         """
         if self.packs is not None:
             return self.packs
         assert self.samples is not None
-        return max(1, round(self.samples / max(samples_per_pack, 1e-9) / world)) * world
+        return step_shape(self.samples, max(samples_per_pack, 1e-9), world).packs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +77,8 @@ def run_length(config: RunConfig) -> RunLength:
 
 def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
-    return _packed(config, world) if config.data.get("packing", True) else _padded(config, world)
+    packs = config.data.get("packing", True) or config.data.get("pad_packs", False)
+    return _packed(config, world) if packs else _padded(config, world)
 
 
 def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:

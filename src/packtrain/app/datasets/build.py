@@ -9,6 +9,7 @@ for batch in dataset.loader(num_workers=4):
 from __future__ import annotations
 
 import fcntl
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,8 +39,11 @@ if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its modul
     from packtrain.batches.padded import PaddedCollator
     from packtrain.batches.stream import PackStream
     from packtrain.packs.encode import SampleEncoder
+    from packtrain.packs.rows import RowTable
     from packtrain.packs.source import PackSource
+    from packtrain.packs.token_table import TokenTable
     from packtrain.packs.values import PackedRow, PackKey
+    from packtrain.records.shards.files import LocalFiles
 
 __all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
 
@@ -50,12 +54,14 @@ class _Packs:
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
         self._built: tuple[PackSource, SampleEncoder] | None = None
+        self._kept: TokenTable | None = None
         self._left_out: Mapping[str, int] = {}  # by measuring, with the reasons
 
     def build(self, progress: Callable[[Any], None] = lambda _: None) -> None:
-        """Measure and pack what is not in the cache yet. On a machine with several ranks one does it, the others wait.
+        """Measure, pack and tokenize what is not in the cache yet.
 
-        Call it before the process group is initialised: how long it takes depends on the data.
+        On a machine with several ranks one does it, the others wait. Call it before the process group is initialised:
+        how long it takes depends on the data.
         """
         root = Path(self.config.cache_dir).expanduser() if self.config.cache_dir is not None else cache_dir()
         with _alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
@@ -63,7 +69,10 @@ class _Packs:
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
             _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
-            self._built = self._source(plan, table, encoder, root), encoder
+            rows = _rows(table, root)
+            self._kept = self._tokens(table, rows, root, progress) if self.config.caches_tokens else None
+            encoder.cached = self._kept
+            self._built = self._source(plan, table, rows, encoder, root), encoder
             self._left_out = table.summary["counts"]["reasons"]
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
@@ -82,6 +91,11 @@ class _Packs:
     def source(self) -> PackSource:
         """Packs by their key."""
         return self._parts()[0]
+
+    @property
+    def tokens(self) -> TokenTable | None:
+        """Tokens that are kept; None where text is tokenized whenever it is read."""
+        return self._kept
 
     @property
     def rows_per_batch(self) -> int:
@@ -114,8 +128,25 @@ class _Packs:
             world=world,
         )
 
-    def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
+    def _source(
+        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
+    ) -> PackSource:
         raise NotImplementedError
+
+    def _files(self, root: Path) -> LocalFiles:
+        raise NotImplementedError
+
+    def _tokens(self, table: CostTable, rows: RowTable, root: Path, progress: Callable[[Any], None]) -> TokenTable:
+        """The tokens of a table: a folder beside it, by the same name."""
+        from packtrain.packs.token_writer import make_tokens
+
+        files = self._files(root)
+        workers = self.config.measuring.get("workers") or len(os.sched_getaffinity(0))
+        try:
+            folder = root / "tokens" / table.folder.name
+            return make_tokens(table, rows, files, folder, workers=workers, report=progress)
+        finally:
+            files.close()
 
     def _parts(self) -> tuple[PackSource, SampleEncoder]:
         if self._built is None:
@@ -144,16 +175,19 @@ class MultiModalDataset(_Packs):
         number = key + len(self) if key < 0 else key
         return self.source[PackKey(epoch=0, pack=number)]
 
-    def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
+    def _source(
+        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
+    ) -> PackSource:
         from packtrain.packs.reader import RecordReader
-        from packtrain.packs.rows import RowTable
         from packtrain.packs.source import PackSource
+
+        return PackSource(plan, rows, RecordReader(table.request(), rows, self._files(root)), encoder)
+
+    def _files(self, root: Path) -> LocalFiles:
         from packtrain.records.shards.cache import ShardCache
         from packtrain.records.shards.files import LocalFiles
 
-        rows = RowTable.make(table, root / "rows")
-        files = LocalFiles(ShardCache(root / "shards", self.config.cache_bytes))
-        return PackSource(plan, rows, RecordReader(table.request(), rows, files), encoder)
+        return LocalFiles(ShardCache(root / "shards", self.config.cache_bytes))
 
 
 class MultiModalIterableDataset(_Packs):
@@ -205,19 +239,23 @@ class MultiModalIterableDataset(_Packs):
         self.__dict__.update(state)
         _register(type(self))
 
-    def _source(self, plan: PackPlan, table: CostTable, encoder: SampleEncoder, root: Path) -> PackSource:
+    def _source(
+        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
+    ) -> PackSource:
         from packtrain.packs.reader import RecordReader
-        from packtrain.packs.rows import RowTable
         from packtrain.packs.streamed import StreamedSource
-        from packtrain.records.shards.cache import ShardCache
-        from packtrain.records.shards.files import CachedFiles
 
-        rows = RowTable.make(table, root / "rows")
-        files = CachedFiles(ShardCache(root / "shards", self.config.cache_bytes))
+        files = self._files(root)
         reader = RecordReader(table.request(), rows, files)
         schedule = _schedule(self.config, plan)
         _warn_of_thrashing(table, plan, self.config.cache_bytes)
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
+
+    def _files(self, root: Path) -> LocalFiles:
+        from packtrain.records.shards.cache import ShardCache
+        from packtrain.records.shards.files import CachedFiles
+
+        return CachedFiles(ShardCache(root / "shards", self.config.cache_bytes))
 
 
 def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: int) -> None:
@@ -277,6 +315,12 @@ def _context(config: DatasetConfig) -> int:
     if config.packing_length is not None:
         return config.packing_length
     return read_shape(resolve(config.model_name, cache_dir() / "models")).language.context_length
+
+
+def _rows(table: CostTable, root: Path) -> RowTable:
+    from packtrain.packs.rows import RowTable
+
+    return RowTable.make(table, root / "rows")
 
 
 def _encoder(table: CostTable) -> SampleEncoder:

@@ -42,6 +42,7 @@ class DatasetConfig:
     loss_on: LossOn | None = None
     shuffle: bool = True
     packing: bool = True  # False: one sample a row, padded to the longest of its batch
+    pad_packs: bool = False  # padded: a batch has the samples of a pack, so that steps have the samples of packed ones
     rows_per_batch: int = 1  # samples of a padded batch; a pack is a whole batch
     group_by_length: bool = False  # padded: similar lengths share a step, so batches have less padding and a bias
     max_samples: int | None = None  # a trial run: so many records, drawn at random by the seed
@@ -57,6 +58,7 @@ class DatasetConfig:
     measuring: Mapping[str, Any] = field(default_factory=dict)  # other arguments of `measure`, by name
     cache_dir: str | None = None
     cache_bytes: int = 10 << 30  # of data files that are compressed or remote
+    cache_tokens: bool | None = None  # tokenize once, before training, and keep it; None: where rows are padded
 
     def __post_init__(self) -> None:
         checks = _CHECKS if all(isinstance(getattr(self, name), Mapping) for name in _MAPPINGS) else (_kinds, _names)
@@ -76,13 +78,23 @@ class DatasetConfig:
         return next(str(name) for name in given if name)
 
     @property
+    def has_packs(self) -> bool:
+        """Do samples share packs, whether these are trained as they are or padded?"""
+        return self.packing or self.pad_packs
+
+    @property
     def order(self) -> Balance:
         """The order of packs: steps of even work; plain shuffling where it is to be the padded baseline."""
         if self.balance is not None:
             return self.balance
-        if self.packing:
+        if self.has_packs:
             return "sorted"
         return "length" if self.group_by_length else "random"
+
+    @property
+    def caches_tokens(self) -> bool:
+        """Is text tokenized once and kept?"""
+        return not self.packing if self.cache_tokens is None else self.cache_tokens
 
     def media_limits(self) -> dict[str, Any]:
         """What bounds the cost of media."""
@@ -107,7 +119,7 @@ class DatasetConfig:
         """How samples are packed for a model that takes this many tokens."""
         own = {name: getattr(self, name) for name in _OWN}
         own["packing_length"] = self.packing_length or min(context_length, LONGEST_DEFAULT)
-        if not self.packing:
+        if not self.has_packs:
             own["packing_strategy"] = "none"
         return PackingConfig(**{"overlong": "drop" if self.filter_overlong else "error", **own, **self.packing_options})
 
@@ -134,9 +146,11 @@ def _names(config: DatasetConfig) -> list[str]:
 def _kinds(config: DatasetConfig) -> list[str]:
     """Settings of the wrong type."""
     found = []
-    for name in ("shuffle", "packing", "filter_overlong", "group_by_length"):
+    for name in ("shuffle", "packing", "pad_packs", "filter_overlong", "group_by_length"):
         if not isinstance(getattr(config, name), bool):
             found.append(f"{name}: {getattr(config, name)!r} instead of true or false")
+    if config.cache_tokens is not None and not isinstance(config.cache_tokens, bool):
+        found.append(f"cache_tokens: {config.cache_tokens!r} instead of true or false")
     for name in ("dataset_path", "model", "media_root", "cache_dir"):
         value = getattr(config, name)
         optional = name != "dataset_path"
@@ -168,6 +182,14 @@ def _padded(config: DatasetConfig) -> list[str]:
             f"rows_per_batch: {rows} with packs_per_step: {config.packs_per_step}. A step of fewer samples never fills "
             f"a batch: set packs_per_step to {rows} or more"
         )
+    if config.pad_packs and config.packing:
+        found.append(
+            "pad_packs: true with packing: true. Packs are trained as they are or padded: leave one of them out"
+        )
+    elif config.pad_packs and rows > 1:
+        found.append(f"rows_per_batch: {rows} with pad_packs: true. A batch has the samples of one pack: leave it out")
+    elif config.pad_packs and config.group_by_length:
+        found.append("group_by_length: true with pad_packs: true. Packs say who shares a batch: leave one of them out")
     if config.group_by_length and config.packing:
         found.append(
             "group_by_length: true with packing: true. Packs have no padding to save: leave it out; balance: strict "

@@ -24,13 +24,14 @@ from typing import Any
 
 import yaml
 
+import packtrain
 from packtrain.core.artifacts import atomic_path, read_json, write_json
 from packtrain.core.errors import ConfigError
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
 _LOCK = ".lock"
-_PACKAGES = ("packtrain", "torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +113,7 @@ class RunFolder:
             plain({name: dict(values) for name, values in sections.items() if values}), sort_keys=False
         )
         with atomic_path(self.path / CONFIG) as temporary:
-            temporary.write_text(
-                f"# As resolved by packtrain {metadata.version('packtrain')}\n{text}", encoding="utf-8"
-            )
+            temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
         self._write({**facts, "versions": versions(), "began": _now()})
 
     def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
@@ -137,7 +136,7 @@ class RunFolder:
 
 def versions() -> dict[str, str]:
     """Of Python and the packages that a run's numbers depend on."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "packtrain": packtrain.__version__}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -63,7 +64,7 @@ def _pack_command(study: Study) -> str:
 
 def _sweep_table(study: Study) -> Table:
     table = Table(
-        title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}",
+        title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
         caption="* recommended   - does not fit the GPU's memory",
         title_justify="left",
         caption_justify="left",
@@ -86,8 +87,13 @@ def _sweep_table(study: Study) -> Table:
     return table
 
 
+def _layers(trained: Mapping[str, Any]) -> str:
+    """How layers are taken to run, of a setup or a baseline."""
+    return "layers compiled" if trained["compiled"] else "layers eager"
+
+
 def _padding_table(study: Study) -> Table:
-    table = Table(title="Without packing", title_justify="left")
+    table = Table(title=f"Without packing, {_layers(study.baseline)}", title_justify="left")
     for name in ("batches", "batch size", "steps", "padding", "GiB", ""):
         table.add_column(name, justify="right")
     for run in study.padded:

@@ -13,15 +13,17 @@ from rich.table import Table
 
 from packtrain.advice.words import counted, duration
 from packtrain.app.show.bars import Bar
+from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.values import Learning, Ready, TrainOutcome
 from packtrain.costs.run import Progress as Measuring
+from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
 
 _GIB = 1 << 30
 
 
 class PrepareBar(Bar):
-    """A bar over measuring and packing, whichever is going on."""
+    """A bar over measuring, packing and tokenizing, whichever is going on."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         super().__init__("preparing", console, quiet=quiet, counts=(MofNCompleteColumn(),))
@@ -33,6 +35,8 @@ class PrepareBar(Bar):
             self.show(state.units, state.total_units, detail)
         elif isinstance(state, Packing):
             self.show(state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}")
+        elif isinstance(state, Tokenizing):
+            self.show(state.rows, state.total, "tokenizing")
 
 
 def show_ready(ready: Ready, console: Console) -> None:
@@ -53,7 +57,8 @@ def show_ready(ready: Ready, console: Console) -> None:
 
 def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     numbers, run = ready.numbers, ready.run
-    yield "model", f"{run.model.name}, weights in {ready.dtype}, attention {ready.attention}{_compiled(ready)}"
+    masters = " with fp32 masters" if ready.masters else ""
+    yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
     yield "learns", f"{run.model.method}: {', '.join(map(_learning, ready.learns))}"
     data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
     yield "data", f"{data}, {numbers.images:,} images; longest {numbers.longest:,}; {numbers.left_out:,} in the ledger"
@@ -63,7 +68,10 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "packing proof", _proof(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
-        yield "batches", f"{numbers.rows_per_batch} samples each, padded to the longest: {padding}"
+        each = f"{numbers.rows_per_batch} samples each"
+        if run.data.pad_packs:
+            each = f"the samples of a pack each, {numbers.samples_per_pack:.1f} of them"
+        yield "batches", f"{each}, padded to the longest: {padding}"
     yield "step", _step(ready)
     yield "steps", f"{numbers.steps:,}: {numbers.epochs:.3g} epochs of {numbers.steps_per_epoch:,}"
     if numbers.evaluation_samples:
@@ -77,14 +85,20 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
 def _step(ready: Ready) -> str:
     numbers = ready.numbers
     processes = f"{numbers.world} process{'es' if numbers.world > 1 else ''}"
-    if numbers.mode == "padded":
+    if not ready.run.data.has_packs:
         return f"{numbers.packs_per_step:,} samples: {numbers.micro_steps} passes on {processes}"
     wanted = ready.run.size.samples
     said = f" ({wanted:,} were asked for)" if wanted is not None else ""
     return (
         f"{numbers.packs_per_step:,} packs, about {numbers.samples_per_step:,.0f} samples{said}: "
-        f"{numbers.micro_steps} passes on {processes}"
+        f"{numbers.micro_steps} passes on {processes}{_empty(numbers)}"
     )
+
+
+def _empty(numbers: RunNumbers) -> str:
+    """Places of a step that no pack is left for."""
+    places = numbers.micro_steps * numbers.world
+    return f", {places - numbers.packs_per_step} of {places} empty" if places > numbers.packs_per_step else ""
 
 
 def _learning(one: Learning) -> str:
@@ -180,6 +194,7 @@ def ready_json(ready: Ready) -> dict[str, Any]:
             "method": ready.run.model.method,
             "attention": ready.attention,
             "dtype": ready.dtype,
+            "master_weights": ready.masters,
             "compiled": ready.compiled,
             "learns": [asdict(one) for one in ready.learns],
         },

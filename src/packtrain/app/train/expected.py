@@ -13,10 +13,10 @@ from packtrain.core.errors import PacktrainError
 from packtrain.core.places import cache_dir
 from packtrain.estimates.calibration import coefficients_for
 from packtrain.estimates.gpus import Gpu, find_gpu
-from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, GIB, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.estimates.shapes import read_shape
 from packtrain.estimates.time import Coefficients
-from packtrain.estimates.values import ModelShape, TrainingSetup
+from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 from packtrain.models.tiny import resolve
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
@@ -33,6 +33,7 @@ class Expected:
     run_seconds: float
     memory_bytes: int  # of one GPU with the largest of everything that a batch has
     gpu_bytes: int
+    fitting_tokens: int  # of a batch like the heaviest one that the GPU has room for
     fitted: bool  # coefficients were fitted to this kind of GPU
 
 
@@ -78,30 +79,53 @@ def expected(prepared: Prepared, machine: Machine | None) -> Expected | None:
     if machine is None or machine.gpu is None:
         return None
     numbers, rows = prepared.numbers, prepared.run.data.rows_per_batch
-    passes = _passes(prepared)
+    passes = _passes(prepared, machine)
     clock = Clock(shape=machine.shape, setup=machine.setup, gpu=machine.gpu, coefficients=machine.time)
     per_step = -(-numbers.packs_per_step // rows)
     seconds = clock.epoch(passes, per_step, packs=True)
+    model, worst = (machine.shape, machine.setup), passes.worst()
     return Expected(
         gpu=machine.gpu.name,
         tokens_per_second=numbers.tokens / seconds,
         step_seconds=seconds / numbers.steps_per_epoch,
         run_seconds=seconds / numbers.steps_per_epoch * numbers.steps,
-        memory_bytes=estimate_memory(machine.shape, machine.setup, passes.worst(), machine.memory).total,
+        memory_bytes=estimate_memory(*model, worst, machine.memory).total,
         gpu_bytes=machine.gpu.memory_bytes,
+        fitting_tokens=largest_tokens(*model, machine.gpu.memory_bytes, worst, machine.memory),
         fitted=machine.fitted,
     )
 
 
-def _passes(prepared: Prepared) -> Passes:
+def too_large(found: Expected | None, prepared: Prepared) -> tuple[str, ...]:
+    """What to say where the heaviest batch is expected not to fit."""
+    if found is None or found.memory_bytes <= found.gpu_bytes:
+        return ()
+    needs = f"the heaviest batch is expected to need {found.memory_bytes / GIB:.1f} GiB of {found.gpu_bytes / GIB:.1f}"
+    data, tokens = prepared.run.data, found.fitting_tokens
+    if not tokens:
+        change = "no batch would fit: gradient_checkpointing, LoRA or FSDP2 make room"
+    elif data.packing:
+        change = f"packing_length of at most {tokens // 64 * 64 or tokens:,} should fit, or gradient_checkpointing"
+    else:
+        change = "fewer samples per batch (per_device_train_batch_size) or gradient_checkpointing make room"
+    return (f"{needs}: {change}",)
+
+
+def heaviest(prepared: Prepared, machine: Machine) -> Load:
+    """The largest of everything that a batch of the first epoch has."""
+    return _passes(prepared, machine).worst()
+
+
+def _passes(prepared: Prepared, machine: Machine) -> Passes:
     """The batches of the first epoch in their order; padded ones are as long as their longest row."""
     packs, schedule = prepared.dataset.plan.epoch(0), prepared.dataset.schedule
     rows = prepared.run.data.rows_per_batch
     order, starts = batch_rows(schedule, rows)
     loads = {name: packs.load(name)[order] for name in (*RESOURCES, *EXTRAS)}
     if prepared.run.data.packing:
-        return pack_passes(loads)
-    sizes, longest = np.diff(np.append(starts, len(order))), np.maximum.reduceat(loads["longest"], starts)
+        found = pack_passes(loads)  # compiled layers have rows of one shape
+        return found.filled(prepared.numbers.packing_length) if machine.setup.compiled else found
+    sizes, longest = np.add.reduceat(loads["samples"], starts), np.maximum.reduceat(loads["longest"], starts)
     return Passes(
         {
             "tokens": sizes * longest,

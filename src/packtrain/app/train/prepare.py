@@ -7,20 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packtrain.app.config.load import RunConfig
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.datasets.config import DatasetConfig
+from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.costs.run import Progress as Measuring
+from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
 from packtrain.plans.padding import padding_share
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.schedule import Schedule
 
+if TYPE_CHECKING:
+    from packtrain.packs.token_table import TokenTable
+
 Dataset = MultiModalDataset | MultiModalIterableDataset
+_KEYS = {"data": "dataset_path", "evaluation data": "eval_path"}  # of a config, by what a dataset is called
 _NAMED = 5  # reasons why something was made again
 
 
@@ -64,7 +71,7 @@ class Prepared:
 
 def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) -> Prepared:
     """Measure and pack what is missing or stale, and count."""
-    builder = _Builder(progress=progress, streams=bool(run.config.data.get("streaming")))
+    builder = _Builder(config=run.config, progress=progress, streams=bool(run.config.data.get("streaming")))
     if run.size.packs is None or run.length.max_steps is not None:
         counts = builder.build(_first_epoch(run), "data", counting=True).plan.summary["epochs"][0]
         run = run.counted(samples_per_pack=counts["entries"] / counts["packs"], packs_per_epoch=counts["packs"])
@@ -88,7 +95,7 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
 def _first_epoch(run: ResolvedRun) -> DatasetConfig:
     """One epoch without a tail, which says how many samples a pack holds."""
     options = {name: value for name, value in run.data.packing_options.items() if name != "packing_drop_last"}
-    packs = 1 if run.data.packing else run.data.packs_per_step
+    packs = 1 if run.data.has_packs else run.data.packs_per_step
     return replace(run.data, epochs=1, packs_per_step=packs, packing_options=options)
 
 
@@ -96,11 +103,13 @@ def _first_epoch(run: ResolvedRun) -> DatasetConfig:
 class _Builder:
     """Builds datasets and remembers what had to be made for them."""
 
+    config: RunConfig
     progress: Callable[[Any], None]
     streams: bool
     done: list[str] = field(default_factory=list)
     measured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # cost tables made now, and because of what
     packed: set[str] = field(default_factory=set)  # plans made now
+    tokenized: dict[str, Tokenizing] = field(default_factory=dict)  # tokens made now, by their cost table
 
     def build(self, config: DatasetConfig, name: str, *, counting: bool = False) -> Dataset:
         """One dataset; of a plan that only counts nothing is said."""
@@ -111,14 +120,19 @@ class _Builder:
             seen[type(state)] = state
             self.progress(state)
 
-        dataset.build(watch)
+        with data_of(self.config, _KEYS[name], config.dataset_path):
+            dataset.build(watch)
         table, plan = str(dataset.plan.summary["cost_table"]), str(dataset.plan.folder)
         if Measuring in seen:
             self.measured[table] = seen[Measuring].changed
         if Packing in seen:
             self.packed.add(plan)
+        if Tokenizing in seen:
+            self.tokenized[table] = seen[Tokenizing]
         if not counting:
             self.done += [f"{name}: {self._of_table(table)}", f"{name}: {self._of_plan(plan)}"]
+            if dataset.tokens is not None:
+                self.done.append(f"{name}: {self._of_tokens(table, dataset.tokens)}")
         return dataset
 
     def _of_table(self, table: str) -> str:
@@ -131,6 +145,16 @@ class _Builder:
         if plan not in self.packed:
             return f"plan reused ({plan})"
         return "packed; no plan of this table and these settings was in the cache"
+
+    def _of_tokens(self, table: str, tokens: TokenTable) -> str:
+        late = f"; {tokens.not_kept:,} samples are tokenized when they are read" if tokens.not_kept else ""
+        if table not in self.tokenized:
+            return f"tokens reused ({tokens.folder}){late}"
+        made = self.tokenized[table]
+        if made.changed:
+            return f"tokenized again because {'; '.join(made.changed[:_NAMED])}{late}"
+        more = f", {made.resumed:,} samples were there from an interrupted run" if made.resumed else ""
+        return f"tokenized: it was not in the cache{more}{late}"
 
 
 def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> RunNumbers:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
-from packtrain.app.train.expected import Machine, expected, machine_of
+from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
 
 
 _ROUNDED = (
-    "weights are kept and updated in half precision, where small updates are rounded away: at low learning rates set "
-    "model.dtype=fp32, which computes in bf16 all the same (training.bf16)"
+    "weights are kept and updated in half precision, where small updates are rounded away: let the optimizer keep fp32 "
+    "masters of them (training.master_weights), which adamw_torch_fused, adafactor and sgd can"
 )
 
 
@@ -62,7 +62,7 @@ class Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
         import torch
 
-        from packtrain.training.checkpoints import find_latest
+        from packtrain.training.checkpoints import find_latest, refuse_broken
         from packtrain.training.ready import ready_model, training_device, weights_dtype
 
         run = prepared.run
@@ -80,23 +80,27 @@ class Session:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         machine = machine_of(prepared, gpu=gpu, attention=made.attention, compiled=made.compiled, bf16=made.is_half)
         notes = run.notes
-        if made.is_half and not run.model.has_adapters:
+        masters = made.trains_half and run.setup.has_masters
+        if made.trains_half and not masters:
             notes = (*notes, _ROUNDED)
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
+            refuse_broken(run.folder)
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
+        predicted = expected(prepared, machine)
         ready = Ready(
             run=run,
             numbers=prepared.numbers,
             done=prepared.done,
-            notes=notes,
+            notes=(*notes, *too_large(predicted, prepared)),
             attention=made.attention,
             learns=tuple(
                 Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.learns.parts
             ),
             dtype=str(made.dtype).removeprefix("torch."),
+            masters=masters,
             compiled=made.compiled,
             proof=_proof(prepared, made, device),
-            expected=expected(prepared, machine),
+            expected=predicted,
             batches=_first_batches(prepared, made, here.world, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
         )
@@ -216,7 +220,12 @@ class Session:
         prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
         evaluation, memory = prepared.evaluation, None
         if machine is not None:
-            memory = MemoryModel(shape=machine.shape, setup=machine.setup, coefficients=machine.memory)
+            memory = MemoryModel(
+                shape=machine.shape,
+                setup=machine.setup,
+                coefficients=machine.memory,
+                heaviest=heaviest(prepared, machine),
+            )
         return PackedTrainer(
             model=made.model,
             args=self.args,
@@ -343,6 +352,7 @@ def _derived(ready: Ready) -> dict[str, Any]:
         **asdict(ready.numbers),
         "attention": ready.attention,
         "dtype": ready.dtype,
+        "master_weights": ready.masters,
         "compiled": ready.compiled,
         "learns": {one.part: one.trained for one in ready.learns},
         "method": ready.run.model.method,

@@ -112,7 +112,7 @@ def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dic
     # As it was said: how many epochs are planned for a number of steps depends on all of them.
     length = run.length
     training |= {"num_train_epochs": length.epochs} if length.max_steps is None else {"max_steps": length.max_steps}
-    if run.data.packing:
+    if run.data.has_packs:
         training.pop("effective_batch_size", None)
         training.pop("per_device_train_batch_size", None)
         training["packs_per_step"] = run.data.packs_per_step

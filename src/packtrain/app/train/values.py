@@ -57,6 +57,7 @@ class Ready:
     attention: str  # that really runs
     learns: tuple[Learning, ...]
     dtype: str
+    masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
     compiled: bool
     proof: Verdict | None  # of packing; None where rows are padded, or it was turned off
     expected: Expected | None  # None without a GPU that is known

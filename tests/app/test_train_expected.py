@@ -1,0 +1,70 @@
+"""What a run is expected to need is known before its first step, and said where the GPU has less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from packtrain.app.config.load import RunConfig
+from packtrain.app.demo.data import write_dataset
+from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.settings import resolve_run
+from packtrain.estimates.memory import estimate_memory
+
+H200 = "NVIDIA H200"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    folder = tmp_path_factory.mktemp("expected")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACKTRAIN_CACHE", str(folder / "cache"))
+        return made(folder)
+
+
+def made(folder: Path, *overrides: str) -> Prepared:
+    config = RunConfig(
+        model={"model_name_or_path": "tiny:qwen3_vl"},
+        data={"dataset_path": str(write_dataset(folder, pictures=24)), "packing_length": 1024, "max_failure_rate": 0.5},
+        training={"output_dir": str(folder / "run")},
+    )
+    return prepare(resolve_run(config, world=1, overrides=overrides))
+
+
+def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> Machine:
+    found = machine_of(prepared, gpu=H200, attention="varlen", compiled=compiled, bf16=True)
+    assert found is not None
+    assert found.gpu is not None
+    return found if memory is None else replace(found, gpu=replace(found.gpu, memory_bytes=memory))
+
+
+def test_nothing_is_said_where_everything_fits(small: Prepared) -> None:
+    found = expected(small, on(small, compiled=True))
+    assert found is not None
+    assert found.memory_bytes < found.gpu_bytes
+    assert too_large(found, small) == ()
+    assert expected(small, None) is None
+    assert too_large(None, small) == ()
+
+
+def test_the_length_that_is_named_fits(small: Prepared) -> None:
+    machine = on(small, compiled=True)
+    worst = heaviest(small, machine)
+    needed = estimate_memory(machine.shape, machine.setup, worst, machine.memory).total
+    fixed = estimate_memory(machine.shape, machine.setup, replace(worst, tokens=1, longest=1), machine.memory).states
+    tight = on(small, compiled=True, memory=needed - (needed - fixed) // 100)
+    found = expected(small, tight)
+    assert found is not None
+    (said,) = too_large(found, small)
+    assert "packing_length of at most" in said
+    assert 0 < found.fitting_tokens < worst.tokens
+    (none,) = too_large(expected(small, on(small, compiled=True, memory=1)), small)
+    assert "no batch would fit" in none
+
+
+def test_compiled_rows_are_as_long_as_packs_may_be(small: Prepared) -> None:
+    assert heaviest(small, on(small, compiled=True)).tokens == 1024
+    assert heaviest(small, on(small, compiled=False)).tokens <= 1024
