@@ -96,6 +96,45 @@ def test_features_are_added_where_their_tokens_stand(rows: int) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.contract
+@pytest.mark.parametrize("rows", [1, 3])
+def test_features_are_put_where_their_tokens_stand(rows: int) -> None:
+    torch.manual_seed(0)
+    mask = (torch.rand(rows, 20) < 0.4)[..., None].expand(-1, -1, 8)
+    embedded = torch.randn(rows, 20, 8, requires_grad=True)
+    features = torch.randn(int(mask[..., 0].sum()), 8, requires_grad=True)
+    expected = embedded.masked_scatter(mask, features)
+    found = embedded.masked_scatter(mask.as_subclass(no_waiting._Places), features)
+    assert type(found.grad_fn).__name__ != type(expected.grad_fn).__name__, "its gradient would ask the GPU"
+    assert torch.equal(found, expected)
+    weights = torch.randn_like(expected)
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), (embedded, features)),
+        torch.autograd.grad((expected * weights).sum(), (embedded, features)),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.contract
+@pytest.mark.usefixtures("apart")
+def test_no_gradient_selects_by_a_mask() -> None:
+    model, batch = ready(), encoded.packed(FAMILY, *encoded.samples(FAMILY))
+    assert "MaskedScatterBackward0" in backward_names(encoded.loss_of(model, batch)), "what is looked for was there"
+    stop_waiting(model)
+    assert "MaskedScatterBackward0" not in backward_names(encoded.loss_of(model, batch))
+
+
+def backward_names(loss: Tensor) -> set[str]:
+    found, waiting = {}, [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found[node] = type(node).__name__
+            waiting += [before for before, _ in node.next_functions]
+    return set(found.values())
+
+
 def test_other_models_are_left_alone() -> None:
     model = encoded.fresh_model("qwen2_5_vl")
     assert stop_waiting(model) == ()

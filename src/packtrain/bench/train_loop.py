@@ -35,6 +35,7 @@ from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
 from packtrain.training.masters import make_optimizer
 from packtrain.training.settings import LOSS_CHUNK
+from packtrain.training.settled import set_aside
 
 _GIB = 2**30
 _MULTIPLE = 128  # of the tokens of a constant shape: matrix products like it
@@ -129,6 +130,7 @@ class BenchTrainer:
         loader = self.loader([*self._warm, *self.timed])
         self.train(loader, len(self._warm), steps_at={len(self._warm)})
         self._synchronize()
+        set_aside()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         ends = set(range(self._per_step, len(self.timed) + 1, self._per_step)) | {len(self.timed)}
@@ -146,6 +148,7 @@ class BenchTrainer:
         self._model.zero_grad(set_to_none=True)
         self._optimizer = None  # type: ignore[assignment]
         undo_compile(self._model)
+        gc.unfreeze()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -96,7 +96,28 @@ class _Placeholders:
         self._ordinary = ordinary
 
     def __call__(self, input_ids: Any, inputs_embeds: Tensor, **features: Any) -> Any:
-        return self._ordinary(input_ids, inputs_embeds=inputs_embeds)
+        masks = self._ordinary(input_ids, inputs_embeds=inputs_embeds)
+        return tuple(mask.as_subclass(_Places) for mask in masks)
+
+
+class _Places(Tensor):
+    """A mask of image tokens: putting features there counts nothing; for everything else it is a plain tensor.
+
+    The gradient of `masked_scatter` selects by the mask, and so asks the GPU how many there are.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.as_subclass(Tensor) if isinstance(one, cls) else one for one in args]
+        if func is Tensor.masked_scatter:
+            return put_into_tokens(*plain)
+        return func(*plain, **(kwargs or {}))
+
+
+def put_into_tokens(embedded: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+    """Features in the place of the embeddings that a mask marks, as many as there are features."""
+    places = torch.nonzero_static(mask[..., 0].flatten(), size=len(features))[:, 0]
+    return embedded.flatten(0, 1).index_copy(0, places, features.to(embedded.dtype)).view_as(embedded)
 
 
 def add_to_tokens(hidden: Tensor, mask: Tensor, features: Tensor) -> Tensor:

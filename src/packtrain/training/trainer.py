@@ -45,6 +45,7 @@ from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.saving import SafeCheckpoints
 from packtrain.training.settings import StepSettings
+from packtrain.training.settled import SettledObjects
 from packtrain.training.step_metrics import StepMetrics, flat
 
 _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
@@ -106,7 +107,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if not given_loss:
             chunk = self.settings.loss_chunk
             self._losses = InChunks(model, chunk) if self.settings.chunked_loss else FromLogits()
-        self._interrupts = Interrupts()
+        self._interrupts, self._settled = Interrupts(), SettledObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
         self.verdict: Verdict | None = None  # of the check before the first step
@@ -128,6 +129,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             threshold = self.settings.early_stopping_threshold
             self.add_callback(evaluation.EarlyStopping(patience=patience, threshold=threshold))
         self.add_callback(self._flow)
+        self.add_callback(self._settled)
         self.add_callback(_Hooks(self))
 
     def _prepare(self, model: Any) -> None:
@@ -152,7 +154,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         """Trainer's own; True resumes from the newest complete checkpoint of the output folder."""
         checkpoint = self._checkpoint(resume_from_checkpoint)
         self._checkpoints.clean()
-        with self._interrupts, self._watching():
+        with self._interrupts, self._watching(), self._settled:
             try:
                 return super().train(resume_from_checkpoint=checkpoint, **options)
             except RuntimeError as error:
