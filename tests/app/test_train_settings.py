@@ -274,6 +274,7 @@ class TestModel:
             ((), True),
             (("master_weights=false",), False),
             (("dtype=fp32",), False),
+            (("dtype=fp16", "method=lora"), False),
             (("optim=adafactor", "method=lora", "train_vision=true"), True),
             (("optim=adamw_8bit",), False),
             (("optim=paged_adamw_32bit",), False),
