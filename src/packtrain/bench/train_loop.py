@@ -63,7 +63,7 @@ class _Marks:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._events, self._batches = device, list[torch.cuda.Event](), list[bool]()
-        self.peaks, self._padding = list[int](), list[int]()
+        self.peaks, self._padding, self._host = list[int](), list[int](), list[float]()
         self._mark(batch=False)
 
     def passed(self, padding: int) -> None:
@@ -80,21 +80,26 @@ class _Marks:
             return
         event = torch.cuda.Event(enable_timing=True)
         event.record()
+        self._host.append(time.perf_counter())
         self._events.append(event)
         self._batches.append(batch)
         self.peaks.append(torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def found(self) -> tuple[list[dict[str, float]], list[float]]:
-        """Padding, seconds and peak of each batch, and seconds of optimizer steps; to be asked when the GPU is done."""
+        """What each batch took, and seconds of optimizer steps; to be asked when the GPU is done.
+
+        `host_seconds` is how long the host took to send it. Where that is as long as the GPU took, the GPU waited.
+        """
         times = [before.elapsed_time(after) / 1000 for before, after in pairwise(self._events)]
-        marked = list(zip(times, self.peaks[1:], self._batches[1:], strict=True))
-        batches = [(seconds, peak) for seconds, peak, batch in marked if batch]
+        sent = [after - before for before, after in pairwise(self._host)]
+        marked = list(zip(times, sent, self.peaks[1:], self._batches[1:], strict=True))
+        batches = [(seconds, host, peak) for seconds, host, peak, batch in marked if batch]
         each = [
-            {"padding": padding, "seconds": seconds, "peak_gib": peak / _GIB}
-            for padding, (seconds, peak) in zip(self._padding, batches, strict=False)
+            {"padding": padding, "seconds": seconds, "host_seconds": host, "peak_gib": peak / _GIB}
+            for padding, (seconds, host, peak) in zip(self._padding, batches, strict=False)
         ]
-        return each, [seconds for seconds, _, batch in marked if not batch]
+        return each, [seconds for seconds, *_, batch in marked if not batch]
 
 
 def _graphs() -> int:
