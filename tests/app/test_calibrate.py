@@ -178,3 +178,28 @@ def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     assert told["fits"]["eager"]["time"]["fitted"] is True
     assert copy.is_file()
     assert "held out" in copy.with_suffix(".md").read_text()
+
+
+RECORDED = Path(__file__).parents[2] / "docs" / "calibration-h200.json"
+
+
+def test_recorded_measurements_of_a_gpu_are_predicted_as_documented(tmp_path: Path) -> None:
+    found = calibrating.refit(RECORDED, out=tmp_path / "again.json")
+    assert len(found.held_out) == 10
+    assert all(abs(row.memory_error or 1.0) <= 0.01 for row in found.held_out)
+    near = [row for row in found.held_out if abs(row.time_error) <= calibrating.TIME_GOAL]
+    assert len(near) >= 8
+    assert all(abs(row.time_error) <= 0.15 for row in found.held_out)
+    for fit in (found.calibration.fits if found.calibration is not None else {}).values():
+        assert 0 < fit.memory.fragmentation < 0.2, "a share of large runs, not of small ones"
+    assert {path.name for path in found.files} == {"h200.json", "again.json"}
+    assert all(path.is_file() for path in found.files)
+
+
+def test_the_command_fits_again_without_a_gpu(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["calibrate", "--again", str(RECORDED), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["held_out"] == 10
+    missing = CliRunner().invoke(app, ["calibrate", "--again", str(tmp_path / "none.json")])
+    assert missing.exit_code == 1
+    assert "none.json" in str(missing.exception)

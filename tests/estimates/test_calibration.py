@@ -28,7 +28,7 @@ from packtrain.estimates.calibration import (
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
 from packtrain.estimates.shapes import shape_from_config
-from packtrain.estimates.time import Coefficients, default_coefficients, step_time
+from packtrain.estimates.time import Coefficients, default_coefficients, optimizer_seconds, step_time
 from packtrain.estimates.values import Load, TrainingSetup
 
 H200 = find_gpu("h200")
@@ -36,10 +36,12 @@ TRUE_TIME = Coefficients(
     matmul_efficiency=0.6,
     attention_efficiency=0.25,
     masked_attention_efficiency=0.12,
-    elementwise_passes=10.0,
+    bandwidth_efficiency=0.5,
+    elementwise_passes=6.0,
     vision_factor=1.3,
     recomputed_share=0.85,
     layer_seconds=0.0008,
+    waiting_seconds=0.12,
 )
 TRUE_MEMORY = MemoryCoefficients(activation_scale=1.2, vision_scale=0.85, attention_scale=1.3)
 KEPT = TrainingSetup(gradient_checkpointing=False, vision_checkpointing=False)
@@ -79,10 +81,11 @@ def made_up(model: str, setup: TrainingSetup, tokens: int, rows: int, *, held_ou
     one = Measurement(
         name=f"{model} {setup} {tokens} {rows}", model=model, shape=shape, setup=setup, load=load, held_out=held_out
     )
-    peak = allocated(one, TRUE_MEMORY)
+    peak, whole = allocated(one, TRUE_MEMORY), step_time(shape, setup, load, H200, TRUE_TIME).seconds
     return replace(
         one,
-        seconds=step_time(shape, setup, load, H200, TRUE_TIME).seconds,
+        seconds=whole,
+        pass_seconds=whole - optimizer_seconds(shape, setup, H200, TRUE_TIME),
         allocated=peak,
         reserved=int(1.1 * peak),
         context=700 << 20,
@@ -128,6 +131,25 @@ def test_modes_are_fitted_apart() -> None:
     assert both["eager"] == fit(slower, H200)["eager"]
     assert both["compiled"] == fit(measured(compiled=True), H200)["compiled"]
     assert both["compiled"].time.elementwise_passes != both["eager"].time.elementwise_passes
+
+
+def test_bandwidth_is_what_the_optimizer_reaches() -> None:
+    assert fit(measured(), H200)["eager"].time.bandwidth_efficiency == pytest.approx(0.5)
+    unknown = [replace(one, pass_seconds=0.0) for one in measured()]
+    assert fit(unknown, H200)["eager"].time.bandwidth_efficiency == default_coefficients(H200).bandwidth_efficiency
+
+
+def test_waiting_that_training_is_spared_is_told_apart() -> None:
+    """What was measured with it is predicted with it; steps of training are predicted without."""
+    seen = measured()
+    waiting = [replace(one, waited=True) for one in seen]
+    fits = fit(seen, H200)
+    for plain, more in zip(predict(seen, fits, H200), predict(waiting, fits, H200), strict=True):
+        setup = plain.measurement.setup
+        passes = 2 if setup.train_vision and setup.vision_checkpointing else 1
+        spared = plain.measurement.model == "Qwen3-VL-2B"
+        expected = passes * fits["eager"].time.waiting_seconds if spared else 0.0
+        assert more.seconds - plain.seconds == pytest.approx(expected)
 
 
 def test_what_lies_beside_allocated_memory_is_measured_too() -> None:
@@ -178,8 +200,21 @@ def test_what_was_measured_before_there_were_masters_had_none(stored: Calibratio
     body = json.loads(path.read_text())
     for one in body["measurements"]:
         del one["setup"]["master_weights"]
+        del one["waited"]
     path.write_text(json.dumps(body))
     assert not any(one.setup.master_weights for one in read_calibration(path).measurements)
+    assert all(one.waited for one in read_calibration(path).measurements), "nor were sizes kept on the host"
+
+
+def test_a_fit_of_an_earlier_form_is_made_anew(stored: Calibration) -> None:
+    path = calibration_path(H200)
+    body = json.loads(path.read_text())
+    time = body["fits"]["eager"]["time"]
+    del time["bandwidth_efficiency"]
+    time["elementwise_passes"] *= 2
+    path.write_text(json.dumps(body))
+    assert read_calibration(path).fits == {}
+    assert load_calibration(H200) == stored
 
 
 def test_a_mode_that_was_not_measured_has_defaults(stored: Calibration) -> None:

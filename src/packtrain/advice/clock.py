@@ -9,7 +9,16 @@ import numpy as np
 from packtrain.advice.passes import Passes, one_pass
 from packtrain.core.seeds import stream
 from packtrain.estimates.gpus import Gpu
-from packtrain.estimates.time import Coefficients, step_time, work_seconds
+from packtrain.estimates.time import (
+    Coefficients,
+    behind_launches,
+    default_coefficients,
+    launch_seconds,
+    step_time,
+    waiting_seconds,
+    waits,
+    work_seconds,
+)
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 from packtrain.plans.schedule import arrange, turned
 
@@ -40,7 +49,7 @@ class Clock:
         )
         whole_rows = passes["tokens"].astype(np.float64) ** 2 / passes["rows"]
         found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
-        return np.asarray(found - np.where(passes["patches"] > 0, 0.0, self._tower_launches()))
+        return self._launched(found, passes["patches"] > 0)
 
     def epoch(self, passes: Passes, per_step: int, *, packs: bool = False) -> float:
         """All passes in this order, `per_step` in an optimizer step.
@@ -94,11 +103,12 @@ class Clock:
         )
         return (dense - plain) / (_PROBE * _PROBE / row.rows)
 
-    def _tower_launches(self) -> float:
-        """Launches of the vision tower, which a pass without patches is spared."""
+    def _launched(self, busy: np.ndarray, sees: np.ndarray) -> np.ndarray:
+        """Passes behind their launches; those without patches are spared the tower's, and waiting for it."""
+        chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
-        with_tower, without = (
-            step_time(self.shape, self.setup, load, self.gpu, self.coefficients).overhead for load in (image, text)
-        )
-        return with_tower - without
+        waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0
+        with_tower, without = (launch_seconds(self.shape, self.setup, load, chosen) for load in (image, text))
+        seconds = behind_launches(busy - waited, np.where(sees, with_tower, without))
+        return np.asarray(seconds + np.where(sees, waited, 0.0))

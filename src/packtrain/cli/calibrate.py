@@ -26,6 +26,12 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option(help="Keep a copy of the stored file here; a table .md beside it.")
     ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure nothing: fit to the measurements of this file, from whichever machine, and store it."
+        ),
+    ] = None,
     budget: Annotated[float, typer.Option(help="Seconds after which no further setting is begun.")] = 400.0,
     as_json: Json = False,
 ) -> None:
@@ -35,23 +41,28 @@ def calibrate(
     Plans and runs on this kind of GPU use the result from then on. Exit code 1: nothing could be fitted.
 
     Example: packtrain calibrate --out calibration.json
+    On the machine that plans: packtrain calibrate --again calibration.json
     """
     from packtrain.app.calibration.run import calibrate as measure
+    from packtrain.app.calibration.run import refit
     from packtrain.app.show.bars import Bar
     from packtrain.app.show.calibration import markdown, show_calibration
 
     with interruptible(STARTS_OVER), Bar("calibrating", Console(stderr=True), quiet=as_json) as bar:
-        outcome = measure(
-            model=model,
-            quick=quick,
-            held_out=held_out,
-            modes=mode,  # type: ignore[arg-type]
-            device=device,
-            gpu=gpu,
-            out=out,
-            budget=budget,
-            progress=bar.show,
-        )
+        if again is not None:
+            outcome = refit(again, out=out)
+        else:
+            outcome = measure(
+                model=model,
+                quick=quick,
+                held_out=held_out,
+                modes=mode,  # type: ignore[arg-type]
+                device=device,
+                gpu=gpu,
+                out=out,
+                budget=budget,
+                progress=bar.show,
+            )
     fitted = outcome.calibration is not None and bool(outcome.calibration.fits)
     if out is not None and fitted:
         out.with_suffix(".md").write_text(markdown(outcome), encoding="utf-8")

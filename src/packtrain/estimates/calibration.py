@@ -17,20 +17,29 @@ from packtrain.core.places import cache_dir
 from packtrain.estimates.fitting import Knob, fit_ratios
 from packtrain.estimates.gpus import Gpu
 from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
-from packtrain.estimates.time import Coefficients, default_coefficients, step_time
+from packtrain.estimates.time import (
+    Coefficients,
+    default_coefficients,
+    optimizer_seconds,
+    step_time,
+    waiting_seconds,
+    waits,
+)
 from packtrain.estimates.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
 
 KIND, VERSION = "calibration", 1
 Mode = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = ("eager", "compiled")
 _TIME = (
-    Knob(name="matmul_efficiency", spread=0.2, low=0.002, high=1.0),
-    Knob(name="attention_efficiency", spread=0.4, low=0.002, high=1.0),
-    Knob(name="elementwise_passes", spread=0.5, low=0.5, high=200.0),
-    Knob(name="vision_factor", spread=0.3, low=0.3, high=5.0),
+    Knob(name="matmul_efficiency", spread=0.1, low=0.002, high=1.0),
+    Knob(name="attention_efficiency", spread=0.3, low=0.002, high=1.0),
+    Knob(name="elementwise_passes", spread=0.4, low=0.5, high=200.0),
+    Knob(name="vision_factor", spread=0.2, low=0.3, high=5.0),
     Knob(name="recomputed_share", spread=0.12, low=0.5, high=1.3),
     Knob(name="layer_seconds", spread=1.5, low=1e-6, high=0.05),
 )
+_IN_EVERY_FIT = "bandwidth_efficiency"  # of the time model in its present form
+_WAITING = Knob(name="waiting_seconds", spread=1.0, low=1e-6, high=5.0)
 _MASKED = Knob(name="masked_attention_efficiency", spread=0.5, low=0.001, high=1.0)
 _MEMORY = (
     Knob(name="activation_scale", spread=0.2, low=0.3, high=3.0),
@@ -54,6 +63,7 @@ class Measurement:
     allocated: int = 0  # the most that torch had allocated
     reserved: int = 0  # the most that it had asked the driver for
     context: int = 0  # what the driver says is in use beyond that
+    waited: bool = False  # the host asked the GPU for sizes of images, which training may spare it
     error: str = ""  # why there are no numbers: memory was not enough, or the setting does not run
 
     @property
@@ -118,17 +128,36 @@ def fit(measurements: Sequence[Measurement], gpu: Gpu) -> dict[Mode, Fit]:
 
 
 def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficients:
-    start = default_coefficients(gpu, compiled=mode == "compiled")
-    knobs = (*_TIME, _MASKED) if any(_is_masked(one) for one in known) else _TIME
+    start = _with_bandwidth(default_coefficients(gpu, compiled=mode == "compiled"), known, gpu)
+    masked = any(_is_masked(one) for one in known)
+    knobs = (*_TIME, _WAITING, _MASKED) if masked else (*_TIME, _WAITING)
 
     def predict(chosen: Coefficients) -> list[float]:
-        return [step_time(one.shape, one.setup, one.load, gpu, chosen).seconds for one in known]
+        return [seconds(one, chosen, gpu) for one in known]
 
     found = fit_ratios(start, knobs, predict, [one.seconds for one in known])
-    if knobs is _TIME:  # nothing was measured of it: as much slower as it was taken to be
+    if not masked:  # nothing was measured of it: as much slower as it was taken to be
         slower = start.masked_attention_efficiency / start.attention_efficiency
         found = replace(found, masked_attention_efficiency=min(1.0, slower * found.attention_efficiency))
     return replace(found, fitted=True)
+
+
+def _with_bandwidth(start: Coefficients, known: Sequence[Measurement], gpu: Gpu) -> Coefficients:
+    """What the memory reaches is measured by itself: an optimizer that updates everything does nothing else."""
+    sheet = replace(start, bandwidth_efficiency=1.0)
+    reached = [
+        optimizer_seconds(one.shape, one.setup, gpu, sheet) / (one.seconds - one.pass_seconds)
+        for one in known
+        if one.setup.method == "full" and 0 < one.pass_seconds < one.seconds
+    ]
+    return replace(start, bandwidth_efficiency=min(1.0, median(reached))) if reached else start
+
+
+def seconds(one: Measurement, chosen: Coefficients, gpu: Gpu) -> float:
+    """What the step should have taken, as it was measured."""
+    predicted = step_time(one.shape, one.setup, one.load, gpu, chosen).seconds
+    spared = one.waited and not waits(one.shape)
+    return predicted + (waiting_seconds(one.shape, one.setup, one.load, chosen) if spared else 0.0)
 
 
 def _fit_memory(known: Sequence[Measurement]) -> MemoryCoefficients:
@@ -141,11 +170,13 @@ def _fit_memory(known: Sequence[Measurement]) -> MemoryCoefficients:
         return [float(allocated(one, chosen)) for one in seen]
 
     found = fit_ratios(DEFAULT_COEFFICIENTS, knobs, predict, [one.allocated for one in seen])
-    beyond = [(one.reserved - one.allocated) / _data_bytes(one, found) for one in seen if one.reserved]
+    # Of the sums: runs with little data hold as much that they cannot use, and would make it seem a large share.
+    held = [one for one in seen if one.reserved]
+    beyond = sum(one.reserved - one.allocated for one in held)
     return replace(
         found,
         framework_bytes=int(median(one.context for one in seen)),
-        fragmentation=max(0.0, float(median(beyond))) if beyond else found.fragmentation,
+        fragmentation=max(0.0, beyond / sum(_data_bytes(one, found) for one in held)) if held else found.fragmentation,
         fitted=True,
     )
 
@@ -169,7 +200,7 @@ def predict(measurements: Iterable[Measurement], fits: dict[Mode, Fit], gpu: Gpu
     return [
         Predicted(
             measurement=one,
-            seconds=step_time(one.shape, one.setup, one.load, gpu, fits[one.mode].time).seconds,
+            seconds=seconds(one, fits[one.mode].time, gpu),
             allocated=allocated(one, fits[one.mode].memory),
             held_out=one.held_out,
         )
@@ -204,7 +235,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """A stored calibration; one of another format is refused."""
+    """A stored calibration, without fits where they are of an earlier form; one of another format is refused."""
     body = read_json(path, KIND, VERSION)
     try:
         fits: dict[Mode, Fit] = {
@@ -217,7 +248,9 @@ def read_calibration(path: Path) -> Calibration:
         raise ArtifactError(
             str(path), got=f"{type(error).__name__}: {error}", expected="a calibration", fix="run packtrain calibrate"
         ) from None
-    return Calibration(**about, fits=fits, measurements=measurements)
+    known = Calibration(**about, fits=fits, measurements=measurements)
+    whole = all(_IN_EVERY_FIT in one["time"] for one in body["fits"].values())
+    return known if whole else replace(known, fits={})
 
 
 def load_calibration(gpu: Gpu) -> Calibration | None:
@@ -226,6 +259,8 @@ def load_calibration(gpu: Gpu) -> Calibration | None:
     if not path.is_file():
         return None
     found = read_calibration(path)
+    if not found.fits:  # it was fitted to another form of the models, or not at all: the measurements are still true
+        found = replace(found, fits=fit(found.measurements, gpu))
     now = _installed("torch")
     if now and now != found.torch:
         note = f"it was calibrated with torch {found.torch}, and this is {now}: run packtrain calibrate again"
@@ -268,4 +303,4 @@ def _measurement(body: dict[str, Any]) -> Measurement:
     }
     setup = TrainingSetup(**{"master_weights": False, **body["setup"]})  # what does not say it had none
     parts = {"shape": ModelShape(**known), "setup": setup, "load": Load(**body["load"])}
-    return Measurement(**{**body, **parts})
+    return Measurement(**{"waited": True, **body, **parts})  # which was not always said, either

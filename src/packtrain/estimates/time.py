@@ -7,6 +7,7 @@ machine at hand replace them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.flops import (
@@ -14,11 +15,20 @@ from packtrain.estimates.flops import (
     adapted_matrices,
     attention_work,
     forward_flops,
+    layer_matrices,
     passes_of,
+    tower_layer_matrices,
     training_flops,
 )
 from packtrain.estimates.gpus import Gpu
-from packtrain.estimates.memory_layers import FLOAT, language_layer, vision_layer
+from packtrain.estimates.memory_layers import (
+    FLOAT,
+    adapter_bytes,
+    language_layer,
+    small_parts,
+    tower_kind,
+    vision_layer,
+)
 from packtrain.estimates.memory_states import count
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 
@@ -31,6 +41,17 @@ _BACKWARD = 2.0  # element-wise kernels backward touch about twice what they tou
 # How often the optimizer reads or writes a number of the weights' size per trained parameter, and bytes beside that.
 _OPTIMIZER_TRAFFIC = {"adamw": (7, 0), "adamw_8bit": (3, 4), "adafactor": (4, 0), "sgd": (3, 0)}
 _MASTER_BYTES = 12  # beside that, all of it in fp32: the gradient read and widened, the master read and rounded
+_CLIPPING = 3  # accesses to a gradient before that: read for its norm, then scaled
+# Of adapters, how often all that their matrices read and write is moved, forward and backward. As it is written, the
+# result is made, scaled and added in three kernels; compiled, it is scaled and added where it is read next.
+_ADAPTER_MOVES = {False: ((1, 6), (5, 4)), True: ((1, 2), (3, 3))}
+_SHARP = 4  # how much the longer of two things at the same time decides
+# Kernels of one layer forward, as it is written: what launching them takes goes with their number.
+_LAYER_KERNELS, _HEAD_NORM_KERNELS, _ADAPTER_KERNELS = 38, 16, 4
+_TOWER_KERNELS = {"qwen2_vl": 26, "qwen2_5_vl": 42, "qwen3_vl": 26}
+_PLAIN_TOWER_KERNELS = 12
+_ASKING_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # the host asks the GPU for sizes of images while they run
+_ANSWERED = ("qwen3_vl",)  # training keeps the sizes on the host, so that nothing waits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,21 +60,24 @@ class Coefficients:
 
     matmul_efficiency: float = 0.75
     attention_efficiency: float = 0.35  # kernels that see only what attends
-    masked_attention_efficiency: float = 0.183  # kernels over whole rows with a dense mask
-    elementwise_passes: float = 7.32  # how often a layer forward moves as many bytes as it keeps for its backward pass
+    masked_attention_efficiency: float = 0.175  # kernels over whole rows with a dense mask
+    bandwidth_efficiency: float = 0.65  # of the memory's, as the optimizer shows it
+    elementwise_passes: float = 4.88  # how often a layer forward moves as many bytes as it keeps for its backward pass
     vision_factor: float = 1.0  # how much slower the tower is than these shares say
     recomputed_share: float = 1.0  # of a layer's forward that recomputing it costs
-    layer_seconds: float = 0.00149  # launches of one layer, forward and backward
+    layer_seconds: float = 0.00384  # launching one layer of 38 kernels, forward and backward
+    waiting_seconds: float = 0.05  # of a tower's forward, while the host asks for sizes and has launched nothing ahead
     overlap: float = 0.5  # share of the compute time behind which communication hides
     network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
     gpus_per_node: int = 8
     fitted: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("matmul_efficiency", "attention_efficiency", "masked_attention_efficiency"):
+        shares = ("matmul_efficiency", "attention_efficiency", "masked_attention_efficiency", "bandwidth_efficiency")
+        for name in shares:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(name, got=getattr(self, name), expected="above 0 and at most 1")
-        for name in ("elementwise_passes", "vision_factor", "recomputed_share", "layer_seconds"):
+        for name in ("elementwise_passes", "vision_factor", "recomputed_share", "layer_seconds", "waiting_seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(name, got=getattr(self, name), expected="0 or more")
 
@@ -65,7 +89,7 @@ class StepTime:
     compute: float
     memory_traffic: float  # element-wise kernels, gradients, the optimizer
     communication: float  # what does not hide behind computing
-    overhead: float
+    overhead: float  # in which the GPU waits for launches and for the host
 
     @property
     def seconds(self) -> float:
@@ -76,7 +100,9 @@ class StepTime:
 def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
     """What to assume before anything was measured; `compiled`: decoder layers compiled for constant shapes."""
     del gpu  # the same shares of every data sheet, until measurements say otherwise
-    return Coefficients(elementwise_passes=8.03, layer_seconds=0.0002) if compiled else Coefficients()
+    if not compiled:
+        return Coefficients()
+    return Coefficients(elementwise_passes=4.41, layer_seconds=0.0003, waiting_seconds=0.025)
 
 
 def step_time(
@@ -91,15 +117,59 @@ def step_time(
     if micro_steps < 1:
         raise ConfigError("micro_steps", got=micro_steps, expected="at least 1")
     chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
-    compute = micro_steps * _compute(shape, setup, load, gpu, chosen)
-    traffic = micro_steps * (_elementwise(shape, setup, load, chosen) + _gradient_bytes(shape, setup))
+    compute, memory = _compute(shape, setup, load, gpu, chosen), _bandwidth(gpu, chosen)
+    traffic = _elementwise(shape, setup, load, chosen) / memory
+    busy = compute + traffic
+    idle = behind_launches(busy, launch_seconds(shape, setup, load, chosen)) - busy
+    if waits(shape):
+        idle += waiting_seconds(shape, setup, load, chosen)
+    compute, traffic = micro_steps * compute, micro_steps * (traffic + _gradient_bytes(shape, setup) / memory)
     exchanged = _communication(shape, setup, gpu, chosen, micro_steps)
     return StepTime(
         compute=compute,
-        memory_traffic=(traffic + _optimizer_bytes(shape, setup)) / gpu.bandwidth,
+        memory_traffic=traffic + optimizer_seconds(shape, setup, gpu, chosen),
         communication=max(0.0, exchanged - chosen.overlap * compute),
-        overhead=micro_steps * _overhead(shape, setup, load, chosen),
+        overhead=micro_steps * idle,
     )
+
+
+def optimizer_seconds(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, coefficients: Coefficients) -> float:
+    """What follows the last pass of a step: gradients clipped, weights updated."""
+    return _optimizer_bytes(shape, setup) / _bandwidth(gpu, coefficients)
+
+
+def waiting_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coefficients: Coefficients) -> float:
+    """Seconds of a pass in which the GPU has nothing to do, where the host has to ask it for the sizes of images.
+
+    After the answer nothing is launched ahead, so that launches of the tower show, each time that it runs forward.
+    """
+    if not load.patches or tower_kind(shape) not in _ASKING_TOWERS:
+        return 0.0
+    return coefficients.waiting_seconds * (1 + passes_of(setup).recomputed_vision)
+
+
+def launch_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coefficients: Coefficients) -> float:
+    """How long the host needs to launch one pass: a third of a layer's is its forward, which checkpointing repeats."""
+    third = coefficients.layer_seconds / 3
+    decoder, tower = _launches(shape, setup)
+    seconds = decoder * shape.language.layers * third * (4 if setup.gradient_checkpointing else 3)
+    if shape.vision is not None and load.patches:
+        per_layer = (4 if setup.vision_checkpointing else 3) if setup.train_vision else 1
+        seconds += tower * shape.vision.layers * third * per_layer
+    return seconds
+
+
+def behind_launches(busy: Any, launches: Any) -> Any:
+    """Seconds of a pass in which the GPU is busy so long, numbers or arrays: the host launches meanwhile.
+
+    The longer of both decides; near each other both show, since one is ahead in some layers and behind in others.
+    """
+    return (busy**_SHARP + launches**_SHARP) ** (1 / _SHARP)
+
+
+def waits(shape: ModelShape) -> bool:
+    """Does the host wait for the GPU in a step, as training prepares such a model?"""
+    return tower_kind(shape) in _ASKING_TOWERS and shape.model_type not in _ANSWERED
 
 
 def tokens_per_second(
@@ -123,7 +193,7 @@ def work_seconds(
     *,
     longest: int | None = None,
 ) -> WorkModel:
-    """The seconds of one pass as coefficients, without optimizer and communication."""
+    """The seconds of one pass as coefficients, without optimizer and communication; `behind_launches` adds launches."""
     chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
     setup = replace(setup, attention="varlen")
     empty = Load(tokens=0, squared_tokens=0, longest=0)
@@ -131,7 +201,7 @@ def work_seconds(
     speed = gpu.bf16_flops * chosen.attention_efficiency
 
     def seconds(load: Load) -> float:
-        traffic = _elementwise(shape, setup, load, chosen) / gpu.bandwidth
+        traffic = _elementwise(shape, setup, load, chosen) / _bandwidth(gpu, chosen)
         return _compute(shape, setup, load, gpu, chosen) + traffic
 
     fixed = seconds(empty)
@@ -141,8 +211,8 @@ def work_seconds(
         per_supervised_token=seconds(replace(empty, supervised_tokens=1)) - fixed,
         per_patch=seconds(replace(empty, patches=1)) - fixed + attention.per_patch / speed,
         per_squared_patch=attention.per_squared_patch / speed,
-        # A pack without images would skip the tower's launches; nearly every pack has one.
-        constant=fixed + _overhead(shape, setup, replace(empty, patches=1), chosen),
+        # A pack without images would skip it; nearly every pack has one.
+        constant=fixed + (waiting_seconds(shape, setup, replace(empty, patches=1), chosen) if waits(shape) else 0.0),
         unit="seconds",
     )
 
@@ -183,20 +253,38 @@ def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chos
     flops, once, passes = training_flops(shape, setup, load), forward_flops(shape, load), passes_of(setup)
     share = chosen.recomputed_share
     vision_again, again = share * passes.recomputed_vision, share * passes.recomputed_language
+    last, tower_last = _spared(shape, setup)
     embedding = 2.0 * load.patches * shape.vision.patch_elements * shape.vision.hidden if shape.vision else 0.0
-    tower = flops.vision + flops.connector + vision_again * (once.vision - embedding)
+    tower = flops.vision + flops.connector + vision_again * (1 - tower_last) * (once.vision - embedding)
     tower_pairs = flops.vision_attention + vision_again * once.vision_attention
     pairs = flops.attention + again * once.attention
     of_adapters = flops.recomputed - passes.recomputed_language * (once.language + once.attention)
     of_adapters -= passes.recomputed_vision * (once.vision - embedding + once.vision_attention)
     slower = _FP32_PRODUCTS if setup.weights_dtype == "bf16" and not setup.half_adapters else 1.0
-    matrices = flops.language + flops.head + flops.unused_logits + again * once.language
+    matrices = flops.language + flops.head + flops.unused_logits + again * (1 - last) * once.language
     matrices += slower * (flops.adapters + share * max(0.0, of_adapters))
     dense = flops.masked_attention > 0
     efficiency = chosen.masked_attention_efficiency if dense else chosen.attention_efficiency
     attention = (pairs + flops.masked_attention) / efficiency
     vision = tower / chosen.matmul_efficiency + tower_pairs / chosen.attention_efficiency
     return (matrices / chosen.matmul_efficiency + attention + chosen.vision_factor * vision) / gpu.bf16_flops
+
+
+def _spared(shape: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
+    """The last matrix of a layer, as a share of all of a decoder's and a tower's: what recomputing does not compute.
+
+    Its result is not needed again, and torch stops there. A compiled layer is one piece and has no such place.
+    """
+    if setup.compiled:
+        return 0.0, 0.0
+    language, vision = shape.language, shape.vision
+    decoder = language.hidden * language.intermediate * language.experts_used / layer_matrices(language)
+    tower = vision.hidden * vision.intermediate / tower_layer_matrices(vision) if vision is not None else 0.0
+    return decoder, tower
+
+
+def _bandwidth(gpu: Gpu, chosen: Coefficients) -> float:
+    return gpu.bandwidth * chosen.bandwidth_efficiency
 
 
 def _elementwise(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Coefficients) -> float:
@@ -213,7 +301,17 @@ def _elementwise(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Co
         again = share if setup.vision_checkpointing else 0.0
         tower = vision.layers * vision_layer(shape, vision, setup, load.patches).saved
         moved += chosen.vision_factor * (1 + (_BACKWARD + again) * setup.train_vision) * tower
-    return chosen.elementwise_passes * moved + _loss_traffic(shape, setup, load)
+    return chosen.elementwise_passes * moved + _adapter_traffic(shape, setup, load) + _loss_traffic(shape, setup, load)
+
+
+def _adapter_traffic(shape: ModelShape, setup: TrainingSetup, load: Load) -> float:
+    """Bytes that adapters move beside what the layer without them does: their products are too thin to be more."""
+    if setup.method == "full":
+        return 0.0
+    read, written = (sum(widths) for widths in zip(*adapted_matrices(shape.language), strict=True))
+    forward, backward = (one * read + two * written for one, two in _ADAPTER_MOVES[setup.compiled])
+    numbers = (1 + passes_of(setup).recomputed_language) * forward + backward
+    return adapter_bytes(setup) * load.tokens * shape.language.layers * numbers
 
 
 def _loss_traffic(shape: ModelShape, setup: TrainingSetup, load: Load) -> float:
@@ -238,7 +336,7 @@ def _gradient_bytes(shape: ModelShape, setup: TrainingSetup) -> int:
 def _optimizer_bytes(shape: ModelShape, setup: TrainingSetup) -> float:
     accesses, others = _OPTIMIZER_TRAFFIC[setup.optimizer]
     shards = 1 if setup.sharding == "ddp" else setup.gpus
-    moved = (accesses * _weight_bytes(setup) + others) * trained_parameters(shape, setup)
+    moved = ((accesses + _CLIPPING) * _weight_bytes(setup) + others) * trained_parameters(shape, setup)
     wider = accesses * (FLOAT - _weight_bytes(setup)) + _MASTER_BYTES
     moved += wider * count(shape, setup).masters(setup)
     return moved / shards
@@ -261,11 +359,11 @@ def _communication(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, chosen: Co
     return moved * (setup.gpus - 1) / setup.gpus / speed
 
 
-def _overhead(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Coefficients) -> float:
-    """Launches of one pass: a third of a layer's is its forward, which checkpointing repeats."""
-    third = chosen.layer_seconds / 3
-    seconds = shape.language.layers * third * (4 if setup.gradient_checkpointing else 3)
-    if shape.vision is not None and load.patches:
-        per_layer = (4 if setup.vision_checkpointing else 3) if setup.train_vision else 1
-        seconds += shape.vision.layers * third * per_layer
-    return seconds
+def _launches(shape: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
+    """What launching a layer of decoder and tower takes, beside a plain decoder's; compiled layers are all alike."""
+    if setup.compiled:
+        return 1.0, 1.0
+    kernels = _LAYER_KERNELS + (_HEAD_NORM_KERNELS if small_parts(shape)[1] else 0)
+    if setup.method != "full":
+        kernels += _ADAPTER_KERNELS * len(adapted_matrices(shape.language))
+    return kernels / _LAYER_KERNELS, _TOWER_KERNELS.get(tower_kind(shape), _PLAIN_TOWER_KERNELS) / _LAYER_KERNELS

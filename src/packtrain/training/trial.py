@@ -26,6 +26,7 @@ from packtrain.estimates.values import Load, TrainingSetup
 from packtrain.families.contracts import contract_for
 from packtrain.models.adapters import set_trainable
 from packtrain.models.compiled import compile_layers
+from packtrain.models.no_waiting import stop_waiting
 from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
 from packtrain.models.settings import ModelSettings
@@ -125,7 +126,9 @@ class _Run:
         self._info = batch.info
         self._model, self._losses = _prepared(trial, device, dtype)
         self._targets = self._losses.targets(batch)
-        self._batch = batch.to(device)
+        stay = stop_waiting(self._model) if device.type == "cuda" else ()  # as training has it
+        self._waited = not stay
+        self._batch = {**batch.to(device), **{name: batch[name] for name in stay if name in batch}}
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]
         fused = device.type == "cuda"
         self._optimizer = make_optimizer(
@@ -154,6 +157,7 @@ class _Run:
             allocated=allocated,
             reserved=reserved,
             context=context,
+            waited=self._waited,
         )
 
     def _step(self, mark: Callable[[], None]) -> None:

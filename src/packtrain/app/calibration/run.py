@@ -137,19 +137,32 @@ def calibrate(
     files = _files(place.gpu, out)
     known = _calibration(place, (*_earlier(place, measurements), *measurements))
     _save(known, files)  # minutes of a GPU: whatever becomes of the fit
-    calibration = replace(known, fits=fit(known.measurements, place.gpu))
-    outcome = CalibrationOutcome(
-        gpu=place.gpu.name,
+    return replace(
+        _fitted(known, place.gpu, files),
         trials=names,
-        calibration=calibration,
-        rows=tuple(predict(calibration.measurements, calibration.fits, place.gpu)),
-        left_out=tuple(leave_one_out(calibration.measurements, place.gpu)),
         skipped=tuple(name for name in names if name not in done),
         seconds=time.monotonic() - begun,
+    )
+
+
+def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutcome:
+    """Fit anew to the measurements of a stored file, wherever they were made, and keep the result here."""
+    known = read_calibration(Path(path))
+    gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
+    return _fitted(known, gpu, _files(gpu, out))
+
+
+def _fitted(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
+    calibration = replace(known, fits=fit(known.measurements, gpu))
+    _save(calibration, files)
+    return CalibrationOutcome(
+        gpu=gpu.name,
+        trials=tuple(one.name for one in calibration.measurements),
+        calibration=calibration,
+        rows=tuple(predict(calibration.measurements, calibration.fits, gpu)),
+        left_out=tuple(leave_one_out(calibration.measurements, gpu)),
         files=files,
     )
-    _save(calibration, files)
-    return outcome
 
 
 def _save(calibration: Calibration, files: Sequence[Path]) -> None:

@@ -1,8 +1,8 @@
 """Which settings are measured to calibrate a GPU: those that coefficients are fitted to, and those held out.
 
 Each thing that costs time or memory is large in one setting and small in another: attention (long samples), the tower
-(many patches), recomputing, adapters, dense masks, the width of the decoder. Held-out settings differ from all fitted
-ones in length, method, recomputing or model.
+(many patches), recomputing, adapters, dense masks, the width of the decoder, launches (short packs), a host that waits
+(the wide one). Held-out settings differ from all fitted ones in length, method, recomputing or model.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _FITTED: dict[str, tuple[_Row, ...]] = {
         (WIDE, 8192, {}, {}),
         (MAIN, 8192, {"gradient_checkpointing": False}, _SEEN),
         (TEXT, (8, 1024), {"attention": "sdpa"}, {}),
+        (WIDE, 4096, _KEPT, {}),
     ),
     "compiled": (
         (MAIN, 8192, _KEPT, {}),
@@ -54,6 +55,8 @@ _FITTED: dict[str, tuple[_Row, ...]] = {
         (TEXT, 16_384, _KEPT, _LONG),
         (MAIN, 8192, {**_KEPT, **_LORA}, {}),
         (WIDE, 8192, {}, {}),
+        (MAIN, 12_288, {}, {}),
+        (TEXT, 4096, {}, {}),
     ),
 }
 _HELD_OUT: dict[str, tuple[_Row, ...]] = {
