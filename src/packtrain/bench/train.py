@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from packtrain.bench.host import about_host
 from packtrain.bench.train_data import POOL, Pool
 from packtrain.bench.train_loop import BenchTrainer, LoopSettings
 from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows
@@ -107,6 +108,7 @@ def _about(bench: BenchModel, device: torch.device, settings: LoopSettings, pool
         "loss_chunk": settings.loss_chunk,
         "workers": settings.workers,
         "dtype": str(settings.dtype).removeprefix("torch."),
+        "host": about_host(torch.get_num_threads()),
     }
 
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from packtrain.batches.collate import ConstantShapes, PackCollator
 from packtrain.batches.padded import PaddedCollator
 from packtrain.batches.values import Batch
+from packtrain.bench.host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_rows import BenchRow
 from packtrain.bench.train_shapes import BenchModel
@@ -140,11 +141,16 @@ class BenchTrainer:
             torch.cuda.reset_peak_memory_stats(self._device)
         ends = set(range(self._per_step, len(self.timed) + 1, self._per_step)) | {len(self.timed)}
         marks, graphs = _Marks(self._device), _graphs()
-        begun = time.perf_counter()
+        held, begun = throttled_seconds(), time.perf_counter()
         padding, waited = self.train(loader, len(self.timed), steps_at=ends, marks=marks)
         self._synchronize()
         found = self._result(time.perf_counter() - begun, padding, waited, len(ends), marks)
-        return {**found, "compiled_while_timed": _graphs() - graphs}  # anything but 0 spoils the clock
+        after = throttled_seconds()
+        return {
+            **found,
+            "compiled_while_timed": _graphs() - graphs,  # anything but 0 spoils the clock
+            "throttled_seconds": after - held if held is not None and after is not None else None,
+        }
 
     def close(self) -> None:
         """Give memory back, and leave the model uncompiled and with its own loss."""
