@@ -107,7 +107,39 @@ def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
     length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
     sums = ("tokens", "squared_tokens", "supervised_tokens", "patches", "squared_patches")
     fewer = {name: getattr(heavy, name) * length // heavy.tokens for name in sums}
+    patches = int(found.fix.split("max_patches_per_pack of at most ")[1].split(";")[0].replace(",", ""))
+    assert patches == pytest.approx(fewer["patches"], rel=0.1), "of the pack that the length is for"
     assert 0 < estimate_memory(shape, setup, replace(heavy, **fewer)).total <= limit
+
+
+def test_padded_batches_get_fewer_rows_and_not_a_longer_length() -> None:
+    shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
+    setup = TrainingSetup(weights_dtype="fp32", attention="sdpa")
+    lengths = (16_000, *(8000,) * 7)
+    rows = BatchInfo(
+        keys=tuple(PackKey(epoch=0, pack=number) for number in range(8)),
+        ids=tuple("abcdefgh"),
+        lengths=lengths,
+        tokens=sum(lengths),
+        padding=8 * 16_000 - sum(lengths),
+        supervised_tokens=8000,
+    )
+    load = load_of(rows, padded=True)
+    assert (load.rows, load.tokens, load.squared_tokens) == (8, 8 * 16_000, 8 * 16_000**2)
+    limit = estimate_memory(shape, setup, load).total * 7 // 10
+    model = MemoryModel(shape=shape, setup=setup, heaviest=load)
+    fix = explain(oom(), failure(batch=rows, capacity=32_000), DeviceMemory(free=limit, total=limit), model).fix
+    assert "packing_length" not in fix
+    fewer = int(fix.split("at most ")[1].split(" ")[0])
+    assert 1 <= fewer < 8
+    smaller = replace(load, rows=fewer, samples=fewer, tokens=fewer * 16_000, squared_tokens=fewer * 16_000**2)
+    assert estimate_memory(shape, setup, smaller).total <= limit
+
+
+def test_no_length_is_named_that_is_not_shorter() -> None:
+    room = DeviceMemory(free=2 * GIB, total=80 * GIB, reserved=70 * GIB, before=30 * GIB)
+    fix = explain(oom(), failure(capacity=2000), room).fix  # its padding counts in the batch, not in the length
+    assert int(fix.split("at most ")[1].split(" ")[0].replace(",", "")) < 2000
 
 
 @pytest.mark.parametrize(

@@ -91,63 +91,92 @@ def explain(
     found = [_held(batch), _samples(batch), str(error).splitlines()[0][:300] if str(error) else type(error).__name__]
     if memory.total:
         found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
-    tokens, why = _would_fit(error, failure, memory, model)
+    room = _would_fit(error, failure, memory, model)
     return MemoryLimitError(
         where,
         got="\n            ".join(line for line in found if line),
         expected="packs that fit the memory",
-        fix=_advice(batch, tokens, why, failure.capacity),
+        fix=_advice(room, failure),
     )
 
 
-def _would_fit(
-    error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None
-) -> tuple[int, str]:
-    """How many tokens of this mix would have fitted, and how that is known."""
-    tokens = failure.batch.tokens + failure.batch.padding
-    if model is not None and memory.usable and tokens:
-        predicted = model.fitting(load_of(failure.batch), memory.usable)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Room:
+    """How many tokens of a load would have fitted, and how that is known."""
+
+    tokens: int
+    load: Load
+    why: str
+
+    @property
+    def share(self) -> float:
+        """Of the load."""
+        return self.tokens / max(1, self.load.tokens)
+
+
+def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None) -> _Room:
+    load = load_of(failure.batch, padded=_is_padded(failure.batch, model))
+    tokens = load.tokens
+    if model is not None and memory.usable and failure.batch.tokens:
+        predicted = model.fitting(load, memory.usable)
         # A length that helped this pack alone would fail at the next one with more patches.
         for_all = predicted if model.heaviest is None else model.fitting(model.heaviest, memory.usable)
-        if for_all < min(predicted, tokens):
-            return for_all, "by the memory model, for the heaviest pack of the plan"
+        if model.heaviest is not None and for_all < min(predicted, tokens):
+            why = "by the memory model, for the heaviest pack of the plan"
+            return _Room(tokens=for_all, load=model.heaviest, why=why)
         if predicted < tokens:
-            return predicted, "by the memory model"
+            return _Room(tokens=predicted, load=load, why="by the memory model")
     asked = asked_bytes(error)
     used = memory.reserved + asked - memory.before
     if asked and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
         if 0 < share < 1:
-            return int(tokens * share), "in proportion to what it asked for, which may be only a part"
+            why = "in proportion to what it asked for, which may be only a part"
+            return _Room(tokens=int(tokens * share), load=load, why=why)
     if 0 < failure.fitted < tokens:
-        return failure.fitted, "the largest batch that went through before"
-    return int(tokens * _GUESS), "a guess: nothing is known about smaller ones"
+        return _Room(tokens=failure.fitted, load=load, why="the largest batch that went through before")
+    return _Room(tokens=int(tokens * _GUESS), load=load, why="a guess: nothing is known about smaller ones")
 
 
-def _advice(batch: BatchInfo, tokens: int, why: str, capacity: int | None) -> str:
-    whole = batch.tokens + batch.padding
-    length = tokens // _ROUND * _ROUND or tokens
-    if not whole or not length:
+def _advice(room: _Room, failure: Failure) -> str:
+    load, capacity = room.load, failure.capacity
+    if not load.tokens or not room.tokens:
         return "free memory: gradient_checkpointing, LoRA, FSDP2, or a smaller model; no pack would have fitted"
+    others = "; or gradient_checkpointing, vision_batch_patches, FSDP2"
+    if load.rows > 1 and len(failure.batch.keys) > 1:  # packing_length bounds single samples there
+        rows = int(load.rows * room.share)
+        fewer = f"at most {rows} samples a batch instead of {load.rows}" if rows else "shorter samples (packing_length)"
+        return f"{fewer} ({room.why}){others}"
+    tokens = room.tokens if capacity is None else min(room.tokens, int(capacity * room.share))
+    length = tokens // _ROUND * _ROUND or tokens
     now = f" instead of {capacity:,}" if capacity is not None else ""
-    words = [f"packing_length of at most {length:,}{now} ({why})"]
-    if batch.patches:
-        words.append(f"max_patches_per_pack of at most {batch.patches * length // whole:,}")
-    return ", or ".join(words) + "; or gradient_checkpointing, vision_batch_patches, FSDP2"
+    words = [f"packing_length of at most {length:,}{now} ({room.why})"]
+    if load.patches:
+        words.append(f"max_patches_per_pack of at most {int(load.patches * room.share):,}")
+    return ", or ".join(words) + others
 
 
-def load_of(batch: BatchInfo) -> Load:
+def _is_padded(batch: BatchInfo, model: MemoryModel | None) -> bool:
+    """Rows of one sample each, filled up to the longest of them."""
+    known = model is not None and model.heaviest is not None and model.heaviest.rows > 1
+    return known or len(batch.keys) > 1
+
+
+def load_of(batch: BatchInfo, *, padded: bool = False) -> Load:
     """A batch as the memory model sees it."""
-    patches = batch.patches or 0
+    patches, media = batch.patches or 0, max(1, batch.images + batch.videos)
+    longest = max(batch.lengths, default=batch.padding)
+    squares = sum(length * length for length in batch.lengths) + batch.padding**2
     return Load(
         tokens=batch.tokens + batch.padding,
-        squared_tokens=sum(length * length for length in batch.lengths) + batch.padding**2,
-        longest=max(batch.lengths, default=batch.padding),
+        squared_tokens=batch.samples * longest**2 if padded else squares,
+        longest=longest,
         samples=max(1, batch.samples),
+        rows=max(1, batch.samples) if padded else 1,
         supervised_tokens=batch.supervised_tokens,
         patches=patches,
-        squared_patches=patches * patches // max(1, batch.images + batch.videos),
-        largest_patches=patches // max(1, batch.images + batch.videos),
+        squared_patches=batch.squared_patches or patches * patches // media,
+        largest_patches=patches // media,
         images=batch.images,
     )
 

@@ -104,6 +104,8 @@ def too_large(found: Expected | None, prepared: Prepared) -> tuple[str, ...]:
     data, tokens = prepared.run.data, found.fitting_tokens
     if not tokens:
         change = "no batch would fit: gradient_checkpointing, LoRA or FSDP2 make room"
+    elif data.pad_packs:
+        change = "a shorter packing_length or gradient_checkpointing make room"
     elif data.packing:
         change = f"packing_length of at most {tokens // 64 * 64 or tokens:,} should fit, or gradient_checkpointing"
     else:

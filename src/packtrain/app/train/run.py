@@ -52,7 +52,14 @@ def train(
     writes = here.first and not dry_run
     if writes:
         folder.check(resume=resume)
-    if clear_cache and here.local_rank == 0:
+    if clear_cache:
+        if here.world > 1:  # others may read already what one of them removes
+            raise ConfigError(
+                "--clear-cache",
+                got=f"{here.world} processes",
+                expected="one process",
+                fix="clear first: packtrain train CONFIG --clear-cache --dry-run, or packtrain cache clear",
+            )
         run = replace(run, notes=(*run.notes, *clear_run(run)))
     with folder.alone() if writes else nullcontext():
         from packtrain.app.train.session import Session

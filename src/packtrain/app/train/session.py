@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.same_data import check_same_data
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
@@ -68,6 +69,7 @@ class Session:
         run = prepared.run
         device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
         args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
+        check_same_data(prepared)
         checkpoint = find_latest(run.folder) if resume else None
         made = ready_model(
             run.model,

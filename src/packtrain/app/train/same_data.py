@@ -1,0 +1,33 @@
+"""All processes of a run must have prepared the same: each builds its own view of the data, from its own disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from packtrain.app.train.prepare import Prepared
+from packtrain.core.errors import DataError
+
+_NAMED = 4  # numbers that are told
+
+
+def check_same_data(prepared: Prepared) -> None:
+    """Ask all processes before the first step; ranks with other packs would lose samples and wait for each other."""
+    from packtrain.training.agreement import said_by_all
+
+    mine = {"schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
+    compare(said_by_all(mine))
+
+
+def compare(said: Sequence[Mapping[str, Any]]) -> None:
+    """An error that names a rank which says something else than the first, and what."""
+    for rank, other in enumerate(said):
+        differ = [name for name in said[0] if other.get(name) != said[0][name]]
+        if differ:
+            raise DataError(
+                f"data of rank {rank}",
+                got="; ".join(f"{name} {other.get(name)} instead of {said[0][name]}" for name in differ[:_NAMED]),
+                expected="what rank 0 has",
+                fix="the data changed meanwhile, or the nodes' caches differ: packtrain cache clear, and start again",
+            )
