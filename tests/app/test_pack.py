@@ -357,7 +357,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, how: signal.Signals) -> None:
         time.sleep(0.01)
     process.send_signal(how)
     out, err = process.communicate()
-    assert process.returncode != 0, "it was stopped too late to test anything"
+    assert process.returncode != 0, f"it was not stopped, or too late to test anything: {err}"
     assert (out, (tmp_path / "p").exists()) == ("", False)
     if how is signal.SIGINT:
         assert (process.returncode, "interrupted" in err, "Traceback" in err) == (1, True, False)

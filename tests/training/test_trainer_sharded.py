@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -387,7 +388,10 @@ def test_a_rank_without_memory_ends_the_others(place: Path, tmp_path: Path, capf
     try:
         answers = run_ranks(2, out_of_memory, 2, str(place), str(tmp_path), folder=tmp_path / "meeting")
     except EOFError:  # the other rank has ended without a word to us, and does not wait for ever
-        said = capfd.readouterr().err
+        said, until = "", time.monotonic() + 30
+        while "rank 0 on" not in said and time.monotonic() < until:  # its pipe may be gone before its last words come
+            said += capfd.readouterr().err
+            time.sleep(0.05)
         assert "failed: MemoryLimitError: rank 1, step 3: out of memory in forward and backward" in said
         assert "rank 0 on" in said
     else:  # it noticed the loss of its neighbour by itself, before it was told
