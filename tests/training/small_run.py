@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -79,7 +80,10 @@ def _built(family: str, place: Path, options: tuple[tuple[str, Any], ...]) -> Mu
             **dict(options),
         )
     )
-    made.build()
+    # Folders of models are part of a plan's inputs: the same ones in every process, whatever its test has set.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACKTRAIN_CACHE", str(place / "cache"))
+        made.build()
     return made
 
 

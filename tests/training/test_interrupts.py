@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import TrainerCallback
 
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.interrupts import Interrupts
+from packtrain.training.settings import StepSettings
 
 
 class Signal(TrainerCallback):
@@ -120,6 +122,156 @@ def test_a_signal_ends_an_evaluation_which_is_made_when_the_run_goes_on(tmp_path
         whole.state.best_metric,
         whole.state.best_global_step,
     )
+
+
+# ---- evaluations that a run owes when it goes on
+
+SHORT: dict[str, Any] = {"max_steps": 4, "save_strategy": "no", "metric_for_best_model": "loss"}
+BY_STEPS: dict[str, Any] = {**SHORT, "eval_strategy": "steps", "eval_steps": 2}
+BY_EPOCHS: dict[str, Any] = {**SHORT, "max_steps": 8, "eval_strategy": "epoch"}
+NO_GAIN = StepSettings(early_stopping_patience=1, early_stopping_threshold=1e9, loss_chunk=16)
+
+
+def held_out() -> dict[str, Any]:
+    return {"eval_dataset": dataset(epochs=1)}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [(BY_STEPS, 2), (BY_EPOCHS, 4), (BY_EPOCHS, 8), ({**BY_EPOCHS, "max_steps": 3}, 3)],
+    ids=["steps", "epoch", "the last epoch", "the last step"],
+)
+def test_an_evaluation_that_a_signal_in_its_step_left_out_is_made(
+    tmp_path: Path, options: dict[str, Any], step: int
+) -> None:
+    whole = trainer_of(dataset(), tmp_path / "whole", parts=held_out(), **options)
+    whole.train()
+    parts = {**held_out(), "callbacks": [Signal(signal.SIGTERM, step)]}
+    ended = trainer_of(dataset(), tmp_path / "run", parts=parts, **options)
+    ended.train()
+    assert (ended.interrupted, ended.state.global_step) == ("SIGTERM", step)
+    assert step not in evaluations(ended)
+    again = trainer_of(dataset(), tmp_path / "run", parts=held_out(), **options)
+    again.train(resume_from_checkpoint=True)
+    assert evaluations(again) == evaluations(whole)
+    assert step in evaluations(whole)
+    assert len(ended.trained + again.trained) == len(whole.trained)
+    assert same(weights(again), weights(whole))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("save", [{"save_strategy": "steps", "save_steps": 100}, {"save_strategy": "epoch"}])
+def test_a_final_evaluation_that_was_cut_short_is_made(tmp_path: Path, save: dict[str, Any]) -> None:
+    options = {**BY_EPOCHS, **save}
+    whole = trainer_of(dataset(), tmp_path / "whole", parts=held_out(), **options)
+    whole.train()
+    assert list(evaluations(whole)) == [4, 8]
+    ended = trainer_of(dataset(), tmp_path / "run", parts=held_out(), **options)
+    interrupted_in_evaluation(ended, 8, 3)
+    ended.train()
+    assert (ended.interrupted, list(evaluations(ended))) == ("SIGTERM", [4])
+    again = trainer_of(dataset(), tmp_path / "run", parts=held_out(), **options)
+    again.train(resume_from_checkpoint=True)
+    assert evaluations(again) == evaluations(whole)
+    assert not again.trained
+    saved = [sorted(path.name for path in (tmp_path / name).glob("checkpoint-*")) for name in ("run", "whole")]
+    assert saved[0] == saved[1]
+
+
+def test_the_best_of_all_may_be_an_evaluation_that_was_made_later(tmp_path: Path) -> None:
+    options = {**BY_STEPS, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    whole = trainer_of(dataset(), tmp_path / "whole", parts=held_out(), **options)
+    whole.train()
+    assert whole.state.best_model_checkpoint == str(tmp_path / "whole" / "checkpoint-4")
+    ended = trainer_of(dataset(), tmp_path / "run", parts=held_out(), **options)
+    interrupted_in_evaluation(ended, 4, 3)
+    ended.train()
+    again = trainer_of(dataset(), tmp_path / "run", parts=held_out(), **options)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-4")
+    assert same(weights(again), weights(whole))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("packs", [1, 3])
+def test_no_step_is_begun_when_the_evaluation_before_it_is_cut_short_too(tmp_path: Path, packs: int) -> None:
+    data = dataset(packs_per_step=packs)
+    whole = trainer_of(data, tmp_path / "whole", parts=held_out(), **BY_STEPS)
+    whole.train()
+    for resumed in (None, True):
+        ended = trainer_of(data, tmp_path / "run", parts=held_out(), **BY_STEPS)
+        interrupted_in_evaluation(ended, 2, 3)
+        ended.train(resume_from_checkpoint=resumed)
+        assert (ended.interrupted, ended.state.global_step) == ("SIGTERM", 2)
+    assert not ended.trained
+    again = trainer_of(data, tmp_path / "run", parts=held_out(), **BY_STEPS)
+    again.train(resume_from_checkpoint=True)
+    assert evaluations(again) == evaluations(whole)
+    assert same(weights(again), weights(whole))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("packs", [1, 3])
+def test_nor_when_it_is_the_one_that_ends_the_run(tmp_path: Path, packs: int) -> None:
+    data, parts, options = dataset(packs_per_step=packs), {**held_out(), "step": NO_GAIN}, {**BY_STEPS, "max_steps": 6}
+    whole = trainer_of(data, tmp_path / "whole", parts=parts, **options)
+    whole.train()
+    assert whole.state.global_step == 4, "the second evaluation is not better"
+    ended = trainer_of(data, tmp_path / "run", parts=parts, **options)
+    interrupted_in_evaluation(ended, 4, 3)
+    ended.train()
+    again = trainer_of(data, tmp_path / "run", parts=parts, **options)
+    again.train(resume_from_checkpoint=True)
+    assert not again.trained
+    assert (again.interrupted, again.state.global_step) == (None, 4)
+    assert evaluations(again) == evaluations(whole)
+    assert same(weights(again), weights(whole))
+
+
+def test_of_several_datasets_none_counts_before_all_are_evaluated(tmp_path: Path) -> None:
+    one = dataset(epochs=1)
+    parts = {"eval_dataset": {"a": one, "b": one}, "step": replace(NO_GAIN, early_stopping_patience=9)}
+    options = {**BY_STEPS, "metric_for_best_model": "a_loss"}
+
+    def told(trainer: Any) -> list[tuple[int, str]]:
+        names = ("eval_a_loss", "eval_b_loss")
+        return [(line["step"], name) for line in trainer.state.log_history for name in names if name in line]
+
+    def counted(trainer: Any) -> Any:
+        return trainer.state.stateful_callbacks["packtrain.early_stopping"]
+
+    whole = trainer_of(dataset(), tmp_path / "whole", parts=parts, **options)
+    whole.train()
+    ended = trainer_of(dataset(), tmp_path / "run", parts=parts, **options)
+    interrupted_in_evaluation(ended, 4, len(one.loader(num_workers=0)) + 2)
+    ended.train()
+    assert told(ended) == told(whole)[:2], "the first of the two was done"
+    again = trainer_of(dataset(), tmp_path / "run", parts=parts, **options)
+    again.train(resume_from_checkpoint=True)
+    assert told(again) == told(whole)
+    assert counted(again) == counted(whole)
+
+
+def test_without_data_to_evaluate_a_run_goes_on_all_the_same(tmp_path: Path) -> None:
+    ended = trainer_of(dataset(), tmp_path, parts=held_out(), **BY_STEPS)
+    interrupted_in_evaluation(ended, 2, 3)
+    ended.train()
+    again = trainer_of(dataset(), tmp_path, max_steps=4)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4
+    assert not evaluations(again)
+
+
+@pytest.mark.contract
+def test_what_is_owed_is_not_evaluated_once_more_at_the_start(tmp_path: Path) -> None:
+    options = {**BY_STEPS, "eval_on_start": True}
+    ended = trainer_of(dataset(), tmp_path, parts=held_out(), **options)
+    interrupted_in_evaluation(ended, 2, 3)
+    ended.train()
+    again = trainer_of(dataset(), tmp_path, parts=held_out(), **options)
+    again.train(resume_from_checkpoint=True)
+    assert [line["step"] for line in again.state.log_history if "eval_loss" in line] == [0, 2, 4]
 
 
 def test_an_evaluation_that_is_asked_for_is_not_cut_short(tmp_path: Path) -> None:

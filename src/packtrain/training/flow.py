@@ -40,8 +40,12 @@ class RunFlow(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Save and stop where any rank was asked to; otherwise see that no checkpoint comes too early."""
         (state.stateful_callbacks or {}).pop(_SAVED, None)
+        if control.should_training_stop and args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0.0):
+            control.should_evaluate = True  # now and not at the end of the epoch, so that it comes before saving
         self.interrupted = (self._interrupts.asked or _ELSEWHERE) if self._decision.votes else None
         if self.interrupted is not None:
+            if control.should_evaluate:
+                _owe(state)
             control.should_save, control.should_training_stop, control.should_evaluate = True, True, False
         elif state.global_step < self._delay:
             control.should_save = False
@@ -60,7 +64,7 @@ class RunFlow(TrainerCallback):
         if self._saved == step or self.interrupted is not None or step < self._delay:
             control.should_save = False
 
-    # ---- evaluations that are cut short
+    # ---- evaluations that are cut short or left out
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -78,11 +82,16 @@ class RunFlow(TrainerCallback):
     def cut(self, state: TrainerState, control: TrainerControl) -> None:
         """An evaluation was cut short: save what is not saved yet, and stop. A resumed run makes up for it."""
         self.interrupted = self._interrupts.asked or _ELSEWHERE
-        if isinstance(state.stateful_callbacks, dict):
-            state.stateful_callbacks[_SAVED] = {_DUE: state.global_step}
+        _owe(state)
         control.should_save, control.should_training_stop = self._saved != state.global_step, True
 
     def is_due(self, state: TrainerState) -> bool:
-        """Was the evaluation of the step that a run goes on from cut short?"""
+        """Was the evaluation of the step that a run goes on from cut short, or left out?"""
         found = (state.stateful_callbacks or {}).get(_SAVED)
         return bool(state.global_step) and isinstance(found, dict) and found.get(_DUE) == state.global_step
+
+
+def _owe(state: TrainerState) -> None:
+    """The checkpoint of this step says that its evaluation is still to be made."""
+    if isinstance(state.stateful_callbacks, dict):
+        state.stateful_callbacks[_SAVED] = {_DUE: state.global_step}

@@ -51,6 +51,7 @@ class SafeCheckpoints:
     model_wrapped: Any
     optimizer: Any
     control: Any
+    eval_dataset: Any
     callback_handler: Any
     is_fsdp_enabled: bool
     _resumed: Path | None = None  # the checkpoint that the present call of `train` goes on from
@@ -62,13 +63,28 @@ class SafeCheckpoints:
         return None if found is None else str(found.path)
 
     def _go_on(self) -> None:
-        """Before the first step: an evaluation that an interrupt cut short comes first, as it would have come."""
+        """Before the first step: an evaluation that an interrupt prevented comes first, as it would have come."""
         self._set_others_aside()
-        if self._flow.is_due(self.state):
-            self._determine_best_metric(self._evaluate(None, None), None)
+        if not self._makes_up:
+            return
+        state, best = self.state, self._determine_best_metric(self._evaluate(None, None), None)
+        if best and state.best_global_step == state.global_step:
+            state.best_model_checkpoint = str(self._resumed)  # of this step, and saved already
+
+    @property
+    def _makes_up(self) -> bool:
+        """Does the checkpoint lack an evaluation that can be made?"""
+        return self._flow.is_due(self.state) and self.eval_dataset is not None
+
+    def _run_epoch(self, *args: Any, **options: Any) -> None:
+        """Trainer's own, which looks only after a step whether the run is to end."""
+        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **options)  # type: ignore[misc]
 
     def _evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Trainer's own, which a signal ends: the run then saves and stops, and has no numbers of this evaluation."""
+        if options.get("skip_scheduler") and self._makes_up:  # at the start, where it was just made
+            return {}
         try:
             with self._flow.evaluating():
                 found: dict[str, float] = super()._evaluate(*args, **options)  # type: ignore[misc]

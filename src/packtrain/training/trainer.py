@@ -260,23 +260,25 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """The loss over the tokens of a dataset of packs, the same number packed and padded."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, dict):
-            found: dict[str, float] = {}
-            for name, one in dataset.items():
-                found |= self.evaluate(one, metric_key_prefix=f"{metric_key_prefix}_{name}")
-            return found
+        """The loss over the tokens of a dataset of packs, the same number packed and padded; of several, by name."""
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        named = {metric_key_prefix: given}
+        if isinstance(given, dict):
+            named = {f"{metric_key_prefix}_{name}": one for name, one in given.items()}
+        done = [self._evaluate_one(one, prefix) for prefix, one in named.items()]
+        for metrics in done:  # all of them or none: what was told before a signal would be told again after it
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return {name: value for metrics in done for name, value in metrics.items()}
+
+    def _evaluate_one(self, dataset: Any, prefix: str) -> dict[str, float]:
         started, doing = time.perf_counter(), self._doing
         self._doing = "evaluation"
         model, loader, device = self._model_to_evaluate(), self.get_eval_dataloader(dataset), self.args.device
         outcome = evaluation.evaluate(model, loader, self._sum_of, device, self._flow.stops(device))
         seconds, self._doing = time.perf_counter() - started, doing
-        metrics = outcome.metrics(metric_key_prefix, seconds)
-        outcome.warn(metric_key_prefix, first=self.args.process_index == 0)
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        outcome.warn(prefix, first=self.args.process_index == 0)
+        return outcome.metrics(prefix, seconds)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """This rank's packs of the first epoch of the evaluation's own plan."""
