@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from encoding import IMAGE_FAMILIES, TEXT_FAMILIES, VIDEO_FAMILIES, write_image
-from kept_tokens import SAMPLES, Folder, assert_same, built, config, folder_of, no_tokenizing, packed, write_data
+from kept_tokens import SAMPLES, Folder, assert_same, built, config, folder_of, no_tokenizing, packed, turn, write_data
 
 from packtrain import MultiModalIterableDataset
 from packtrain.core.errors import ConfigError, DataError, DriftError, RecordError
-from packtrain.packs.sample_tokens import SampleTokens
+from packtrain.core.values import Media, MediaRef, Message, Record, Text
+from packtrain.packs.sample_tokens import SampleTokens, record_code
 from packtrain.packs.values import PackKey
+from packtrain.records import open as open_records
 
 QUICK = ("qwen3_vl", "internvl", "llama")
 
@@ -142,16 +147,73 @@ def test_a_text_that_changed_is_noticed_as_ever(data: Path, model: Folder) -> No
         list(dataset.loader())
 
 
+def _rewritten(data: Path, word: str) -> None:
+    """Records in columns, as large and as old as before: only their content tells."""
+    before = data.stat() if data.exists() else None
+    rows = [{"id": f"r{n}", "messages": [turn("user", f"what {n}"), turn("assistant", word)]} for n in range(4)]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, data, compression="none", use_dictionary=False)
+    if before is not None:
+        assert data.stat().st_size == before.st_size
+        os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    open_records._reader_of_process.cache_clear()  # a later run has not read the file before
+
+
+@pytest.mark.parametrize("word", ["it is not", "it is 北", "it is one"])
+def test_a_record_that_changed_unseen_is_tokenized_as_without_a_cache(tmp_path: Path, model: Folder, word: str) -> None:
+    """Refused where its counts are other ones, else delivered as it is now."""
+    data = tmp_path / "data.parquet"
+    _rewritten(data, "it is two")
+    given = config(data, model("llama"))
+    before = list(built(given).loader())
+    _rewritten(data, word)
+    said: list[str] = []
+    batches: list[list[Any]] = []
+    for cached in (True, False):
+        dataset = built(replace(given, cache_tokens=cached))
+        try:
+            batches.append(list(dataset.loader()))
+        except DriftError as error:
+            said.append(str(error))
+    assert (len(said), len(batches)) in ((2, 0), (0, 2))
+    assert said[:1] == said[1:]
+    if batches:
+        assert_same(*batches)
+        assert not torch.equal(batches[0][0]["input_ids"], before[0]["input_ids"])
+
+
+def test_all_that_decides_the_text_side_is_in_the_code_of_a_record() -> None:
+    def coded(*messages: Message, **more: Any) -> int:
+        return record_code(Record(id="r", origin="o", source="s", messages=messages, **more))
+
+    photo, clip = (Media(kind, MediaRef(name="m", path="m")) for kind in ("image", "video"))
+    said = Message(role="user", parts=(photo, Text("ab"), Text("c\ud800")))
+    others = [
+        coded(said),
+        coded(said, plain=True),
+        coded(said, said),
+        coded(replace(said, role="system")),
+        coded(replace(said, train=False)),
+        coded(replace(said, parts=(clip, *said.parts[1:]))),
+        coded(replace(said, parts=(said.parts[1], photo, said.parts[2]))),
+        coded(replace(said, parts=(photo, Text("a"), Text("bc\ud800")))),
+        coded(replace(said, parts=(photo, Text("ab"), Text("d\ud800")))),
+    ]
+    assert len(set(others)) == len(others)
+    elsewhere = Media("image", MediaRef(name="n", path="n"))
+    assert coded(replace(said, parts=(elsewhere, *said.parts[1:]))) == coded(said), "media have their own code"
+
+
 def test_what_cannot_be_tokenized_is_left_to_reading(
     data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failure is counted where it is without a cache."""
     real = SampleTokens.of.__func__  # type: ignore[attr-defined]
 
-    def fails(cls: Any, layout: Any, tokenizer: Any) -> SampleTokens:
+    def fails(cls: Any, layout: Any, tokenizer: Any, record: int) -> SampleTokens:
         if "what is 3?" in layout.text:
             raise RecordError("template", "planted")
-        return real(cls, layout, tokenizer)  # type: ignore[no-any-return]
+        return real(cls, layout, tokenizer, record)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(SampleTokens, "of", classmethod(fails))
     given = config(data, model("qwen3_vl"))

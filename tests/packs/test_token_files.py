@@ -14,7 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kept_tokens import SAMPLES, Folder, built, config, folder_of, packed, told, turn, write_data
+from kept_tokens import (
+    SAMPLES,
+    Folder,
+    assert_same,
+    built,
+    config,
+    folder_of,
+    no_tokenizing,
+    packed,
+    told,
+    turn,
+    write_data,
+)
 
 from packtrain import DatasetConfig
 from packtrain.core.errors import ArtifactError
@@ -131,25 +143,90 @@ def test_of_several_ranks_one_makes_them(data: Path, model: Folder) -> None:
     assert found == [0, 2]
 
 
+def test_other_processes_wait_for_the_one_that_writes(
+    data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose measuring has other settings that change no token, and so another lock of its own."""
+    monkeypatch.setattr(token_writer, "PART_ROWS", 8)
+    write_data(data, "llama")
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(data.parent / "cache"))
+    given = replace(config(data, model("llama")), cache_dir=None)
+    other = replace(given, measuring={"workers": 2, "check": 0})
+    folder = folder_of(built(given))
+    assert folder_of(built(other)) == folder
+    shutil.rmtree(folder)
+    context = multiprocessing.get_context("fork")
+    out = context.Queue()
+    started: list[Any] = []
+    write = token_writer._write_part
+
+    def slow(task: Any, stretch: Any) -> Any:
+        if not started:
+            started.append(context.Process(target=_rank, args=(other, out)))
+            started[0].start()
+            started[0].join(1.5)  # without a lock it would be through, and have removed what is being written
+            assert started[0].is_alive()
+        return write(task, stretch)
+
+    monkeypatch.setattr(token_writer, "_write_part", slow)
+    assert [one.rows for one in told(given)] == [0, 8, SAMPLES]
+    assert out.get(timeout=60) == 0
+    started[0].join(30)
+
+
 # ---- damage
 
 
-def test_missing_and_truncated_files_are_an_error_with_a_way_out(data: Path, model: Folder) -> None:
+def test_missing_and_truncated_parts_are_made_again(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone, and those whose content is not as listed; a copy in another process fails with a way out."""
+    monkeypatch.setattr(token_writer, "PART_ROWS", 4)
     given = config(data, model("qwen3_vl"))
     dataset = built(given)
-    part = folder_of(dataset) / part_name(0)
-    content = part.read_bytes()
-    for damage, said in ((lambda: part.write_bytes(content[:-100]), "bytes"), (part.unlink, "no such file")):
+    folder = folder_of(dataset)
+    wanted = {path.name: path.read_bytes() for path in folder.iterdir()}
+    part, flipped = folder / part_name(1), folder / part_name(2)
+    ids = dataset.tokens.tokens(9).ids.tobytes()
+    assert wanted[flipped.name].count(ids) == 1
+    for damage, said in ((lambda: part.write_bytes(wanted[part.name][:-100]), "bytes"), (part.unlink, "no such file")):
+        part.unlink()  # and another one: what is open here stays as it was
+        flipped.unlink()
+        part.write_bytes(wanted[part.name])
+        flipped.write_bytes(wanted[flipped.name].replace(ids, bytes(len(ids))))
         damage()
-        with pytest.raises(ArtifactError) as caught:
-            built(given)
-        assert said in str(caught.value)
+        with pytest.raises(ArtifactError, match=said) as caught:
+            list(pickle.loads(pickle.dumps(dataset)).loader())
         assert str(part) in str(caught.value)
         assert "packtrain cache clear --kind tokens" in str(caught.value)
-        with pytest.raises(ArtifactError, match="cache clear --kind tokens"):
-            list(pickle.loads(pickle.dumps(dataset)).loader())
-    part.write_bytes(content)
-    built(given)
+        found = told(given)
+        assert [one.resumed for one in found] == [SAMPLES - 8] * 3
+        assert [why.split(":")[0] for why in found[0].changed] == [part.name]
+        assert said in found[0].changed[0]
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == wanted
+
+
+def test_a_running_training_outlives_the_folder(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_writer, "PART_ROWS", 3)
+    given = config(data, model("qwen3_vl"))
+    files = len(os.listdir("/proc/self/fd"))
+    dataset = built(given)
+    wanted = list(built(replace(given, cache_tokens=False)).loader())
+    assert len(dataset.tokens.parts) == 5
+    opened = len(os.listdir("/proc/self/fd"))
+    batches = iter(dataset.loader())
+    first = next(batches)
+    shutil.rmtree(folder_of(dataset))
+    no_tokenizing(monkeypatch)
+    assert_same([first, *batches], wanted)
+    assert opened - files < 5, "a mapped part needs no open file"
+
+
+def test_tokens_of_another_format_are_made_anew(data: Path, model: Folder) -> None:
+    given = config(data, model("llama"))
+    write_data(data, "llama")
+    listed = folder_of(built(given)) / TOKENS
+    listed.write_text(json.dumps({**json.loads(listed.read_text()), "version": 1}))
+    assert "format version 1" in told(given)[0].changed[0]
+    assert told(given) == []
 
 
 def _is_noticed(table: TokenTable, wanted: list[SampleTokens]) -> bool:
@@ -198,17 +275,18 @@ def test_tokens_made_anew_under_a_running_training(data: Path, model: Folder, mo
         stale.tokens(0)
 
 
-def test_a_full_disk(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOENT])
+def test_a_disk_that_is_full_or_fails(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     given = config(data, model("qwen3_vl"))
 
     def full(*_: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(token_writer, "part_batch", full)
     with pytest.raises(ArtifactError) as caught:
         built(given)
     monkeypatch.undo()
-    assert "No space left" in str(caught.value)
+    assert ("No space left" in str(caught.value)) == ("make room" in str(caught.value)) == (number == errno.ENOSPC)
     assert "data.cache_tokens: false" in str(caught.value)
     assert told(given)[-1].rows == SAMPLES
 
@@ -230,6 +308,7 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
                 learned=marked.astype(np.int32).reshape(-1, 2),
                 runs=runs.astype(np.int32),
                 media=int(draw.integers(-(2**63), 2**63 - 1)),
+                record=int(draw.integers(-(2**63), 2**63 - 1)),
             )
         )
     batch = part_batch(samples)
@@ -245,12 +324,12 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
         found = table.tokens(row)
         assert found is not None
         assert expected is not None
-        assert found.check == expected.check
+        assert (found.check, found.record) == (expected.check, expected.record)
         assert found.run_kinds == expected.run_kinds
         for one, other in zip(found.expanded(), expected.expanded(), strict=True):
             assert one.dtype == np.int64
             assert np.array_equal(one, other)
             one[:] = 0  # its own
-    assert not table._part(0)["ids"][1].flags.owndata, "mapped, not read"
+    assert not table._columns(0)["ids"][1].flags.owndata, "mapped, not read"
     with pytest.raises(IndexError):
         table.tokens(41)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by process id: on a shared disk another machine may have a process of the same one.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().int}.tmp")
     try:
         yield temporary
         sync(temporary)

@@ -6,7 +6,7 @@ Text is laid out and tokenized by the rule that measured it; pixels come from th
     ids       1  2   [9 9 9 9] 3     4         5 6  7         and then repeated
     labels    -  -    - - - -  -     -         5 6  7         never the first token, never media
 
-Tokens that are cached are taken from there, if the media are still the ones that they were made with.
+Tokens that are cached are taken from there, if record and media are still the ones that they were made from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from packtrain.packs.decode import Decoded, decode_frames, decode_image, read_he
 from packtrain.packs.expected import Expected, require_as_planned
 from packtrain.packs.pixels import MediaProcessor
 from packtrain.packs.positions import Positions
-from packtrain.packs.sample_tokens import SampleTokens, expansions_code
+from packtrain.packs.sample_tokens import SampleTokens, expansions_code, record_code
 from packtrain.packs.values import IGNORED, EncodedSample, VisionCounts
 from packtrain.records.media import MediaStore
 
@@ -198,19 +198,20 @@ class SampleEncoder:
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
         """The text side of a record whose media have these headers."""
-        return SampleTokens.of(self._layout(record, headers), self._text.tokenizer)
+        return SampleTokens.of(self._layout(record, headers), self._text.tokenizer, record_code(record))
 
     def _text_side(
         self, record: Record, headers: Sequence[MediaHeader], row: int
     ) -> tuple[SampleTokens, Sequence[Expansion]]:
-        """Tokens and expansions; tokenized now where they are not cached, or the media have become others."""
+        """Tokens and expansions; tokenized now where they are not cached, or record or media have become others."""
         known = self.cached.tokens(row) if self.cached is not None and row >= 0 else None
-        if known is not None:
+        code = record_code(record)
+        if known is not None and known.record == code:
             expansions = self._text.layouter.expansions(headers)
             if known.media == expansions_code(expansions):
                 return known, expansions
         layout = self._layout(record, headers)
-        return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
+        return SampleTokens.of(layout, self._text.tokenizer, code), layout.expansions
 
     def _layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The record as text; the template is run until a shape has come often enough to be worth learning."""

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import MediaKind
+from packtrain.core.values import MediaKind, Record
 from packtrain.families.base import Expansion
 from packtrain.families.coverage import covered_tokens
 from packtrain.families.layout import Layout
+from packtrain.families.skeleton import shape_of, texts_of
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.packs.values import IGNORED, IMAGE, TEXT, VIDEO
 
@@ -36,10 +37,11 @@ class SampleTokens:
     learned: np.ndarray  # (stretches, 2) int32: tokens that carry loss, first and behind the last
     runs: np.ndarray  # (runs, 3) int32: which token, how often, of which kind
     media: int  # `expansions_code` of the media that it was made with
+    record: int  # `record_code` of the record that it was made from
 
     @classmethod
-    def of(cls, layout: Layout, tokenizer: LightTokenizer) -> SampleTokens:
-        """What a tokenizer makes of a layout."""
+    def of(cls, layout: Layout, tokenizer: LightTokenizer, record: int) -> SampleTokens:
+        """What a tokenizer makes of the layout of a record with this code."""
         encoding = tokenizer.encode(layout.text, special=layout.special)
         ids = np.array(encoding.ids, dtype=np.int32)
         if not len(ids):
@@ -62,6 +64,7 @@ class SampleTokens:
             learned=_stretches(supervised),
             runs=np.array(runs, dtype=np.int32).reshape(-1, 3),
             media=expansions_code(layout.expansions),
+            record=record,
         )
 
     @property
@@ -73,6 +76,7 @@ class SampleTokens:
     def check(self) -> int:
         """A checksum of everything in it."""
         found = zlib.crc32(self.media.to_bytes(8, "little", signed=True))
+        found = zlib.crc32(self.record.to_bytes(8, "little", signed=True), found)
         for part in (self.ids, self.learned, self.runs):
             found = zlib.crc32(len(part).to_bytes(8, "little"), found)
             found = zlib.crc32(part.tobytes(), found)
@@ -98,6 +102,15 @@ def expansions_code(expansions: Sequence[Expansion]) -> int:
     if not expansions:
         return 0
     found = hashlib.blake2b(repr(tuple(expansions)).encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def record_code(record: Record) -> int:
+    """A number for all of a record that decides its text side: roles, what carries loss, kinds of parts, texts."""
+    texts = texts_of(record)
+    parts = record.plain, shape_of(record), [len(text) for text in texts]  # with them, no two can join to the same
+    found = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    found.update("".join(texts).encode("utf-8", "surrogatepass"))
     return int.from_bytes(found.digest(), "little", signed=True)
 
 

@@ -4,7 +4,7 @@ tokens.json        what they were made from, and the rows, size and digest of ev
                    without complete parts says so
 part-00000.arrow   the text sides of some consecutive rows: one record batch, lists of numbers, a checksum for each row
 
-Media are not kept, nor anything that depends on pixels: whoever reads compares the code of a sample's media.
+Media are not kept, nor anything that depends on pixels: whoever reads compares the codes of record and media.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from packtrain.costs.table import COSTS, CostTable
 from packtrain.packs.sample_tokens import SampleTokens
 from packtrain.plans.plan import inputs_of
 
-KIND, VERSION = "sample-tokens", 1
+KIND, VERSION = "sample-tokens", 2
 TOKENS = "tokens.json"
 NOT_KEPT = -1  # the check of a row whose record could not be tokenized
 FINGERPRINT = b"packtrain.fingerprint"
@@ -34,7 +34,7 @@ _NUMBERS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 PART_SCHEMA = pa.schema(
     [
         *(pa.field(name, _NUMBERS, nullable=False) for name in ("ids", "learned", "runs")),
-        *(pa.field(name, pa.int64(), nullable=False) for name in ("media", "check")),
+        *(pa.field(name, pa.int64(), nullable=False) for name in ("media", "record", "check")),
     ]
 )
 _LISTS = {"ids": (-1,), "learned": (-1, 2), "runs": (-1, 3)}
@@ -64,12 +64,15 @@ def part_name(number: int) -> str:
 
 
 class TokenTable:
-    """The tokens in one folder, by row of its cost table. It pickles as what it knows of the folder."""
+    """The tokens in one folder, by row of its cost table. It pickles as what it knows of the folder.
+
+    A process maps all parts at once and keeps them: what is removed from the folder afterwards is still there for it.
+    """
 
     def __init__(self, folder: Path, fingerprint: str, parts: tuple[Part, ...]) -> None:
         self.folder, self.fingerprint, self.parts = folder, fingerprint, parts
         self._starts = np.concatenate([[0], np.cumsum([part.rows for part in parts], dtype=np.int64)])
-        self._open: dict[int, dict[str, Any]] = {}
+        self._mapped: list[dict[str, Any]] | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> TokenTable:
@@ -82,6 +85,12 @@ class TokenTable:
         for number in range(len(made.parts)):
             made._require_size(number)
         return made
+
+    def opened(self) -> TokenTable:
+        """This one, with all of its parts mapped."""
+        if self._mapped is None:
+            self._mapped = [self._part(number) for number in range(len(self.parts))]
+        return self
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -96,7 +105,7 @@ class TokenTable:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        columns, at = self._part(number), row - int(self._starts[number])
+        columns, at = self._columns(number), row - int(self._starts[number])
         check = int(columns["check"][at])
         if check == NOT_KEPT:
             return None
@@ -116,22 +125,23 @@ class TokenTable:
             if len(check) != part.rows or int((check == NOT_KEPT).sum()) != part.not_kept:
                 yield f"{name}: other rows than {TOKENS} says"
 
+    def _columns(self, number: int) -> dict[str, Any]:
+        mapped = self.opened()._mapped
+        assert mapped is not None
+        return mapped[number]
+
     def _part(self, number: int) -> dict[str, Any]:
-        if number not in self._open:
-            self._require_size(number)
-            try:
-                columns = read_part(self.folder / part_name(number), self.fingerprint, self.parts[number].rows)
-            except ValueError as error:
-                raise self._damaged(number, str(error)) from None
-            self._open[number] = columns
-        return self._open[number]
+        self._require_size(number)
+        try:
+            return read_part(self.folder / part_name(number), self.fingerprint, self.parts[number].rows)
+        except ValueError as error:
+            raise self._damaged(number, str(error)) from None
 
     def _require_size(self, number: int) -> None:
         """Before it is mapped: reading behind the end of a mapped file would kill the process."""
         path, expected = self.folder / part_name(number), self.parts[number].bytes
-        size = path.stat().st_size if path.is_file() else None
-        if size != expected:
-            raise self._damaged(number, "no such file" if size is None else f"{size:,} of {expected:,} bytes")
+        if wrong := wrong_size(path, expected):
+            raise self._damaged(number, wrong)
 
     def _damaged(self, number: int, got: str) -> ArtifactError:
         name = part_name(number)
@@ -139,6 +149,15 @@ class TokenTable:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenTable, (self.folder, self.fingerprint, self.parts)
+
+
+def wrong_size(path: Path, expected: int) -> str | None:
+    """What is wrong with the size of a file, if anything is."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "no such file"
+    return None if size == expected else f"{size:,} of {expected:,} bytes"
 
 
 def read_part(path: Path, fingerprint: str, rows: int) -> dict[str, Any]:
@@ -155,7 +174,7 @@ def read_part(path: Path, fingerprint: str, rows: int) -> dict[str, Any]:
         raise ValueError(str(error)) from None
     if batch.num_rows != rows:
         raise ValueError(f"{batch.num_rows:,} rows instead of {rows:,}")
-    columns: dict[str, Any] = {name: batch.column(name).to_numpy() for name in ("media", "check")}
+    columns: dict[str, Any] = {name: batch.column(name).to_numpy() for name in ("media", "record", "check")}
     for name in _LISTS:
         column = batch.column(name)
         columns[name] = column.offsets.to_numpy(), column.values.to_numpy()
@@ -170,7 +189,8 @@ def part_batch(samples: list[SampleTokens | None]) -> pa.RecordBatch:
         offsets = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int32)
         values = np.concatenate([np.zeros(0, np.int32), *lists])
         columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=_NUMBERS))
-    columns.append(pa.array([0 if one is None else one.media for one in samples], pa.int64()))
+    for name in ("media", "record"):
+        columns.append(pa.array([0 if one is None else getattr(one, name) for one in samples], pa.int64()))
     columns.append(pa.array([NOT_KEPT if one is None else one.check for one in samples], pa.int64()))
     return pa.record_batch(columns, schema=PART_SCHEMA)
 
@@ -190,4 +210,4 @@ def _sample(columns: Mapping[str, Any], at: int) -> SampleTokens | None:
         if len(part) % abs(shape[-1]):
             return None
         found[name] = part.reshape(shape)
-    return SampleTokens(media=int(columns["media"][at]), **found)
+    return SampleTokens(media=int(columns["media"][at]), record=int(columns["record"][at]), **found)

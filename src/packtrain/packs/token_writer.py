@@ -3,12 +3,14 @@
 In:     a cost table and its rows, where data files are read, a folder
 Out:    the folder with every row's tokens, see token_table
 Costs:  one tokenizing of every text; on disk 4 bytes for each token of text; in memory one part for each process
-Fails:  data that are not as measured, or cannot be read (DataError); a disk that is full (ArtifactError). A record that
-        cannot be tokenized has no tokens and fails where it is read, as it does without a cache
+Fails:  data that are not as measured, or cannot be read (DataError); a folder that cannot be written, or a disk that is
+        full (ArtifactError). A record that cannot be tokenized has no tokens and fails where it is read, as it does
+        without a cache
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import time
@@ -22,6 +24,7 @@ import pyarrow as pa
 from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
 from packtrain.core.errors import ArtifactError, DataError, RecordError
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.locks import alone
 from packtrain.core.values import MediaHeader, Record
 from packtrain.costs.engines import in_processes
 from packtrain.costs.request import Request
@@ -45,6 +48,7 @@ from packtrain.packs.token_table import (
     part_name,
     read_part,
     token_inputs,
+    wrong_size,
 )
 from packtrain.records.media import MediaStore
 from packtrain.records.shards.plain import Files
@@ -90,59 +94,89 @@ def make_tokens(
     files: Files,
     folder: Path,
     *,
+    lock: Path,
     workers: int = 1,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> TokenTable:
     """The tokens of a table: those in the folder if they were made from the same, else made now.
 
-    Only for one process at a time. Nothing is reported where everything is there.
+    One process makes them, others with the same lock (outside of the folder, which may be removed) wait. Nothing is
+    reported where everything is there.
     """
     inputs = token_inputs(table)
-    changed, complete = _found(folder, inputs)
-    if complete:
-        return TokenTable.load(folder)
     task = _Task(request=table.request(), rows=rows.path, files=files, folder=folder, fingerprint=digest(inputs))
     stretches = list(_stretches(table.column("text_tokens")))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # From now on the folder says that it is not complete, and what its parts are to be made from.
-        write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
-        parts = _made(task, stretches, changed, workers, report)
-        write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": [asdict(part) for part in parts]})
+        with alone(lock) as held:
+            found = _found(folder, inputs)
+            if not found.whole:
+                folder.mkdir(parents=True, exist_ok=True)
+                if held:
+                    _remove_leftovers(folder)
+                # From now on the folder says that it is not complete, and what its parts are to be made from.
+                write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
+                parts = [asdict(part) for part in _made(task, stretches, found, workers, report)]
+                write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": parts})
+            return TokenTable.load(folder).opened()
     except OSError as error:
-        raise ArtifactError(
-            str(folder),
-            got=f"{type(error).__name__}: {error}",
-            expected="room for the tokens of the dataset",
-            fix="make room and run the same command again, what is complete is kept; or set data.cache_tokens: false",
-        ) from error
+        raise _not_written(folder, error) from error
     finally:
         _latest.clear()
-    return TokenTable.load(folder)
 
 
-def _found(folder: Path, inputs: dict[str, object]) -> tuple[tuple[str, ...], bool]:
-    """Why the tokens of a folder cannot be used, and whether they are all there and can."""
+def _not_written(folder: Path, error: OSError) -> ArtifactError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    first = "make room" if full else "see whether its disk works, and whether something else removes files there"
+    return ArtifactError(
+        str(folder),
+        got=f"{type(error).__name__}: {error}",
+        expected="room for the tokens of the dataset" if full else "a folder into which tokens can be written",
+        fix=f"{first}; then run the same command again, what is complete is kept; or set data.cache_tokens: false",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What is in a folder: parts as it lists them, where they are of the same inputs and were complete."""
+
+    changed: tuple[str, ...] = ()  # why they cannot be used as they are
+    parts: tuple[Part, ...] | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.parts is not None and not self.changed
+
+
+def _found(folder: Path, inputs: dict[str, object]) -> _Found:
+    """What an earlier process has left, its parts looked for."""
     if not (folder / TOKENS).exists():
-        return (), False
+        return _Found()
     try:
         content = read_json(folder / TOKENS, KIND, VERSION)
         changed = tuple(differences(content["inputs"], inputs))
-        return changed, not changed and content["parts"] is not None
-    except (ArtifactError, KeyError) as error:
-        return (str(error).splitlines()[0],), False
+        if changed or content["parts"] is None:
+            return _Found(changed=changed)
+        parts = tuple(Part(**part) for part in content["parts"])
+    except ArtifactError as error:
+        return _Found(changed=(f"{TOKENS}: {error.got}",))
+    except (KeyError, TypeError) as error:
+        return _Found(changed=(f"{TOKENS}: {error}",))
+    names = map(part_name, range(len(parts)))
+    sizes = [(name, wrong_size(folder / name, part.bytes)) for name, part in zip(names, parts, strict=True)]
+    return _Found(changed=tuple(f"{name}: {wrong}" for name, wrong in sizes if wrong), parts=parts)
 
 
 def _made(
     task: _Task,
     stretches: list[_Stretch],
-    changed: tuple[str, ...],
+    found: _Found,
     workers: int,
     report: Callable[[Progress], None],
 ) -> list[Part]:
     """Every part, on the disk."""
     _remove_others(task.folder, len(stretches))
-    done = {one.number: part for one in stretches if (part := _kept(task, one)) is not None}
+    listed, changed = dict(enumerate(found.parts or ())), found.changed
+    done = {one.number: part for one in stretches if (part := _kept(task, one, listed.get(one.number))) is not None}
     missing = [one for one in stretches if one.number not in done]
     rows = resumed = sum(part.rows for part in done.values())
     total = stretches[-1].stop if stretches else 0
@@ -173,18 +207,22 @@ def _stretches(text_tokens: np.ndarray) -> Iterator[_Stretch]:
 
 
 def _remove_others(folder: Path, parts: int) -> None:
-    """Parts that there will not be, and what killed processes have left."""
+    """Parts that there will not be."""
     names = {part_name(number) for number in range(parts)}
     for path in folder.glob("part-*.arrow"):
         if path.name not in names:
             path.unlink(missing_ok=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What killed processes have left; only for the one that holds the lock."""
     for path in folder.glob(".part-*.tmp"):
         path.unlink(missing_ok=True)
     remove_leftovers(folder, (TOKENS,))
 
 
-def _kept(task: _Task, stretch: _Stretch) -> Part | None:
-    """A part that was finished before, from the same inputs."""
+def _kept(task: _Task, stretch: _Stretch, listed: Part | None) -> Part | None:
+    """A part that was finished before, from the same inputs, and as it was listed if it was."""
     path = task.folder / part_name(stretch.number)
     if not path.is_file():
         return None
@@ -192,7 +230,8 @@ def _kept(task: _Task, stretch: _Stretch) -> Part | None:
         check = read_part(path, task.fingerprint, stretch.stop - stretch.start)["check"]
     except ValueError:
         return None
-    return _described(path, check)
+    part = _described(path, check)
+    return part if listed in (None, part) else None
 
 
 def _described(path: Path, check: np.ndarray) -> Part:

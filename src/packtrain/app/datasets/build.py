@@ -8,11 +8,9 @@ for batch in dataset.loader(num_workers=4):
 
 from __future__ import annotations
 
-import fcntl
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +22,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome, work_of
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest
+from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
 from packtrain.estimates.shapes import read_shape
@@ -64,7 +63,7 @@ class _Packs:
         how long it takes depends on the data.
         """
         root = Path(self.config.cache_dir).expanduser() if self.config.cache_dir is not None else cache_dir()
-        with _alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
+        with alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
             table = _measured(self.config, root, progress)
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
@@ -144,7 +143,9 @@ class _Packs:
         workers = self.config.measuring.get("workers") or len(os.sched_getaffinity(0))
         try:
             folder = root / "tokens" / table.folder.name
-            return make_tokens(table, rows, files, folder, workers=workers, report=progress)
+            # Not the lock of `build`: settings that change no token have their own, and share these.
+            lock = root / "locks" / f"tokens-{folder.name}.lock"
+            return make_tokens(table, rows, files, folder, lock=lock, workers=workers, report=progress)
         finally:
             files.close()
 
@@ -334,13 +335,3 @@ def _register(cls: type) -> None:
     from torch.utils.data import IterableDataset
 
     IterableDataset.register(cls)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process of a machine build while the others wait; where a disk has no locks they do not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
