@@ -17,6 +17,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from packtrain.core.errors import ConfigError
 MASTER = "master"  # in the state of a parameter
 HALF = (torch.bfloat16, torch.float16)
 AT_ONCE = 100_000_000  # numbers whose gradients are fp32 at the same time, where no single parameter has more
+WORTH_A_KERNEL = 2**16  # numbers of a weight; smaller ones take torch's way, all at once
 _KNOWN = ("torch", "transformers")  # packages whose optimizers step fp32 tensors, whatever the model is
+_ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 _Groups = Sequence[Mapping[str, Any]]
 
 
@@ -111,10 +114,41 @@ class MasterWeights(Optimizer):
                 loss = closure()
         self._follow_groups()
         for group in self.param_groups:
-            for weights in _parts([weight for weight in group["params"] if weight.grad is not None]):
-                self._step_part(group, weights)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            for part in _parts(self._step_in_one_pass(group, weights)):
+                self._step_part(group, part)
         self._show()
         return loss
+
+    def _step_in_one_pass(self, group: Mapping[str, Any], weights: Sequence[Tensor]) -> list[Tensor]:
+        """Step those that a kernel of ours can, and return the others.
+
+        In its first step a weight is one of the others: the wrapped optimizer makes its states.
+        """
+        large = [weight for weight in weights if _local(weight).numel() >= WORTH_A_KERNEL]
+        if not large or not _has_kernel(self._inner, group):
+            return list(weights)
+        from packtrain.training.master_kernel import AdamRates, Stepped, step_all
+
+        first, second = group["betas"]
+        decay = group["weight_decay"]
+        rates = AdamRates(rate=group["lr"], first=first, second=second, epsilon=group["eps"], decay=decay)
+        done: dict[Tensor, Stepped] = {}
+        for weight in large:
+            master = self._masters[weight]
+            state = {name: _local(kept) for name, kept in self._inner.state.get(master, {}).items()}
+            one = Stepped(weight=_local(weight), gradient=_local(weight.grad), master=_local(master), state=state)
+            if (
+                master is not weight
+                and state.keys() == {"step", "exp_avg", "exp_avg_sq"}
+                and _fit_kernel(one.tensors())
+            ):
+                done[weight] = one
+        if done:
+            torch._foreach_add_([one.state["step"] for one in done.values()], 1)
+        for place in {one.place for one in done.values()}:
+            step_all([one for one in done.values() if one.place == place], rates)
+        return [weight for weight in weights if weight not in done]
 
     def _step_part(self, group: Mapping[str, Any], weights: Sequence[Tensor]) -> None:
         if any(weight.grad.is_sparse for weight in weights if weight.grad is not None):
@@ -242,6 +276,24 @@ def _taken(weight: Tensor, saved: Tensor | None) -> Tensor:
     if weight.dtype in HALF:
         return saved.detach().to(device=weight.device, dtype=torch.float32)
     return weight.copy_(saved)
+
+
+def _has_kernel(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Is this AdamW as it is by default, asked to be fused?"""
+    plain = type(optimizer) is torch.optim.AdamW and bool(group.get("fused")) and isinstance(group["lr"], float)
+    return plain and not group["amsgrad"] and not group["maximize"] and find_spec("triton") is not None
+
+
+def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
+    """Tensors that a kernel can go through side by side."""
+    return all(
+        one.is_cuda
+        and one.device == tensors[0].device
+        and one.layout == torch.strided
+        and one.is_contiguous()
+        and one.data_ptr() % 16 == 0
+        for one in tensors
+    )
 
 
 def _members(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
