@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
+from packtrain.models.host_threads import in_one_thread
 from packtrain.models.parts import transformers_model
 from packtrain.packs.values import IGNORED
 
@@ -33,6 +34,7 @@ class Targets:
     weights: Tensor | None = None  # (supervised,) float32; None: 1 each
 
     @classmethod
+    @in_one_thread()
     def of(cls, labels: Tensor, weights: Tensor | None = None) -> Targets:
         """From labels, and weights of the same shape."""
         labels = labels.view(-1, labels.shape[-1])
@@ -67,7 +69,7 @@ class ChunkedLoss:
         base.loss_function = self._loss
 
     @classmethod
-    def install(cls, model: Any, *, chunk: int = 2048) -> ChunkedLoss:
+    def install(cls, model: Any, *, chunk: int = 4096) -> ChunkedLoss:
         """For a model, also one inside wrappers; an earlier one is taken away."""
         base = transformers_model(model)
         earlier: ChunkedLoss | None = base.__dict__.get("_packtrain_loss")
@@ -192,11 +194,11 @@ def _in_chunks(
 
 
 def _add_product(total: Tensor, by_logits: Tensor, rows: Tensor) -> None:
-    """total += by_logits.T @ rows; the product is as large as the head."""
-    if rows.dtype == total.dtype:
-        total.addmm_(by_logits.T, rows)
+    """total += by_logits.T @ rows, without a product beside the total: it would be as large as the head."""
+    if rows.dtype != total.dtype and total.device.type == "cuda":
+        torch.addmm(total, by_logits.T, rows, out_dtype=total.dtype, out=total)
     else:
-        total += _product(by_logits.T, rows)
+        total.addmm_(by_logits.T.to(total.dtype), rows.to(total.dtype))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain.models.host_threads import in_one_thread
 from packtrain.models.parts import model_parts
 
 MODEL_TYPES = ("qwen3_vl",)
@@ -56,6 +57,7 @@ class _Sizes:
         """The language model, which is handed everything, has no use for them."""
         return args, {name: value for name, value in kwargs.items() if not name.startswith(("image_", "video_"))}
 
+    @in_one_thread()
     def of(self, grid: Tensor, device: torch.device) -> dict[str, Any]:
         """By the names that the tower takes them by."""
         from transformers import vision_utils

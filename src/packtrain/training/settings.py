@@ -8,7 +8,7 @@ from typing import get_args
 from packtrain.batches.weights import LossWeighting
 from packtrain.core.errors import ConfigError, nearest
 
-LOSS_CHUNK = 2048
+LOSS_CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
