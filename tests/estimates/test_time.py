@@ -28,7 +28,7 @@ from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 SHAPE = shape_from_config(QWEN3_VL_2B)
 H200 = find_gpu("h200")
 MEMORY = H200.bandwidth * Coefficients().bandwidth_efficiency  # bytes per second
-CHECKPOINTED = TrainingSetup(optimizer="sgd", master_weights=False)  # as it was measured
+CHECKPOINTED = TrainingSetup(optimizer="sgd", master_weights=False, loss_chunk=2048)  # as it was measured
 PLAIN = replace(CHECKPOINTED, gradient_checkpointing=False, vision_checkpointing=False)
 
 
@@ -61,7 +61,7 @@ def test_throughput_measured_on_an_h200(setup: TrainingSetup, load: Load, compil
     assert step == step_time(SHAPE, setup, load, H200)
     assert tokens_per_second(SHAPE, setup, load, H200) == load.tokens / step.seconds
     waited = waiting_seconds(SHAPE, setup, load, coefficients)  # sizes of images were on the GPU then
-    assert load.tokens / (step.seconds + waited) == pytest.approx(measured, rel=0.03)
+    assert load.tokens / (step.seconds + waited) == pytest.approx(measured, rel=0.04)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
@@ -150,7 +150,7 @@ def test_adapters_in_half_precision_multiply_and_move_less() -> None:
     assert half.memory_traffic < wide.memory_traffic, "nothing is cast"
     empty = replace(load, tokens=0, squared_tokens=0, supervised_tokens=0, patches=0, squared_patches=0)
     wide, half = (step_time(SHAPE, replace(setup, master_weights=masters), empty, H200) for masters in (False, True))
-    assert half.memory_traffic - wide.memory_traffic == pytest.approx((7 * 2 + 12) * adapters / MEMORY)
+    assert half.memory_traffic - wide.memory_traffic == pytest.approx(7 * 2 * adapters / MEMORY)
 
 
 def test_adapters_read_and_write_beside_their_matrices() -> None:
@@ -176,13 +176,24 @@ def test_adapters_read_and_write_beside_their_matrices() -> None:
 def test_launches_go_with_the_kernels_of_a_layer() -> None:
     load, text = mix(8_192), replace(mix(8_192), patches=0, squared_patches=0)
     adapters = replace(PLAIN, method="lora", train_vision=False, train_connector=False)
-    chosen = Coefficients(layer_seconds=0.001)
+    chosen = Coefficients(layer_seconds=0.113)  # a millisecond for each of 38 forward and 75 backward
     plain, more = (launch_seconds(SHAPE, setup, text, chosen) for setup in (PLAIN, adapters))
-    assert plain == pytest.approx(28 * 0.001 * (38 + 16) / 38)
-    assert more / plain == pytest.approx((38 + 16 + 7 * 4) / (38 + 16))
-    for setup in (PLAIN, adapters):
-        assert launch_seconds(SHAPE, replace(setup, compiled=True), text, chosen) == pytest.approx(28 * 0.001)
+    assert plain == pytest.approx(28 * (38 + 16 + 75 + 29) / 1000)
+    assert more - plain == pytest.approx(28 * 7 * (4 + 4) / 1000)
+    again = launch_seconds(SHAPE, replace(PLAIN, gradient_checkpointing=True), text, chosen)
+    assert again - plain == pytest.approx(28 * (38 + 16) / 1000), "forward once more"
+    compiled = [launch_seconds(SHAPE, replace(one, compiled=True), text, chosen) for one in (PLAIN, adapters)]
+    assert compiled[0] == pytest.approx(28 * 0.113)
+    assert compiled[0] < compiled[1] < 2 * compiled[0]
     assert launch_seconds(SHAPE, PLAIN, load, chosen) > plain, "the tower has launches too"
+
+
+def test_a_tower_without_our_kernel_is_launched_for_each_image() -> None:
+    chosen, called = Coefficients(layer_seconds=0.113), replace(PLAIN, attention="sdpa")
+    few, many = (replace(mix(8_192), images=images) for images in (2, 5))
+    one = launch_seconds(SHAPE, called, many, chosen) - launch_seconds(SHAPE, called, few, chosen)
+    assert one == pytest.approx(3 * 24 * (12 + 24) / 1000), "in each of 24 layers"
+    assert launch_seconds(SHAPE, PLAIN, many, chosen) == launch_seconds(SHAPE, PLAIN, few, chosen)
 
 
 def test_launches_show_where_the_gpu_is_faster_than_the_host() -> None:
@@ -229,7 +240,7 @@ def test_sharding_divides_the_optimizer() -> None:
 
     masters = {"master_weights": True}
     saved = traffic(**masters) - traffic(**masters, sharding="fsdp")
-    assert saved == pytest.approx(7 / 8 * (7 * 4 + 12 + 3 * 2) * SHAPE.parameters.total / MEMORY)
+    assert saved == pytest.approx(7 / 8 * (7 * 4 + 3 * 2) * SHAPE.parameters.total / MEMORY)
     saved = traffic() - traffic(sharding="fsdp")
     assert saved == pytest.approx(7 / 8 * (7 + 3) * 2 * SHAPE.parameters.total / MEMORY)
     assert traffic(optimizer="adamw_8bit") < traffic() < traffic(**masters)
@@ -239,7 +250,7 @@ def test_all_logits_move_more_than_supervised_ones() -> None:
     load = mix(8_192)
     chunked, whole = (step_time(SHAPE, replace(PLAIN, chunked_loss=chunked), load, H200) for chunked in (True, False))
     logits = 151936 * (24 * load.tokens - 12 * load.supervised_tokens)
-    gradient = 16 * 151936 * 2048 * load.supervised_tokens / 2048  # of the head, summed chunk by chunk
+    gradient = 8 * 151936 * 2048 * load.supervised_tokens / 2048  # of the head, summed chunk by chunk
     assert whole.memory_traffic - chunked.memory_traffic == pytest.approx((logits - gradient) / MEMORY)
     assert whole.compute > chunked.compute
 

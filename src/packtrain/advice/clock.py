@@ -49,7 +49,7 @@ class Clock:
         )
         whole_rows = passes["tokens"].astype(np.float64) ** 2 / passes["rows"]
         found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
-        return self._launched(found, passes["patches"] > 0)
+        return self._launched(found, passes["patches"] > 0, passes["images"])
 
     def epoch(self, passes: Passes, per_step: int, *, packs: bool = False) -> float:
         """All passes in this order, `per_step` in an optimizer step.
@@ -103,12 +103,14 @@ class Clock:
         )
         return (dense - plain) / (_PROBE * _PROBE / row.rows)
 
-    def _launched(self, busy: np.ndarray, sees: np.ndarray) -> np.ndarray:
+    def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
         """Passes behind their launches; those without patches are spared the tower's, and waiting for it."""
         chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
         waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0
-        with_tower, without = (launch_seconds(self.shape, self.setup, load, chosen) for load in (image, text))
-        seconds = behind_launches(busy - waited, np.where(sees, with_tower, without))
+        loads = (text, image, replace(image, images=1))
+        without, with_tower, with_one = (launch_seconds(self.shape, self.setup, load, chosen) for load in loads)
+        launches = np.where(sees, with_tower + (with_one - with_tower) * images, without)
+        seconds = behind_launches(busy - waited, launches)
         return np.asarray(seconds + np.where(sees, waited, 0.0))

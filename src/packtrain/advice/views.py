@@ -83,10 +83,15 @@ class _Named:
 
 
 def heaviest_pack(question: Question, passes: Passes) -> int:
-    """The pack that needs most memory: estimated for a few that a linear look at all finds, exactly."""
+    """The pack that needs most memory, estimated exactly for those that it can be.
+
+    Memory is largest at one of several moments, which different things decide: candidates are the packs with most of
+    each, and those that a linear look at all of them together finds.
+    """
     worst = passes.worst()
     whole = question.memory_of(worst).total
     score = np.zeros(len(passes))
+    found: set[int] = {int(passes[name].argmax()) for name in FIELDS}
     for names in (
         ("tokens", "longest", "samples"),
         ("supervised_tokens",),
@@ -96,10 +101,13 @@ def heaviest_pack(question: Question, passes: Passes) -> int:
         if getattr(worst, names[0]):
             saved = whole - question.memory_of(half).total
             score += passes[names[0]] * (2 * saved / getattr(worst, names[0]))
-    likely = np.argsort(-score, kind="stable")[:_EXACT]
-    extremes = [int(passes[name].argmax()) for name in FIELDS]
-    candidates = sorted({*likely.tolist(), *extremes})
+            found |= _most(passes[names[0]])
+    candidates = sorted(found | _most(score))
     return max(candidates, key=lambda number: question.memory_of(passes.load(number)).total)
+
+
+def _most(values: np.ndarray) -> set[int]:
+    return set(np.argsort(-values, kind="stable")[:_EXACT].tolist())
 
 
 def sample_ids(plan: PackPlan, table: CostTable, number: int) -> tuple[str, ...]:

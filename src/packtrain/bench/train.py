@@ -39,8 +39,6 @@ def bench_train(
     if device.type == "cpu":
         settings = replace(settings, dtype=torch.float32)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    # It makes a plan for every new length, which would only make the padded rows slower.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     tiny = bench.name == TINY
     pool = Pool.of_lvis_shape(longest=bench.longest, samples=256 if tiny else POOL, scale=_TINY_SCALE if tiny else 1)
     result: dict[str, Any] = {**_about(bench, device, settings, pool), "rows": []}

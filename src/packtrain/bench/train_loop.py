@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -34,6 +34,7 @@ from packtrain.models.compiled import compile_layers, undo_compile
 from packtrain.models.no_waiting import stop_waiting
 from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
+from packtrain.packs.values import PackedRow
 from packtrain.training.masters import make_optimizer
 from packtrain.training.settings import LOSS_CHUNK
 from packtrain.training.settled import set_aside
@@ -103,6 +104,19 @@ class _Marks:
         return each, [seconds for seconds, *_, batch in marked if not batch]
 
 
+class _WithoutPositions:
+    """Padded batches as processors of transformers make them: the model computes positions from kinds of tokens."""
+
+    def __init__(self, collator: PaddedCollator, image_token: int) -> None:
+        self._collator, self._image_token = collator, image_token
+
+    def __call__(self, rows: Sequence[PackedRow]) -> Batch:
+        batch = self._collator(rows)
+        del batch["position_ids"]
+        batch["mm_token_type_ids"] = (batch["input_ids"] == self._image_token).int()
+        return batch
+
+
 def _graphs() -> int:
     """How many graphs were compiled so far."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -134,7 +148,8 @@ class BenchTrainer:
     def run(self) -> dict[str, Any]:
         """Train, and say how it went. The clock starts while workers are at work and everything is compiled."""
         loader = self.loader([*self._warm, *self.timed])
-        self.train(loader, len(self._warm), steps_at={len(self._warm)})
+        # Two steps: the first makes masters and states, and what steps them from then on is compiled in the second.
+        self.train(loader, len(self._warm), steps_at={len(self._warm) // 2, len(self._warm)})
         self._synchronize()
         set_aside()
         if self._device.type == "cuda":
@@ -166,6 +181,7 @@ class BenchTrainer:
 
     def _prepare(self) -> ChunkedLoss | None:
         row, model = self._row, self._model
+        torch.backends.cuda.enable_cudnn_sdp(row.cudnn)
         prepare_model(model, attention=row.attention)
         if row.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -176,8 +192,7 @@ class BenchTrainer:
             self._on_host = stop_waiting(model)
         if row.compiled:
             compile_layers(model, constant=row.is_packed, backend=self._settings.backend)
-        chunk = row.larger_chunks * self._settings.loss_chunk
-        return ChunkedLoss.install(model, chunk=chunk) if row.chunked_loss else None
+        return ChunkedLoss.install(model, chunk=self._settings.loss_chunk) if row.chunked_loss else None
 
     # ---- steps
 
@@ -227,10 +242,11 @@ class BenchTrainer:
         )
         return iter(loader)
 
-    def _collator(self) -> PackCollator | PaddedCollator:
+    def _collator(self) -> Callable[[Sequence[PackedRow]], Batch]:
         contract = contract_for(self._bench.config)
         if not self._row.is_packed:
-            return PaddedCollator(contract, pad_id=0)
+            padded = PaddedCollator(contract, pad_id=0)
+            return padded if self._row.tuned else _WithoutPositions(padded, self._bench.config["image_token_id"])
         tokens = -(-self._row.size // _MULTIPLE) * _MULTIPLE
         return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=tokens))
 

@@ -197,8 +197,8 @@ def input_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
 def loss_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """Logits and their gradients where they are largest, gone before the layers run backward.
 
-    In chunks, logits and their gradient are of the compute type, and the head's gradient is summed in fp32: once there
-    is the sum beside the product of one chunk, once the next chunk's logits beside those of the one before.
+    In chunks, logits and their gradient are of the compute type, and the next chunk's logits are made while those of
+    the one before are there. The head's gradient is summed in fp32.
     """
     language, b = shape.language, compute_bytes(setup)
     if not setup.chunked_loss:
@@ -206,10 +206,9 @@ def loss_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     positions = min(setup.loss_chunk, load.supervised_tokens)
     chunk = b * language.vocabulary * positions
     head = FLOAT * language.vocabulary * language.hidden if setup.method == "full" and positions else 0
-    product = head if b < FLOAT else 0
-    following = chunk if load.supervised_tokens > positions else 0
+    following = b * language.vocabulary * min(positions, load.supervised_tokens - positions)
     hidden = (b + FLOAT) * language.hidden * load.supervised_tokens  # at supervised positions, and its gradient in fp32
-    return hidden + 2 * chunk + head + max(product, following)
+    return hidden + 2 * chunk + head + following
 
 
 def waiting_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:

@@ -35,21 +35,26 @@ from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 _ACTIVATION_BYTES = 2  # activations are bf16 whatever the weights are kept in
 _LOGIT_BYTES = 24  # traffic of one logit: written, widened, normalised, its gradient written and read twice
 _CHUNK_LOGIT_BYTES = 12  # in chunks, with one kernel: written, read twice, its gradient written and read twice
-_HEAD_BYTES = 16  # of one number of the head's gradient per chunk: the product in fp32, and adding it up
+_HEAD_BYTES = 8  # of one number of the head's gradient per chunk: the sum in fp32 read and written
 _FP32_PRODUCTS = 15.0  # how much slower than bf16 products: where adapters are fp32 beside weights in bf16
 _BACKWARD = 2.0  # element-wise kernels backward touch about twice what they touch forward
 # How often the optimizer reads or writes a number of the weights' size per trained parameter, and bytes beside that.
 _OPTIMIZER_TRAFFIC = {"adamw": (7, 0), "adamw_8bit": (3, 4), "adafactor": (4, 0), "sgd": (3, 0)}
-_MASTER_BYTES = 12  # beside that, all of it in fp32: the gradient read and widened, the master read and rounded
+# With masters, all of that in fp32, and beside it the gradient read and widened, the master read and rounded; where one
+# kernel does both, the gradient is read and the weight written in half precision instead.
+_MASTER_BYTES, _KERNEL_MASTER_BYTES = 12, {"adamw": 0}
 _CLIPPING = 3  # accesses to a gradient before that: read for its norm, then scaled
 # Of adapters, how often all that their matrices read and write is moved, forward and backward. As it is written, the
 # result is made, scaled and added in three kernels; compiled, it is scaled and added where it is read next.
 _ADAPTER_MOVES = {False: ((1, 6), (5, 4)), True: ((1, 2), (3, 3))}
 _SHARP = 4  # how much the longer of two things at the same time decides
-# Kernels of one layer forward, as it is written: what launching them takes goes with their number.
-_LAYER_KERNELS, _HEAD_NORM_KERNELS, _ADAPTER_KERNELS = 38, 16, 4
-_TOWER_KERNELS = {"qwen2_vl": 26, "qwen2_5_vl": 42, "qwen3_vl": 26}
-_PLAIN_TOWER_KERNELS = 12
+# Kernels of one layer forward and backward, as it is written: what launching them takes goes with their number.
+_LAYER_KERNELS, _HEAD_NORM_KERNELS, _ADAPTER_KERNELS = (38, 75), (16, 29), (4, 4)
+_TOWER_KERNELS = {"qwen2_vl": (24, 39), "qwen2_5_vl": (40, 75), "qwen3_vl": (24, 39)}
+_PLAIN_TOWER_KERNELS = (12, 26)
+# Where a tower calls attention for each image by itself: what a call takes, in kernels.
+_CALLED_FOR_EACH_IMAGE, _IMAGE_KERNELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), (12, 24)
+_COMPILED_ADAPTERS = 1.25  # times as long as a compiled layer without them
 _ASKING_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # the host asks the GPU for sizes of images while they run
 _ANSWERED = ("qwen3_vl",)  # training keeps the sizes on the host, so that nothing waits
 
@@ -65,7 +70,7 @@ class Coefficients:
     elementwise_passes: float = 4.88  # how often a layer forward moves as many bytes as it keeps for its backward pass
     vision_factor: float = 1.0  # how much slower the tower is than these shares say
     recomputed_share: float = 1.0  # of a layer's forward that recomputing it costs
-    layer_seconds: float = 0.00384  # launching one layer of 38 kernels, forward and backward
+    layer_seconds: float = 0.00384  # launching one layer of 113 kernels, forward and backward
     waiting_seconds: float = 0.05  # of a tower's forward, while the host asks for sizes and has launched nothing ahead
     overlap: float = 0.5  # share of the compute time behind which communication hides
     network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
@@ -102,7 +107,7 @@ def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
     del gpu  # the same shares of every data sheet, until measurements say otherwise
     if not compiled:
         return Coefficients()
-    return Coefficients(elementwise_passes=4.41, layer_seconds=0.0003, waiting_seconds=0.025)
+    return Coefficients(elementwise_passes=4.3, layer_seconds=0.003, waiting_seconds=0.025)
 
 
 def step_time(
@@ -149,14 +154,15 @@ def waiting_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coeffic
 
 
 def launch_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coefficients: Coefficients) -> float:
-    """How long the host needs to launch one pass: a third of a layer's is its forward, which checkpointing repeats."""
-    third = coefficients.layer_seconds / 3
-    decoder, tower = _launches(shape, setup)
-    seconds = decoder * shape.language.layers * third * (4 if setup.gradient_checkpointing else 3)
+    """How long the host needs to launch one pass; checkpointing repeats what is forward."""
+    each = coefficients.layer_seconds / sum(_LAYER_KERNELS)
+    forward, backward = _decoder_kernels(shape, setup)
+    kernels = shape.language.layers * ((2 if setup.gradient_checkpointing else 1) * forward + backward)
     if shape.vision is not None and load.patches:
-        per_layer = (4 if setup.vision_checkpointing else 3) if setup.train_vision else 1
-        seconds += tower * shape.vision.layers * third * per_layer
-    return seconds
+        forward, backward = _tower_kernels(shape, setup, load)
+        again = setup.vision_checkpointing and setup.train_vision
+        kernels += shape.vision.layers * ((2 if again else 1) * forward + setup.train_vision * backward)
+    return each * kernels
 
 
 def behind_launches(busy: Any, launches: Any) -> Any:
@@ -337,7 +343,7 @@ def _optimizer_bytes(shape: ModelShape, setup: TrainingSetup) -> float:
     accesses, others = _OPTIMIZER_TRAFFIC[setup.optimizer]
     shards = 1 if setup.sharding == "ddp" else setup.gpus
     moved = ((accesses + _CLIPPING) * _weight_bytes(setup) + others) * trained_parameters(shape, setup)
-    wider = accesses * (FLOAT - _weight_bytes(setup)) + _MASTER_BYTES
+    wider = accesses * (FLOAT - _weight_bytes(setup)) + _KERNEL_MASTER_BYTES.get(setup.optimizer, _MASTER_BYTES)
     moved += wider * count(shape, setup).masters(setup)
     return moved / shards
 
@@ -359,11 +365,26 @@ def _communication(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, chosen: Co
     return moved * (setup.gpus - 1) / setup.gpus / speed
 
 
-def _launches(shape: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
-    """What launching a layer of decoder and tower takes, beside a plain decoder's; compiled layers are all alike."""
+def _decoder_kernels(shape: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
+    """Of one layer forward and backward; of a compiled one, which is launched as a whole, in proportion to that."""
+    forward, backward = _LAYER_KERNELS
+    adapted = setup.method != "full"
     if setup.compiled:
-        return 1.0, 1.0
-    kernels = _LAYER_KERNELS + (_HEAD_NORM_KERNELS if small_parts(shape)[1] else 0)
-    if setup.method != "full":
-        kernels += _ADAPTER_KERNELS * len(adapted_matrices(shape.language))
-    return kernels / _LAYER_KERNELS, _TOWER_KERNELS.get(tower_kind(shape), _PLAIN_TOWER_KERNELS) / _LAYER_KERNELS
+        factor = _COMPILED_ADAPTERS if adapted else 1.0
+        return factor * forward, factor * backward
+    norms = small_parts(shape)[1] > 0
+    matrices = len(adapted_matrices(shape.language)) if adapted else 0
+    return (
+        forward + norms * _HEAD_NORM_KERNELS[0] + matrices * _ADAPTER_KERNELS[0],
+        backward + norms * _HEAD_NORM_KERNELS[1] + matrices * _ADAPTER_KERNELS[1],
+    )
+
+
+def _tower_kernels(shape: ModelShape, setup: TrainingSetup, load: Load) -> tuple[float, float]:
+    """Of one layer of the tower, the same way."""
+    if setup.compiled:
+        return _LAYER_KERNELS
+    kind = tower_kind(shape)
+    forward, backward = _TOWER_KERNELS.get(kind, _PLAIN_TOWER_KERNELS)
+    calls = load.images if setup.attention == "sdpa" and kind in _CALLED_FOR_EACH_IMAGE else 0
+    return forward + calls * _IMAGE_KERNELS[0], backward + calls * _IMAGE_KERNELS[1]

@@ -129,7 +129,7 @@ class TrainingSetup:
     vision_checkpointing: bool = True
     vision_batch_patches: int | None = None  # the tower runs in sub-batches of at most this many patches
     chunked_loss: bool = True  # logits only at supervised positions, in chunks
-    loss_chunk: int = 2048  # positions at once
+    loss_chunk: int = 4096  # positions at once
     attention: Attention = "varlen"
     compiled: bool = False  # layers are compiled one by one
 
