@@ -252,6 +252,8 @@ def test_a_split_plan_is_shown_in_pieces(tmp_path: Path) -> None:
     check(found)
     one = found.study.simulations[0]
     assert (one.samples_packed, one.samples_dropped) == (45, 0)
+    part = outcome(tmp_path / "p", columns, packing={"overlong": "split"}, lengths=[8192], most_rows=30).study
+    assert part.simulations[0].samples_packed == 45, "also where the sweep is of a part"
     assert len(found.study.picture) == one.packs, "every pack is shown"
     shown = [sample for pack in found.study.picture for sample in pack.samples]
     assert len(shown) == 40 + 5 * 3

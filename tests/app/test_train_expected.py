@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from packtrain.app.config.load import RunConfig
 from packtrain.app.demo.data import write_dataset
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.prepare import Prepared, batch_rows, prepare
 from packtrain.app.train.settings import resolve_run
 from packtrain.estimates.memory import estimate_memory
+from packtrain.plans.schedule import EMPTY
 
 H200 = "NVIDIA H200"
 
@@ -23,6 +27,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACKTRAIN_CACHE", str(folder / "cache"))
         return made(folder)
+
+
+@pytest.fixture
+def padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Prepared:
+    """Two epochs; rows of a step do not always fill its batches of three."""
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    size = (f"training.effective_batch_size={steps}", "training.per_device_train_batch_size=3")
+    return made(tmp_path, "data.packing=false", "training.num_train_epochs=2", *size)
 
 
 def made(folder: Path, *overrides: str) -> Prepared:
@@ -68,3 +80,29 @@ def test_the_length_that_is_named_fits(small: Prepared) -> None:
 def test_compiled_rows_are_as_long_as_packs_may_be(small: Prepared) -> None:
     assert heaviest(small, on(small, compiled=True)).tokens == 1024
     assert heaviest(small, on(small, compiled=False)).tokens <= 1024
+
+
+@pytest.mark.parametrize("steps", [7])
+def test_batches_are_those_that_processes_get(padded: Prepared) -> None:
+    schedule = padded.dataset.schedule
+    for world, epoch in product((1, 2), (0, 1)):
+        steps = range(schedule.num_steps(epoch))
+        places = np.concatenate([schedule.micro_steps(epoch, step, world, rows_per_batch=3) for step in steps])
+        real = {frozenset(batch[batch != EMPTY].tolist()) for batch in places.reshape(-1, 3)} - {frozenset()}
+        order, starts = batch_rows(schedule, 3, epoch)
+        assert {frozenset(batch.tolist()) for batch in np.split(order, starts[1:])} == real
+
+
+@pytest.mark.parametrize("steps", [7, 9])
+def test_no_batch_of_the_run_has_more_than_is_expected(padded: Prepared) -> None:
+    worst = heaviest(padded, on(padded, compiled=False))
+    seen = [batch.info for batch in padded.dataset.loader(span="run", num_workers=0)]
+    assert len({info.keys[0].epoch for info in seen}) == 2
+
+    def most(of: Any) -> int:
+        return max(of(info) for info in seen)
+
+    assert worst.tokens == most(lambda info: info.tokens + info.padding)
+    assert worst.samples == most(lambda info: info.samples) == 3
+    for name in ("supervised_tokens", "vision_tokens", "patches", "images"):
+        assert getattr(worst, name) == most(lambda info, name=name: getattr(info, name)), name

@@ -212,15 +212,19 @@ def test_no_step_is_begun_when_the_evaluation_before_it_is_cut_short_too(tmp_pat
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("packs", [1, 3])
-def test_nor_when_it_is_the_one_that_ends_the_run(tmp_path: Path, packs: int) -> None:
+@pytest.mark.parametrize(("packs", "cut"), [(1, True), (3, True), (3, False)])
+def test_nor_when_it_is_the_one_that_ends_the_run(tmp_path: Path, packs: int, cut: bool) -> None:
+    """Whether the signal came in the evaluation or in the step before it."""
     data, parts, options = dataset(packs_per_step=packs), {**held_out(), "step": NO_GAIN}, {**BY_STEPS, "max_steps": 6}
     whole = trainer_of(data, tmp_path / "whole", parts=parts, **options)
     whole.train()
     assert whole.state.global_step == 4, "the second evaluation is not better"
-    ended = trainer_of(data, tmp_path / "run", parts=parts, **options)
-    interrupted_in_evaluation(ended, 4, 3)
+    signals = [] if cut else [Signal(signal.SIGTERM, 4)]
+    ended = trainer_of(data, tmp_path / "run", parts={**parts, "callbacks": signals}, **options)
+    if cut:
+        interrupted_in_evaluation(ended, 4, 3)
     ended.train()
+    assert (ended.interrupted, list(evaluations(ended))) == ("SIGTERM", [2])
     again = trainer_of(data, tmp_path / "run", parts=parts, **options)
     again.train(resume_from_checkpoint=True)
     assert not again.trained

@@ -92,6 +92,16 @@ def test_warnings_and_evaluations_of_cut_steps_go_with_them(tmp_path: Path) -> N
     assert (len(found.steps), found.evaluations, found.warnings) == (1, (), ())
 
 
+def test_an_evaluation_that_comes_again_is_cut_with_what_follows_it(tmp_path: Path) -> None:
+    write(tmp_path / "m.jsonl", 3)
+    for evaluated in (True, False):
+        log = MetricsLog(tmp_path / "m.jsonl")
+        assert log.resume(2, evaluated=evaluated) == step_of(2)
+        log.close()
+        found = read_metrics(tmp_path / "m.jsonl")
+        assert (len(found.steps), len(found.warnings), len(found.evaluations)) == (2, 1, int(evaluated))
+
+
 @pytest.mark.parametrize("cut", range(1, 200, 13))
 def test_a_line_that_was_never_finished_is_repaired(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "m.jsonl"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from made_metrics import step_of
 from rich.console import Console
 from small_run import dataset, trainer_of
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.core.errors import ArtifactError
 from packtrain.training.checkpoints import find_latest
@@ -32,10 +34,10 @@ class Noted(TrainingProgress):
         self.notes.append(text)
 
 
-def watched(folder: Path, log: MetricsLog) -> Any:
+def watched(folder: Path, log: MetricsLog, *more: TrainerCallback, eval_dataset: Any = None, **options: Any) -> Any:
     watch = RunWatch(log, Noted())
-    parts = {"callbacks": [watch], "on_step": watch.on_step, "meter": StepMeter()}
-    return trainer_of(dataset(), folder, parts=parts, max_steps=2)
+    parts = {"callbacks": [watch, *more], "on_step": watch.on_step, "meter": StepMeter(), "eval_dataset": eval_dataset}
+    return trainer_of(dataset(), folder, parts=parts, **{"max_steps": 2, **options})
 
 
 def test_metrics_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path) -> None:
@@ -63,6 +65,41 @@ def test_metrics_that_cannot_be_written_leave_no_checkpoint(tmp_path: Path) -> N
     with pytest.raises(ArtifactError, match="No space left"):
         watched(tmp_path, full).train()
     assert find_latest(tmp_path) is None
+
+
+class Stopped(TrainerCallback):
+    """A signal in the middle of a step, or the death of the process before it."""
+
+    def __init__(self, step: int, *, dies: bool) -> None:
+        self._step, self._dies = step, dies
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._step - 1:
+            if self._dies:
+                raise ZeroDivisionError
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_evaluation_that_was_made_up_for_stands_there_once(tmp_path: Path) -> None:
+    """Also where the run that made up for it has left no checkpoint."""
+    data, path = dataset(epochs=1), tmp_path / "metrics.jsonl"
+    options = {"eval_dataset": data, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, "save_strategy": "no"}
+
+    def evaluated() -> list[int]:
+        return [one.step for one in read_metrics(path).evaluations]
+
+    with MetricsLog(path) as log:
+        trainer = watched(tmp_path, log, Stopped(2, dies=False), **options)
+        trainer.train()
+    assert (trainer.interrupted, trainer.state.global_step, evaluated()) == ("SIGTERM", 2, [])
+    for _ in range(2):
+        with MetricsLog(path) as log, pytest.raises(ZeroDivisionError):
+            watched(tmp_path, log, Stopped(4, dies=True), **options).train(resume_from_checkpoint=True)
+        assert evaluated() == [2]
+    with MetricsLog(path) as log:
+        watched(tmp_path, log, **options).train(resume_from_checkpoint=True)
+    assert evaluated() == [2, 4]
+    assert [one.step for one in read_metrics(path).steps] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("saved", [{"version": 99}, {"version": 1, "last": {}}, [], "text"])

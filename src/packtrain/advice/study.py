@@ -236,7 +236,7 @@ def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simul
     worst = passes.worst()
     memory = question.memory_of(worst).total
     seconds = question.epoch_of_packs(passes, one.packing_length, one.packs_per_step)
-    samples = counts["drawn"] - counts["dropped"]
+    samples = plan.epoch(0).num_samples
     return replace(
         one,
         packs=counts["packs"],

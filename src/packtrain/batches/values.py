@@ -33,10 +33,17 @@ class BatchInfo:
     patches: int | None = 0  # rows of the vision tower; None where pixels come as tiles of unknown patch size
     squared_patches: int = 0  # sum over pictures of patches squared; 0 where samples come without such counts
     failures: tuple[LedgerEntry, ...] = ()
+    later_pieces: int = 0  # of its samples, those that go on with one that is split
 
     @property
     def samples(self) -> int:
+        """With the pieces of split ones."""
         return len(self.ids)
+
+    @property
+    def whole_samples(self) -> int:
+        """Each once: one that is split counts with its first piece."""
+        return self.samples - self.later_pieces
 
     def __post_init__(self) -> None:
         if math.isnan(self.loss_total):
@@ -92,4 +99,5 @@ def describe(
         patches=vision.patches if len(seen) == len(samples) else patches,
         squared_patches=vision.squared_patches,
         failures=tuple(failure for row in rows for failure in row.failures),
+        later_pieces=sum(not sample.first for sample in samples),
     )

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from packtrain.cli.common import STARTS_OVER, Json, interruptible, output, print_json
+from packtrain.cli.common import Json, output, print_json
+from packtrain.cli.interrupts import STARTS_OVER, interruptible
 
 
 def calibrate(

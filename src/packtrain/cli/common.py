@@ -14,21 +14,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from packtrain.cli.interrupts import CONTINUES, Interrupted, interruptible, never_lost
 from packtrain.core.errors import ConfigError, PacktrainError
 
 # Paths and data appear in what is printed: nothing in them may turn into colours or emoji, or be broken into lines.
 errors = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 output = Console(highlight=False, emoji=False)
 
-# What can be said to somebody who stopped a command.
-CONTINUES = "the same command continues from what is complete"
-STARTS_OVER = "nothing was written, and the same command starts over"
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-
-
-class Interrupted(Exception):
-    """Ctrl-C in the middle of a command: typer would end a KeyboardInterrupt itself, with words of its own."""
 
 
 def run(app: typer.Typer) -> None:
@@ -36,7 +29,8 @@ def run(app: typer.Typer) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
     try:
-        app()
+        with never_lost():
+            app()
     except PacktrainError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
@@ -67,22 +61,6 @@ def numbers(option: str, text: str) -> list[int]:
     if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
         raise ConfigError(option, got=text, expected="positive whole numbers, such as 8192,16384")
     return [int(part) for part in parts]
-
-
-@contextmanager
-def interruptible(then: str = CONTINUES) -> Iterator[None]:
-    """Turn Ctrl-C into our own words, and say what the same command would do."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(then) from None
-    except SystemError as error:  # what becomes of Ctrl-C while compiled code returns
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, KeyboardInterrupt):
-            cause = cause.__cause__
-        if cause is None:
-            raise
-        raise Interrupted(then) from None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from packtrain.cli import cache as caches
 from packtrain.cli.calibrate import calibrate
 from packtrain.cli.common import run
 from packtrain.cli.demo import demo
+from packtrain.cli.interrupts import Verbs
 from packtrain.cli.measure import measure
 from packtrain.cli.pack import inspect, pack
 from packtrain.cli.plan import plan
@@ -20,6 +21,7 @@ from packtrain.cli.train import train
 from packtrain.cli.verify import verify
 
 app = typer.Typer(
+    cls=Verbs,
     help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
     no_args_is_help=True,
     add_completion=False,

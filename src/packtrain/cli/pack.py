@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from packtrain.cli.common import STARTS_OVER, Json, interruptible, output, print_json
+from packtrain.cli.common import Json, output, print_json
+from packtrain.cli.interrupts import STARTS_OVER, interruptible
 from packtrain.core.errors import ConfigError
 
 
@@ -72,6 +73,7 @@ def pack(
     from packtrain.app.show.pack import PackBar, plan_json, show_packed
     from packtrain.plans.balance import balance_table
     from packtrain.plans.config import PackingConfig
+    from packtrain.plans.plan import PLAN
 
     config = PackingConfig(
         packing_length=packing_length,
@@ -95,7 +97,12 @@ def pack(
         shuffle=shuffle,
         seed=seed,
     )
-    with interruptible(STARTS_OVER), PackBar(Console(stderr=True), quiet=as_json) as bar:
+    there = (out / PLAN).exists()
+
+    def then() -> str:
+        return "the plan was complete already" if not there and (out / PLAN).exists() else STARTS_OVER
+
+    with interruptible(then), PackBar(Console(stderr=True), quiet=as_json) as bar:
         packed = pack_outcome(costs, config, out, bar.update)
     balance = balance_table(packed.plan)
     if as_json:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from packtrain.cli.common import Json, errors, output, print_json
+from packtrain.cli.interrupts import is_interrupt
 
 INTERRUPTED = 130  # as shells say it of a command that was ended by Ctrl-C
 
@@ -70,7 +71,9 @@ def train(
                 ready=ready,
                 console=None if as_json else errors,
             )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        if not is_interrupt(error):
+            raise
         errors.print(
             "\n[yellow]interrupted[/]; what is complete is kept: the same command goes on, a run with --resume"
         )

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from packtrain.cli.common import STARTS_OVER, Json, errors, interruptible, output, print_json
+from packtrain.cli.common import Json, errors, output, print_json
+from packtrain.cli.interrupts import STARTS_OVER, interruptible
 
 
 def verify(

@@ -194,6 +194,7 @@ class SampleEncoder:
             num_images=sum(medium.header.kind == "image" for medium in shown),
             num_videos=sum(medium.header.kind == "video" for medium in shown),
             vision=VisionCounts.sum_of(map(_counted, expansions if shown else ())),
+            first=start == 0,
         )
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:

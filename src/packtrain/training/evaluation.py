@@ -78,7 +78,7 @@ def evaluate(
                 raise EvaluationStopped
             sum_of_losses += total(model, batch).double()
             weight += weight_of(batch.info)
-            samples, tokens, number = samples + batch.info.samples, tokens + batch.info.tokens, number + 1
+            samples, tokens, number = samples + batch.info.whole_samples, tokens + batch.info.tokens, number + 1
             failures += sum(not entry.filtered for entry in batch.info.failures)
         found = summed([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
     counts = [int(count) for count in found[2:]]

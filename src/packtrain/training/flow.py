@@ -85,10 +85,11 @@ class RunFlow(TrainerCallback):
         _owe(state)
         control.should_save, control.should_training_stop = self._saved != state.global_step, True
 
-    def is_due(self, state: TrainerState) -> bool:
-        """Was the evaluation of the step that a run goes on from cut short, or left out?"""
-        found = (state.stateful_callbacks or {}).get(_SAVED)
-        return bool(state.global_step) and isinstance(found, dict) and found.get(_DUE) == state.global_step
+
+def is_due(state: TrainerState) -> bool:
+    """Was the evaluation of the step that a run goes on from cut short, or left out?"""
+    found = (state.stateful_callbacks or {}).get(_SAVED)
+    return bool(state.global_step) and isinstance(found, dict) and found.get(_DUE) == state.global_step
 
 
 def _owe(state: TrainerState) -> None:

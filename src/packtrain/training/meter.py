@@ -181,7 +181,7 @@ class StepMeter:
             loss=facts.loss,
             grad_norm=math.nan if facts.grad_norm is None else facts.grad_norm,
             batches=len(real),
-            samples=sum(info.samples for info in real),
+            samples=sum(info.whole_samples for info in real),
             tokens=sum(info.tokens for info in real),
             supervised_tokens=sum(info.supervised_tokens for info in real),
             padding=sum(info.padding for info in facts.batches),

@@ -53,9 +53,10 @@ class MetricsLog:
         self._begun = False
         self._last = 0  # step
 
-    def resume(self, step: int) -> StepMetrics | None:
+    def resume(self, step: int, *, evaluated: bool = True) -> StepMetrics | None:
         """Go on behind that step: lines of later ones, and what a killed writer left unfinished, are cut away.
 
+        So is an evaluation of that step where it is still to be made: a run that went on from here before has made it.
         The last step that is kept, or None. It is an earlier one than asked for where the system itself went down.
         """
         if self._path is None:
@@ -63,7 +64,7 @@ class MetricsLog:
         self.close()
         last: StepMetrics | None = None
         if self._path.exists():
-            kept, last = _kept(self._path, step)
+            kept, last = _kept(self._path, step, evaluated)
             os.truncate(self._path, kept)
         self._last = last.step if last is not None else 0
         self._open()
@@ -166,15 +167,15 @@ def read_metrics(path: str | Path) -> Metrics:
     return Metrics(steps=tuple(steps), evaluations=tuple(evaluations), warnings=tuple(warnings), unreadable=unreadable)
 
 
-def _kept(path: Path, step: int) -> tuple[int, StepMetrics | None]:
-    """Where the first line of a later step begins, and the last step before it."""
+def _kept(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | None]:
+    """Where the first line of a later step or evaluation begins, and the last step before it."""
     kept, last = 0, None
     for number, (end, line) in enumerate(_lines(path)):
         values = _parsed(line)
         if number == 0:
             _check_version(path, values)
         at = values.get("step", 0)
-        if isinstance(at, int) and at > step:
+        if isinstance(at, int) and (at > step or (at == step and values.get("kind") == "eval" and not evaluated)):
             break
         if values.get("kind") == "step":
             # A line that cannot be read stays where it is: readers pass it over.

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from packtrain.training.flow import is_due
 from packtrain.training.history import EarlyWarning
 from packtrain.training.metrics_log import MetricsLog
 from packtrain.training.monitors import Monitors
@@ -35,7 +36,7 @@ class RunWatch(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Behind a checkpoint's step nothing is kept that will come again."""
-        last, self._state = self._log.resume(state.global_step), state
+        last, self._state = self._log.resume(state.global_step, evaluated=not is_due(state)), state
         saved = (state.stateful_callbacks or {}).get(_SAVED)
         if state.global_step and saved is not None:
             self._go_on(saved)

@@ -26,7 +26,7 @@ from packtrain.core.errors import ArtifactError
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save
 from packtrain.training.evaluation import EvaluationStopped
-from packtrain.training.flow import RunFlow
+from packtrain.training.flow import RunFlow, is_due
 from packtrain.training.resuming import checkpoint_to_resume
 from packtrain.training.settings import StepSettings
 
@@ -74,7 +74,7 @@ class SafeCheckpoints:
     @property
     def _makes_up(self) -> bool:
         """Does the checkpoint lack an evaluation that can be made?"""
-        return self._flow.is_due(self.state) and self.eval_dataset is not None
+        return is_due(self.state) and self.eval_dataset is not None
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Trainer's own, which looks only after a step whether the run is to end."""

@@ -14,7 +14,7 @@ class DatasetSummary:
     """A dataset in its schedule. Numbers of packs and samples are those of the first epoch; packed, a row is a pack."""
 
     packing: bool
-    samples: int  # or pieces of samples, where they are cut
+    samples: int  # one that is split counts once
     packs: int
     samples_per_pack: float
     packing_length: int
@@ -44,9 +44,9 @@ def summarize(
     tokens = packs.load("tokens")
     return DatasetSummary(
         packing=packing,
-        samples=packs.num_entries,
+        samples=packs.num_samples,
         packs=packs.num_packs,
-        samples_per_pack=packs.num_entries / max(1, packs.num_packs),
+        samples_per_pack=packs.num_samples / max(1, packs.num_packs),
         packing_length=plan.config.packing_length,
         fill=float(counts["fill"]),
         padding=0.0 if packing else padding_share(schedule, rows_per_batch, world=world),

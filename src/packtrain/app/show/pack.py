@@ -80,14 +80,15 @@ def _epochs_table(plan: PackPlan) -> Table:
     for name in ("epoch", "packs", "bound", "of bound", "fill", "samples", "per pack", "dropped"):
         table.add_column(name, justify="right")
     for number, counts in enumerate(plan.summary["epochs"][:8]):
+        samples = plan.epoch(number).num_samples
         table.add_row(
             str(number),
             f"{counts['packs']:,}",
             f"{counts['bound']:,}",
             f"{counts['of_bound']:.4f}",
             f"{counts['fill']:.2%}",
-            f"{counts['entries']:,}",
-            f"{counts['entries'] / max(counts['packs'], 1):.1f}",
+            f"{samples:,}",
+            f"{samples / max(counts['packs'], 1):.1f}",
             f"{counts['dropped'] + counts['tail']:,}",
         )
     more = plan.num_epochs - 8

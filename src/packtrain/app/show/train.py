@@ -86,7 +86,9 @@ def _step(ready: Ready) -> str:
     numbers = ready.numbers
     processes = f"{numbers.world} process{'es' if numbers.world > 1 else ''}"
     if not ready.run.data.has_packs:
-        return f"{numbers.packs_per_step:,} samples: {numbers.micro_steps} passes on {processes}"
+        whole = numbers.samples == numbers.packs  # or rows are pieces of samples
+        said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
+        return f"{numbers.packs_per_step:,} {said}samples: {numbers.micro_steps} passes on {processes}"
     wanted = ready.run.size.samples
     said = f" ({wanted:,} were asked for)" if wanted is not None else ""
     return (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packtrain.advice.clock import Clock
-from packtrain.advice.passes import Passes, pack_passes
+from packtrain.advice.passes import FIELDS, Passes, pack_passes
 from packtrain.app.train.prepare import Prepared, batch_rows
 from packtrain.core.errors import PacktrainError
 from packtrain.core.places import cache_dir
@@ -83,7 +83,7 @@ def expected(prepared: Prepared, machine: Machine | None) -> Expected | None:
     clock = Clock(shape=machine.shape, setup=machine.setup, gpu=machine.gpu, coefficients=machine.time)
     per_step = -(-numbers.packs_per_step // rows)
     seconds = clock.epoch(passes, per_step, packs=True)
-    model, worst = (machine.shape, machine.setup), passes.worst()
+    model, worst = (machine.shape, machine.setup), heaviest(prepared, machine)
     return Expected(
         gpu=machine.gpu.name,
         tokens_per_second=numbers.tokens / seconds,
@@ -114,15 +114,16 @@ def too_large(found: Expected | None, prepared: Prepared) -> tuple[str, ...]:
 
 
 def heaviest(prepared: Prepared, machine: Machine) -> Load:
-    """The largest of everything that a batch of the first epoch has."""
-    return _passes(prepared, machine).worst()
+    """The largest of everything that a batch of the run has: epochs differ in what meets in one."""
+    epochs = [_passes(prepared, machine, epoch).worst() for epoch in range(prepared.dataset.plan.num_epochs)]
+    return Load(**{name: max(getattr(one, name) for one in epochs) for name in FIELDS})
 
 
-def _passes(prepared: Prepared, machine: Machine) -> Passes:
-    """The batches of the first epoch in their order; padded ones are as long as their longest row."""
-    packs, schedule = prepared.dataset.plan.epoch(0), prepared.dataset.schedule
+def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> Passes:
+    """The batches of an epoch in their order; padded ones are as long as their longest row."""
+    packs, schedule = prepared.dataset.plan.epoch(epoch), prepared.dataset.schedule
     rows = prepared.run.data.rows_per_batch
-    order, starts = batch_rows(schedule, rows)
+    order, starts = batch_rows(schedule, rows, epoch)
     loads = {name: packs.load(name)[order] for name in (*RESOURCES, *EXTRAS)}
     if prepared.run.data.packing:
         found = pack_passes(loads)  # compiled layers have rows of one shape

@@ -36,9 +36,9 @@ class RunNumbers:
     """Every number that follows from config and data."""
 
     mode: str  # packed or padded
-    samples: int  # of an epoch
+    samples: int  # of an epoch; one that is split counts once
     left_out: int  # entries of the ledger: unusable, filtered out, or fitting no pack
-    packs: int  # of the first epoch; padded: its samples
+    packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
     packing_length: int
     fill: float  # of packs, or of padded batches: the share of tokens that is no padding
     samples_per_pack: float
@@ -73,8 +73,8 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
     """Measure and pack what is missing or stale, and count."""
     builder = _Builder(config=run.config, progress=progress, streams=bool(run.config.data.get("streaming")))
     if run.size.packs is None or run.length.max_steps is not None:
-        counts = builder.build(_first_epoch(run), "data", counting=True).plan.summary["epochs"][0]
-        run = run.counted(samples_per_pack=counts["entries"] / counts["packs"], packs_per_epoch=counts["packs"])
+        packs = builder.build(_first_epoch(run), "data", counting=True).plan.epoch(0)
+        run = run.counted(samples_per_pack=packs.num_samples / packs.num_packs, packs_per_epoch=packs.num_packs)
     else:
         run = run.counted(samples_per_pack=1.0, packs_per_epoch=1)
     dataset = builder.build(run.data, "data")
@@ -161,11 +161,12 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
     plan, schedule, config = dataset.plan, dataset.schedule, run.data
     counts, totals = plan.summary["epochs"][0], plan.summary["epochs"][0]["totals"]
     by_epoch = [schedule.num_steps(epoch) for epoch in range(plan.num_epochs)]
-    samples_per_pack = counts["entries"] / counts["packs"]
+    samples = plan.epoch(0).num_samples
+    samples_per_pack = samples / counts["packs"]
     steps = run.length.steps_of(by_epoch)
     return RunNumbers(
         mode=run.mode,
-        samples=counts["entries"],
+        samples=samples,
         left_out=counts["dropped"] + counts["tail"] + plan.summary["ledger"]["measured"],
         packs=counts["packs"],
         packing_length=plan.config.packing_length,
@@ -183,19 +184,19 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         longest=counts["most"]["longest"],
         images=totals["images"],
         world=run.world,
-        evaluation_samples=evaluation.plan.summary["epochs"][0]["entries"] if evaluation is not None else 0,
+        evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
         evaluation_batches=_batches(evaluation) if evaluation is not None else 0,
     )
 
 
-def batch_rows(schedule: Schedule, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Packs of the first epoch in the order of training, and where each batch of them begins."""
-    order = schedule.order(0)
-    per_step = schedule.packs_per_step
-    starts = np.concatenate(
-        [np.arange(first, min(first + per_step, len(order)), rows) for first in range(0, len(order), per_step)]
-    )
-    return order, starts
+def batch_rows(schedule: Schedule, rows: int, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Packs of an epoch in the order of training, and where each batch of them begins, on any number of processes."""
+    order, per_step = schedule.order(epoch), schedule.packs_per_step
+    firsts = np.arange(0, len(order), per_step)
+    sizes = np.minimum(firsts + per_step, len(order)) - firsts
+    # What fills up a step stands before its packs, so that its first batch is the one with fewer.
+    within = ((first, np.arange(-(-size % rows), size, rows)) for first, size in zip(firsts, sizes, strict=True))
+    return order, np.concatenate([first + starts.clip(min=0) for first, starts in within])
 
 
 def _batches(dataset: Dataset) -> int:
