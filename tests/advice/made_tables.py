@@ -49,10 +49,11 @@ def write_table(
     left_out = dict(reasons or {})
     lost = sum(left_out.values())
     counts = {"entries": rows + lost, "rows": rows, "ledger": lost, "reasons": left_out}
-    specs = [{"name": "data", "path": "data.jsonl", "format": "jsonl", "media_root": "."}]
-    request = {"specs": specs, "model": "model", "limits": {}}
+    request = {"specs": [{"name": "data", "format": "jsonl", "media_root": "."}], "limits": {}}
+    places = {"model": "model", "sources": [{"path": "data.jsonl", "media_root": "."}]}
     summary = {
         "inputs": {"request": request},
+        "places": places,
         "mixture": dict(mixture or {"data": {"repeats": None, "weight": None}}),
         "counts": counts,
         "files": [[0, "data.jsonl"]],

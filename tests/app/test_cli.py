@@ -55,7 +55,7 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
     os.utime(data, ns=(1, 1))
     code, out, err = run(*measure(data, model, tmp_path / "out"))
     assert "measuring again because" in err, "said before the work begins"
-    assert f"data.{data}.mtime_ns" in err
+    assert "data.data.jsonl.mtime_ns" in err
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,10 @@ class TestTheCostTable:
         pack(tmp_path / "costs", PackingConfig(packing_length=8192), tmp_path / "plan")
         changes = {
             "rows: 30 -> 31": {"columns": lvis_like(31, 1)},
-            "measured.request.model: none -> other": {"columns": lvis_like(30, 1), "model": "other"},
+            "measured.settings.model_type: text -> llava": {
+                "columns": lvis_like(30, 1),
+                "inputs": {"request": {"limits": {}}, "settings": {"model_type": "llava"}},
+            },
             "mixture.data.repeats: None -> 2": {
                 "columns": lvis_like(30, 1),
                 "mixture": {"data": {"repeats": 2, "weight": None}},

@@ -25,7 +25,7 @@ ONCE = {"lengths": (4096,), "gpu": "h100"}
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory) -> CostTable:
-    inputs = {"request": {"model": "none", "limits": {}}, "settings": {"model_type": "qwen2_5_vl"}}
+    inputs = {"request": {"limits": {}}, "settings": {"model_type": "qwen2_5_vl"}}
     return write_table(tmp_path_factory.mktemp("costs"), lvis_like(400, 1), inputs=inputs)
 
 
@@ -321,7 +321,7 @@ class TestTheConfig:
 
 
 def test_a_model_of_another_family_is_noted(shape: Path, tmp_path: Path) -> None:
-    inputs = {"request": {"model": "none", "limits": {}}, "settings": {"model_type": "llava"}}
+    inputs = {"request": {"limits": {}}, "settings": {"model_type": "llava"}}
     table = write_table(tmp_path / "costs", lvis_like(60, 1), inputs=inputs)
     made = plan(table, model=str(shape), out=tmp_path / "r", **ONCE)
     assert made.notes == ("the costs were measured for llava, the model is qwen2_5_vl: its token counts differ",)

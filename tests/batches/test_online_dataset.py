@@ -475,3 +475,30 @@ def test_a_stream_of_sources_begins_anywhere(tmp_path: Path) -> None:
         assert [a.place for a in stream.read(arrival.place)] == [a.place for a in whole[number:]]
     behind = Place(whole[3].place.unit, whole[3].place.entry + 1)
     assert [a.place for a in stream.read(behind)] == [a.place for a in whole[4:]]
+
+
+def test_a_state_goes_on_where_data_and_model_were_moved_to(tmp_path: Path) -> None:
+    def online(folder: Path) -> OnlineDataset:
+        asked = Request(specs=tuple(open_sources(str(folder / "*.jsonl"))), model=str(folder / "model"))
+        return OnlineDataset(asked, PackingConfig(packing_length=256, packing_buffer=8))
+
+    home = tmp_path / "home"
+    tiny.write("qwen2", home / "model")
+    write_records(home, with_images=False)
+    dataset = online(home)
+    next(dataset)
+    state = saved(dataset)
+    rest = rows(dataset)
+    there = home.rename(tmp_path / "there")
+    again = online(there)
+    again.load_state_dict(state)
+    assert rows(again) == rest != []
+    with (there / "0.jsonl").open("a") as lines:
+        lines.write('{"text": "more"}\n')
+    online(there).load_state_dict(state)  # a stream may grow
+    for changed in ("0.jsonl", "model/chat_template.jinja"):
+        path, text = there / changed, (there / changed).read_text()
+        path.write_text(" " + text)
+        with pytest.raises(ArtifactError, match="other data, another model"):
+            online(there).load_state_dict(state)
+        path.write_text(text)

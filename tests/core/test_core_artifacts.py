@@ -106,7 +106,7 @@ def test_file_states(tmp_path: Path) -> None:
     assert file_state(path, content=True) == by_content
     path.write_bytes(b"2")
     assert file_state(path, content=True) != by_content
-    assert files_state([path, tmp_path / "no"])[str(tmp_path / "no")] == {"missing": True}
+    assert files_state({"f": path, "no": tmp_path / "no"}) == {"f": file_state(path), "no": {"missing": True}}
 
 
 def test_streams_depend_on_seed_and_names_alone() -> None:

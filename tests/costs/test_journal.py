@@ -135,11 +135,11 @@ def test_a_head_that_cannot_be_used(tmp_path: Path) -> None:
         assert stale == ["the journal is not readable"], f"a head of {cut} bytes"
         assert len(journal) == 0
         journal.close()
-    for version in (2, 99):  # units of version 2 do not say where their entries stand
+    for version in (3, 99):  # a head of version 3 compares the folders of model and data
         other = json.loads(whole[:head]) | {"version": version}
         path.write_bytes(json.dumps(other).encode() + b"\n" + whole[head:])
         journal, stale = Journal.open(path, INPUTS)
-        assert stale == [f"journal format {version} -> 3"]
+        assert stale == [f"journal format {version} -> 4"]
         assert len(journal) == 0
         journal.close()
 

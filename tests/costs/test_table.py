@@ -79,7 +79,10 @@ def test_no_summary(folder: Path) -> None:
     ("content", "message"),
     [
         ('{"kind": "cost-table", "version": 99}', "format version 99"),
-        ('{"kind": "cost-table", "version": 2}', "(?s)format version 2\n.*format version 3"),
+        (
+            '{"kind": "cost-table", "version": 2}',
+            "(?s)format version 2, made by an older version of packtrain\n.*format version 4",
+        ),
         ('{"kind": "pack-plan", "version": 1}', "kind 'pack-plan'"),
         ("[1]", "kind 'list'"),
         ("{", "Expecting property name"),
@@ -116,12 +119,13 @@ def test_a_table_of_other_columns(folder: Path, name: str, schema: pa.Schema) ->
 def test_a_result_of_an_older_format_is_measured_again(folder: Path, qwen: Path) -> None:
     before = (folder / "costs.parquet").read_bytes()
     summary = json.loads((folder / "measure.json").read_text())
-    (folder / "measure.json").write_text(json.dumps({**summary, "version": 2}))
+    (folder / "measure.json").write_text(json.dumps({**summary, "version": 3}))
     pq.write_table(pq.read_table(folder / "costs.parquet").drop_columns(["check"]), folder / "costs.parquet")
     again = measure_outcome(
         folder.parent / "data.jsonl", model=str(qwen), out=folder, workers=1, check=0, max_failure_rate=0.5
     )
     assert not again.reused
+    assert again.changed == ["measure.json: kind 'cost-table', format version 3, made by an older version of packtrain"]
     assert (folder / "costs.parquet").read_bytes() == before
 
 

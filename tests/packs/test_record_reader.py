@@ -22,6 +22,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.costs.converter import Converter
+from packtrain.costs.places import Places
 from packtrain.costs.request import Filters, Request
 from packtrain.costs.table import CostTable
 from packtrain.packs.reader import RecordReader, data_changes
@@ -263,9 +264,10 @@ def test_the_request_leads_back_from_its_description(measured: CostTable) -> Non
     )
     request = replace(request, specs=(replace(request.specs[0], repeats=2.0), *request.specs[1:]))
     plain = json.loads(json.dumps(request.describe()))
-    again = Request.from_description(plain, json.loads(json.dumps(request.mixture())))
+    places = Places.from_plain(json.loads(json.dumps(request.places().plain())))
+    again = Request.from_description(plain, places, json.loads(json.dumps(request.mixture())))
     assert again == request
-    assert Request.from_description(plain) != request, "the shares are told apart"
+    assert Request.from_description(plain, places) != request, "the shares are told apart"
 
 
 def test_the_request_of_a_table_has_its_limits(measured: CostTable) -> None:

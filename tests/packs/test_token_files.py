@@ -71,7 +71,7 @@ def test_rows_that_come_or_go_with_their_media_are_noticed(data: Path, model: Fo
     (data.parent / "away.png").rename(data.parent / "large.png")
     shutil.rmtree(table)
     found = told(given)
-    assert {name.split(":")[0] for name in found[0].changed} == {"costs", "rows"}
+    assert {name.split(":")[0] for name in found[0].changed} == {"measured.content", "rows"}
     assert found[-1].rows == SAMPLES
 
 

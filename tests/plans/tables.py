@@ -45,7 +45,8 @@ def write_table(
     pq.write_table(MEDIA_SCHEMA.empty_table(), folder / MEDIA)
     (folder / LEDGER).write_text("")
     summary: dict[str, Any] = {
-        "inputs": inputs or {"request": {"model": model, "limits": {}}, "settings": {"model_type": "text"}},
+        "inputs": inputs or {"request": {"limits": {}}, "settings": {"model_type": "text"}},
+        "places": {"model": model} if inputs is None else {},
         "mixture": mixture or {name: {"repeats": None, "weight": None} for name in sorted(set(filled["source"]))},
         "counts": {"entries": count, "rows": count, "ledger": 0, "failed": 0, "filtered": 0, "reasons": {}},
         "files": [[0, "data.jsonl"]],

@@ -252,8 +252,8 @@ def test_progress_is_told_window_by_window(table: CostTable) -> None:
     ("change", "field"),
     [
         (
-            {"inputs": {"request": {"model": "other", "limits": {}}, "settings": {"model_type": "text"}}},
-            "measured.request.model",
+            {"inputs": {"request": {"seed": 1, "limits": {}}, "settings": {"model_type": "text"}}},
+            "measured.request.seed",
         ),
         ({"mixture": {"data": {"repeats": 2, "weight": None}}}, "mixture.data.repeats"),
         ({"columns": {"tokens": [5, 6]}}, "rows: 3 -> 2"),

@@ -111,8 +111,8 @@ def _model(question: Question) -> dict[str, Any]:
 def _data(table: CostTable) -> dict[str, Any]:
     """Where the data is, and the media limits that the costs hold for."""
     request = table.summary["inputs"]["request"]
-    specs = request.get("specs", [])
-    found: dict[str, Any] = {"dataset_path": specs[0]["path"]} if len(specs) == 1 else {}
+    sources = table.places.sources
+    found: dict[str, Any] = {"dataset_path": sources[0].path} if len(sources) == 1 else {}
     limits = {**{name: value for name, value in request.get("limits", {}).items() if value is not None}}
     limits |= table.limits.given()
     return {**found, "processor_config": limits} if limits else found

@@ -21,7 +21,7 @@ from packtrain.costs.table import CostTable
 from packtrain.costs.worker import FAMILY_RULE, Task
 from packtrain.families.encoder import LossOn
 from packtrain.families.registry import load_family
-from packtrain.models.tiny import resolve
+from packtrain.models.tiny import known_as, resolve
 from packtrain.packs.reference import load_reference
 from packtrain.packs.tokenizer import finished_tokenizer
 from packtrain.records.open import open_sources
@@ -100,13 +100,20 @@ def measure_outcome(
     request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
     family = load_family(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
-    folder = Path(out) if out is not None else cache_dir() / "measure" / digest(request.describe())
+    folder = Path(out) if out is not None else cache_dir() / "measure" / _name(request)
     policy = Policy(
         budget=FailureBudget(on_error=on_error, max_failure_rate=max_failure_rate),
         check=check,
         content_hash=content_hash,
     )
     return run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
+
+
+def _name(request: Request) -> str:
+    """Of a table in the cache: one for each dataset, place of it and model; what has changed in these is named then."""
+    places = request.places()
+    sources = [[place.path, place.media_root] for place in places.sources]
+    return digest([request.describe(), sources, known_as(places.model)])
 
 
 def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:

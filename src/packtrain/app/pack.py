@@ -57,15 +57,15 @@ def pack_outcome(
 
 def work_of(table: CostTable) -> tuple[WorkModel, str]:
     """What predicts the work of a pack: the model that was measured for, or a generic shape."""
-    model = str(table.summary["inputs"].get("request", {}).get("model", ""))
     try:
-        shape = read_shape(model)
+        shape = read_shape(table.places.model)
     except PacktrainError as error:
         return GENERIC_WORK, f"a generic shape: {error.where} cannot be read"
     return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
 
 
 def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
+    """The plan of that folder; a table of the same content may lie elsewhere than the one it was made from."""
     plan = PackPlan.load(folder)
     wanted: dict[str, Any] = {
         "config": config.describe(),
@@ -82,4 +82,4 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
             expected="a new folder: plans are never overwritten",
             fix="choose another folder, or delete this one",
         )
-    return plan
+    return plan.found_with(table)

@@ -117,7 +117,7 @@ def plan(
 
 def _model(table: CostTable, given: str | None) -> tuple[str, ModelShape]:
     """The model's name and shape; the one that was measured for, where none is given."""
-    name = given or known_as(table.summary["inputs"].get("request", {}).get("model", ""))
+    name = given or known_as(table.places.model)
     if not name:
         raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
     try:

@@ -27,6 +27,7 @@ from packtrain.batches.sampler import rank_and_world
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
 from packtrain.core.values import Cost, LedgerEntry, Measured, Record
+from packtrain.costs.fingerprint import stream_inputs
 from packtrain.costs.measurer import CostRule, FamilyRule, Measurer
 from packtrain.costs.request import Request
 from packtrain.packs.encode import SampleEncoder
@@ -98,7 +99,7 @@ class OnlineDataset(IterableDataset):
         self._encoder = encoder if encoder is not None else SampleEncoder(request)
         self._read_ahead, self._report_after = read_ahead, report_after
         self._capacities = config.capacities()
-        self._inputs = digest({"request": request.describe(), "limits": self._capacities})
+        self._inputs = digest({**stream_inputs(request), "limits": self._capacities})
         self._first_round = 0  # of this iteration
         self._restart(epoch=0)
 

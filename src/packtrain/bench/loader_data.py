@@ -27,6 +27,7 @@ from packtrain.app.demo.data import write_dataset
 from packtrain.core.artifacts import write_json
 from packtrain.core.seeds import stream
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
+from packtrain.costs.content import content_of
 from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.statistics import summarise
 from packtrain.costs.table import COSTS, KIND, MEDIA, SUMMARY, VERSION, CostTable
@@ -160,7 +161,7 @@ def repeat_file(path: Path, times: int) -> None:
 def repeat_table(table: CostTable, times: int) -> CostTable:
     """The cost table of a file whose lines were repeated, as measuring it would make it; every line must have a row."""
     folder, entries = table.folder, len(table)
-    block_bytes = int(table.summary["inputs"]["data"][table.files[0].file]["size"])
+    block_bytes = int(next(iter(table.summary["inputs"]["data"].values()))["size"])
     costs, media = pq.read_table(folder / COSTS), pq.read_table(folder / MEDIA)
     name = str(costs["origin"][0]).rpartition(":")[0]
     with (
@@ -179,7 +180,8 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
             media_file.write_table(pa.concat_tables(shifted(media, "record", turn * entries) for turn in turns))
     request = table.request()
     counts = {**table.summary["counts"], "entries": entries * times, "rows": entries * times}
-    summary = {**table.summary, "inputs": inputs_of(request), "counts": counts}
+    content = content_of(folder / COSTS, folder / MEDIA)
+    summary = {**table.summary, "inputs": inputs_of(request), "counts": counts, "content": content}
     summary["statistics"] = summarise(CostTable(folder, summary))
     body = {key: value for key, value in summary.items() if key not in ("kind", "version")}
     write_json(folder / SUMMARY, KIND, VERSION, body)

@@ -70,9 +70,11 @@ def read_json(path: Path, kind: str, version: int) -> dict[str, Any]:
         raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file") from None
     found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
     if found != (kind, version):
+        older = found[0] == kind and isinstance(found[1], int) and found[1] < version
         raise ArtifactError(
             str(path),
-            got=f"kind {found[0]!r}, format version {found[1]!r}",
+            got=f"kind {found[0]!r}, format version {found[1]!r}"
+            + (", made by an older version of packtrain" if older else ""),
             expected=f"kind {kind!r}, format version {version}",
             fix="make it again with this version of packtrain",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ def file_state(path: str | Path, content: bool = False) -> dict[str, Any]:
     return {"size": stat.st_size, "sha256": sha.hexdigest()}
 
 
-def files_state(paths: Iterable[str | Path], content: bool = False) -> dict[str, Any]:
-    """The state of several files by name; a file that is not there is part of the state too."""
-    return {str(p): file_state(p, content) if os.path.isfile(p) else {"missing": True} for p in paths}
+def files_state(files: Mapping[str, str | Path], content: bool = False) -> dict[str, Any]:
+    """The state of several files by what they are called; a file that is not there is part of the state too."""
+    return {
+        name: file_state(path, content) if os.path.isfile(path) else {"missing": True} for name, path in files.items()
+    }

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections.abc import Mapping
 from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import packtrain
+from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings
+from packtrain.records.formats.files import local_root
 from packtrain.records.formats.hf_dataset import hub_revision
-from packtrain.records.open import data_files
+from packtrain.records.open import data_files, named_files
 from packtrain.records.schemas.formatting import load_formatting
 from packtrain.records.shards.address import is_remote, remote_state
 
 RULES_VERSION = 1  # raised whenever the same inputs would be measured differently
+_BEGINNING = 1 << 8  # bytes
 
 
 def inputs_of(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, Any]:
-    """Data files, request, processor settings, the module of the user's formatting function and our own version."""
+    """Data files, request, processor settings, the module of the user's formatting function and our own version.
+
+    Nothing here says where model and data lie: see `Request.places`.
+    """
     formatting = load_formatting(request.schema.formatting)[1] if request.schema.formatting else None
     settings = request.settings()
     inputs = {
@@ -31,17 +40,38 @@ def inputs_of(request: Request, *, content_hash: bool = False, by_processor: boo
         "settings": settings_state(settings),
         "date": str(date.today()) if "strftime_now" in (settings.chat_template or "") else None,
         "formatting": digest(formatting) if formatting is not None else None,
-        "data": _data_state(data_files(request.specs), content=content_hash),
+        "data": _data_state(named_files(request.specs), content=content_hash),
         "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},
         "transformers": metadata.version("transformers") if by_processor else None,
     }
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back
 
 
-def _data_state(files: list[str], *, content: bool) -> dict[str, Any]:
+def stream_inputs(request: Request) -> dict[str, Any]:
+    """What a stream that is not measured depends on. Its data may grow: how its first file begins stands for them."""
+    local = [spec for spec in request.specs if local_root(spec) is not None]
+    first = next((file for file in data_files(local) if os.path.isfile(file)), None)
+    try:
+        settings = settings_state(request.settings())
+    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+        settings = {"model": request.model}
+    return {"request": request.describe(), "settings": settings, "begins": _beginning(first)}
+
+
+def _beginning(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        with open(file, "rb") as stream:
+            return hashlib.sha256(stream.read(_BEGINNING)).hexdigest()
+    except OSError:  # which reading it will say
+        return None
+
+
+def _data_state(files: Mapping[str, str], *, content: bool) -> dict[str, Any]:
     """What identifies each data file: size and time, or content; of a remote one what its store says."""
-    remote = {file: remote_state(file) for file in files if is_remote(file)}
-    return files_state([file for file in files if file not in remote], content=content) | remote
+    remote = {name: remote_state(file) for name, file in files.items() if is_remote(file)}
+    return files_state({name: file for name, file in files.items() if name not in remote}, content=content) | remote
 
 
 def settings_state(settings: ProcessorSettings) -> dict[str, Any]:
@@ -57,5 +87,5 @@ def settings_state(settings: ProcessorSettings) -> dict[str, Any]:
         "chat_template": digest(settings.chat_template),
         "special_tokens": dict(settings.special_tokens),
         "tokenizer_config": digest(dict(settings.tokenizer_config)),
-        "tokenizer": files_state([tokenizer], content=True)[str(tokenizer)],
+        "tokenizer": files_state({tokenizer.name: tokenizer}, content=True)[tokenizer.name],
     }

@@ -1,6 +1,6 @@
 """An append-only file of finished units: what survives a crash, and from which the next run continues.
 
-    header   {"kind": "measure-journal", "version": 3, "inputs": ...}\\n
+    header   {"kind": "measure-journal", "version": 4, "inputs": ...}\\n
     record   length (8 bytes) | crc32 (4 bytes) | JSON line with counts and blob sizes | costs | media | ledger
 
 A record cut off by a crash is recognised by its length or checksum and dropped; everything before it counts. While
@@ -23,7 +23,7 @@ from typing import BinaryIO
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
 
-_KIND, _VERSION = "measure-journal", 3
+_KIND, _VERSION = "measure-journal", 4
 _FRAME = struct.Struct("<QI")
 _HEAD = ("number", "source", "file", "entries", "rows", "failed", "reasons")
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work

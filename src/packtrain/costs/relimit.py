@@ -12,6 +12,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, RecordError
 from packtrain.core.fingerprint import differences
 from packtrain.core.values import MediaHeader, MediaLimits
 from packtrain.costs.fingerprint import settings_state
+from packtrain.costs.places import Places
 from packtrain.families.base import Family
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
@@ -68,7 +69,7 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     index = table.column("index")
     media = _media_of(table, index)
     shapes, shape_of = _shapes(media, len(index))
-    pricer = _Pricer(inputs, before, after)
+    pricer = _Pricer(inputs, table.places, before, after)
     prices = [pricer.prices(header, images) for header, images in shapes]
 
     columns = {name: table.column(name).copy() for name in _CHANGED}
@@ -137,18 +138,17 @@ def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, 
 class _Pricer:
     """Prices of media under the old and the new limits, each distinct shape computed once."""
 
-    def __init__(self, inputs: Mapping[str, Any], before: MediaLimits, after: MediaLimits) -> None:
-        request = inputs["request"]
-        settings = with_tokenizer(read_settings(request["model"]), request["tokenizer"])
+    def __init__(self, inputs: Mapping[str, Any], places: Places, before: MediaLimits, after: MediaLimits) -> None:
+        settings = with_tokenizer(read_settings(places.model), places.tokenizer)
         changed = differences(inputs["settings"], settings_state(settings))
         if changed:
             raise ArtifactError(
-                request["model"], got="; ".join(changed), expected="the measured model", fix="measure again"
+                places.model, got="; ".join(changed), expected="the measured model", fix="measure again"
             )
         self._families = [f for limits in (before, after) if (f := load_family(settings, limits)) is not None]
         if len(self._families) < 2:
             raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
-        self._encoder = RecordEncoder(settings, self._families[0], loss_on=request["loss_on"])
+        self._encoder = RecordEncoder(settings, self._families[0], loss_on=inputs["request"]["loss_on"])
 
     def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
         """Before and after, or why a size cannot be had."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
+from packtrain.costs.places import Places, SourcePlace
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import LossOn
 from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.records.formats.files import local_root
+from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.media import MAX_IMAGE_PIXELS
 from packtrain.records.schemas.convert import SchemaOptions
 from packtrain.records.source import SourceSpec
@@ -66,23 +70,44 @@ class Request:
             raise ConfigError("loss_on", got=self.loss_on, expected=", ".join(names), fix=nearest(self.loss_on, names))
 
     def describe(self) -> Mapping[str, Any]:
-        """What decides the numbers, as plain values. Shares of a mixture do not: they are applied when packing."""
-        plain = asdict(self)
-        for spec in plain["specs"]:
+        """What decides the numbers, as plain values that are the same wherever model and data lie.
+
+        What the model is, its settings say. Media are where they are from the data's own folder. Shares of a mixture
+        are applied when packing.
+        """
+        plain = {name: value for name, value in asdict(self).items() if name not in ("model", "tokenizer")}
+        for spec, place in zip(plain["specs"], self.places().sources, strict=True):
             del spec["repeats"], spec["weight"]
+            if place.root is not None:
+                del spec["path"]
+                spec["media_root"] = os.path.relpath(place.media_root, place.root)
         return plain
+
+    def places(self) -> Places:
+        """Where everything lies that `describe` says nothing of."""
+        sources = tuple(
+            SourcePlace(path=spec.path, media_root=spec.media_root, root=local_root(spec), in_files=in_files(spec))
+            for spec in self.specs
+        )
+        return Places(model=self.model, tokenizer=self.tokenizer, sources=sources)
 
     @classmethod
     def from_description(
-        cls, plain: Mapping[str, Any], mixture: Mapping[str, Mapping[str, Any]] | None = None
+        cls, plain: Mapping[str, Any], places: Places, mixture: Mapping[str, Mapping[str, Any]] | None = None
     ) -> Request:
-        """The request that `describe` and `mixture` tell of, as they are read back from a file."""
+        """The request that `describe`, `places` and `mixture` tell of, as they are read back from a file."""
         shares = mixture or {}
         filters = plain["filters"]
+        found = (
+            {**spec, "path": place.path, "media_root": place.media_root, **shares.get(spec["name"], {})}
+            for spec, place in zip(plain["specs"], places.sources, strict=True)
+        )
         return cls(
             **{
                 **plain,
-                "specs": tuple(SourceSpec(**spec, **shares.get(spec["name"], {})) for spec in plain["specs"]),
+                "model": places.model,
+                "tokenizer": places.tokenizer,
+                "specs": tuple(SourceSpec(**spec) for spec in found),
                 "limits": MediaLimits(**plain["limits"]),
                 "schema": SchemaOptions(**plain["schema"]),
                 "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from packtrain.costs.engines import Engine
 from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.judge import FailureBudget, Judge
+from packtrain.costs.request import Request
 from packtrain.costs.statistics import summarise
 from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
 from packtrain.costs.work import work_items
@@ -85,10 +87,11 @@ def run(
     by_processor = task.rule != FAMILY_RULE
     inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
-    finished, changed = _finished_before(out, inputs, task.request.mixture())
+    places = task.request.places()
+    finished, changed = _finished_before(out, inputs, task.request)
     if finished is not None:
         return Outcome(table=finished, reused=True)
-    journal, stale = Journal.open(out / JOURNAL, inputs)
+    journal, stale = Journal.open(out / JOURNAL, {**inputs, "places": places.plain()})  # its units name their files
     remove_leftovers(out, (COSTS, MEDIA, LEDGER, SUMMARY))
     (out / SUMMARY).unlink(missing_ok=True)
     progress = Progress(resumed_units=len(journal), changed=tuple(changed or stale))
@@ -105,9 +108,11 @@ def run(
         checked, note = _check(task, table, counts, policy, reference)
         summary = {
             "inputs": inputs,
+            "places": places.plain(),
             "mixture": task.request.mixture(),
             "counts": counts.as_dict(),
-            "files": [list(file) for file in counts.files],
+            "content": counts.content.summary(),
+            "files": [[file.source, places.sources[file.source].name_of(file.file)] for file in counts.files],
             "statistics": summarise(table),
             "measured_by": "rule" if task.rule == FAMILY_RULE else "processor",
             "check": {"records": checked, "note": note},
@@ -123,8 +128,11 @@ def run(
     )
 
 
-def _finished_before(out: Path, inputs: dict[str, Any], mixture: dict[str, Any]) -> tuple[CostTable | None, list[str]]:
-    """An earlier result from the same inputs, or what has changed since. Other shares need no other costs."""
+def _finished_before(out: Path, inputs: dict[str, Any], request: Request) -> tuple[CostTable | None, list[str]]:
+    """An earlier result from the same inputs, or what has changed since.
+
+    Other shares need no other costs, and neither do data and models that have been moved.
+    """
     if not (out / SUMMARY).exists():
         return None, []
     try:
@@ -132,11 +140,16 @@ def _finished_before(out: Path, inputs: dict[str, Any], mixture: dict[str, Any])
         changed = differences(summary["inputs"], inputs)
         if changed:
             return None, changed
-        if summary["mixture"] != mixture:
-            write_json(out / SUMMARY, KIND, VERSION, {**summary, "mixture": mixture})
-        return CostTable.load(out), []
-    except (ArtifactError, KeyError) as error:
-        return None, [str(error).splitlines()[0]]
+        table = CostTable.load(out)
+        now = {**summary, "mixture": request.mixture(), "places": request.places().plain()}
+        if now != summary:
+            with suppress(OSError):  # a table that may only be read; ours knows it
+                write_json(out / SUMMARY, KIND, VERSION, now)
+        return CostTable(table.folder, now), []
+    except ArtifactError as error:
+        return None, [f"{Path(error.where).name}: {error.got}"]
+    except KeyError as error:
+        return None, [f"{SUMMARY}: no {error}"]
 
 
 def _measure_units(

@@ -18,11 +18,12 @@ from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.costs.places import Places
 
 if TYPE_CHECKING:
     from packtrain.costs.request import Request
 
-KIND, VERSION = "cost-table", 3
+KIND, VERSION = "cost-table", 4
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 
 
@@ -102,13 +103,22 @@ class CostTable:
     @property
     def files(self) -> tuple[DataFile, ...]:
         """The data files that the `file` column numbers, in reading order."""
-        return tuple(DataFile(*file) for file in self.summary["files"])
+        places = self.places.sources
+        if not places:  # a table that was not measured
+            return tuple(DataFile(*file) for file in self.summary["files"])
+        return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary["files"])
+
+    @property
+    def places(self) -> Places:
+        """Where model and data lay when the table was last measured or found unchanged."""
+        return Places.from_plain(self.summary.get("places", {}))
 
     def request(self) -> Request:
         """What was asked of the measurement, with the shares and the limits that hold now: the way back to the data."""
         from packtrain.costs.request import Request
 
-        measured = Request.from_description(self.summary["inputs"]["request"], self.summary.get("mixture"))
+        described, mixture = self.summary["inputs"]["request"], self.summary.get("mixture")
+        measured = Request.from_description(described, self.places, mixture)
         return replace(measured, limits=MediaLimits(**{**measured.limits.given(), **self._limits.given()}))  # type: ignore[arg-type]
 
     @property

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, shifted
+from packtrain.costs.content import Content
 from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.table import COSTS, LEDGER, MEDIA, DataFile
 from packtrain.records.open import loses_more
@@ -34,6 +35,7 @@ class Counts:
     reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
     unit_entries: list[int] = field(default_factory=list)
     files: dict[DataFile, int] = field(default_factory=dict)  # those that rows stand in, numbered as they come
+    content: Content = field(default_factory=Content)
 
     def file_number(self, unit: UnitResult) -> int:
         """The number of a unit's file; a new one where it is the first of its file."""
@@ -66,8 +68,11 @@ def write_table(out: Path, journal: Journal) -> Counts:
         ledger = stack.enter_context(ledger_path.open("wb"))
         for unit in journal.in_order():
             rows = shifted(from_ipc(unit.costs), "index", counts.entries)
-            costs.write(shifted(rows, "file", counts.file_number(unit)) if unit.rows else rows)
-            media.write(shifted(from_ipc(unit.media), "record", counts.entries))
+            rows = shifted(rows, "file", counts.file_number(unit)) if unit.rows else rows
+            seen = shifted(from_ipc(unit.media), "record", counts.entries)
+            costs.write(rows)
+            media.write(seen)
+            counts.content.add(rows, seen)
             ledger.write(unit.ledger)
             counts.entries += unit.entries
             counts.rows += unit.rows

@@ -141,7 +141,7 @@ def data_changes(table: CostTable) -> list[str]:
     """Which inputs differ now from when the table was measured, each with both values; empty where nothing does."""
     measured = table.summary["inputs"]
     now = inputs_of(
-        Request.from_description(measured["request"]),
+        Request.from_description(measured["request"], table.places),
         content_hash=any("sha256" in state for state in measured["data"].values()),
         by_processor=measured["transformers"] is not None,
     )

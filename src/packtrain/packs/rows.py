@@ -131,9 +131,9 @@ class RowTable:
 
 
 def fingerprint_of(table: CostTable) -> str:
-    """A hash of what decides the rows: the measured table itself, and the limits set on top of it."""
+    """A hash of what decides the rows: the measured table itself, the limits on top of it, and where its files lie."""
     state = file_state(table.folder / COSTS)
-    return digest([VERSION, state, table.summary["inputs"], table.limits.given(), len(table)])
+    return digest([VERSION, state, table.summary["inputs"], table.limits.given(), len(table), table.files])
 
 
 def _write(table: CostTable, path: Path, fingerprint: str) -> None:

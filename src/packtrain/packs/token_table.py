@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError
-from packtrain.core.fingerprint import digest, file_state
-from packtrain.costs.table import COSTS, CostTable
+from packtrain.core.fingerprint import digest
+from packtrain.costs.table import CostTable
 from packtrain.packs.sample_tokens import SampleTokens
 from packtrain.plans.plan import inputs_of
 
-KIND, VERSION = "sample-tokens", 2
+KIND, VERSION = "sample-tokens", 3
 TOKENS = "tokens.json"
 NOT_KEPT = -1  # the check of a row whose record could not be tokenized
 FINGERPRINT = b"packtrain.fingerprint"
@@ -54,8 +54,7 @@ class Part:
 def token_inputs(table: CostTable) -> dict[str, Any]:
     """What tokens are made from: all that the table was measured from, its rows, and the tokenizers package."""
     named = {name: value for name, value in inputs_of(table).items() if name != "mixture"}
-    costs = file_state(table.folder / COSTS, content=True)["sha256"]  # media that come or go change rows alone
-    return {**named, "costs": costs, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
+    return {**named, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
 
 
 def part_name(number: int) -> str:

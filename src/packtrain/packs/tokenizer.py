@@ -23,13 +23,16 @@ from packtrain.families.base import ProcessorSettings
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 AS_PUBLISHED = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "config.json")
+_VOCABULARIES = ("vocab*", "merges.txt", "*.model", "*.tiktoken")  # where there is no tokenizer.json
 
 
 def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
     """The folder of the saved tokenizer; None where the model's own files give the same ids, or are all there is."""
     if _file_is_enough(settings) or importlib.util.find_spec("transformers") is None:
         return None
-    state = files_state([Path(settings.folder) / name for name in _FILES], content=True)
+    source = Path(settings.folder)
+    vocabularies = {path.name for pattern in _VOCABULARIES for path in source.glob(pattern)}
+    state = files_state({name: source / name for name in sorted({*_FILES, *vocabularies})}, content=True)
     folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
     if not (folder / "tokenizer.json").exists():
         _save_in_another_process(settings.folder, folder)

@@ -9,6 +9,7 @@ ledger.jsonl         samples that are in no pack, with the reason
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +18,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packtrain.core.artifacts import read_json
+from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.core.fingerprint import differences, digest
+from packtrain.costs.content import identity_of
+from packtrain.costs.table import SUMMARY as TABLE
 from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
-KIND, VERSION = "pack-plan", 1
+KIND, VERSION = "pack-plan", 2
 PACKER_VERSION = 1  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
 _KEYS = ("config", "inputs", "packer_version", "cost_table", "work", "files", "epochs", "blocked", "ledger")
@@ -61,6 +64,11 @@ class EpochPacks:
     def num_entries(self) -> int:
         """How many samples, or pieces of samples, are in its packs."""
         return int(self._entries.num_rows)
+
+    @cached_property
+    def num_samples(self) -> int:
+        """How many samples are in its packs: one that is split counts once, with its first piece."""
+        return int((self._entries["start"].to_numpy() == 0).sum()) if self.cut else self.num_entries
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -173,6 +181,18 @@ class PackPlan:
         )
         return np.asarray(found, np.float64)
 
+    def found_with(self, table: CostTable) -> PackPlan:
+        """This plan, of a table with the same content that may lie elsewhere; noted where the other is gone."""
+        before, here = Path(self.summary["cost_table"]), str(table.folder.resolve())
+        if str(before) == here:
+            return self
+        summary = {**self.summary, "cost_table": here}
+        if self.folder is not None and not (before / TABLE).is_file():
+            body = {name: value for name, value in summary.items() if name not in ("kind", "version")}
+            with suppress(OSError):  # a plan that may only be read
+                write_json(self.folder / PLAN, KIND, VERSION, body)
+        return PackPlan(summary, self._files, self.folder)
+
     def check_inputs(self, table: CostTable) -> None:
         """Refuse a cost table other than the one this plan was made from, naming what differs."""
         found = differences(self.summary["inputs"], inputs_of(table))
@@ -186,8 +206,8 @@ class PackPlan:
 
 
 def inputs_of(table: CostTable) -> dict[str, Any]:
-    """What identifies a cost table, and the names under which a difference is reported."""
-    inputs = table.summary["inputs"]
+    """What identifies a cost table wherever it and its data lie, and the names under which a difference is reported."""
+    inputs = identity_of(table.summary)
     shown = {name: value if len(str(value)) < 2000 else digest(value) for name, value in inputs.items()}
     return {
         "measured": shown,

@@ -154,7 +154,7 @@ class Schedule:
                 "loader state",
                 got=f"schedule {state.schedule}",
                 expected=f"schedule {self.hash}",
-                fix="resume with the plan, packs per step, seed and balance that the run was started with",
+                fix="resume with the data, model, packs per step, seed and balance that the run was started with",
             )
         if state.epoch >= self.plan.num_epochs or state.next_pack > self.plan.epoch(state.epoch).num_packs:
             raise ArtifactError(

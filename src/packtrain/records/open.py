@@ -20,6 +20,8 @@ from packtrain.records.formats.files import (
     is_pattern,
     kind_of_name,
     list_files,
+    local_root,
+    shown_name,
     walk,
     writable,
 )
@@ -116,10 +118,21 @@ def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
 
 def data_files(specs: Sequence[SourceSpec]) -> list[str]:
     """Every local file that the sources consist of, for fingerprints."""
-    files: list[str] = []
+    return [file for spec in specs for file in _files_of(spec)]
+
+
+def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
+    """The same files by names that stay when a dataset is moved: relative to it, among several after its source."""
+    found = {}
     for spec in specs:
-        files.extend(dataset_files(spec) if spec.format == "hf_dataset" else list_files(spec.path, spec.format))
-    return files
+        before = f"{spec.name}/" if len(specs) > 1 else ""
+        for file in _files_of(spec):
+            found[before + shown_name(spec, file) if local_root(spec) is not None else file] = file
+    return found
+
+
+def _files_of(spec: SourceSpec) -> list[str]:
+    return dataset_files(spec) if spec.format == "hf_dataset" else list_files(spec.path, spec.format)
 
 
 def loses_more(stage: str, reason: str) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import read_json
-from packtrain.core.errors import PacktrainError
+from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.costs.fingerprint import inputs_of as measured_inputs
+from packtrain.costs.places import Places
 from packtrain.costs.statistics import summarise
 from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
 from packtrain.estimates import calibration
@@ -42,6 +42,8 @@ def staleness(kind: str, path: Path, root: Path) -> list[str]:
     """Why an entry would not be used again as it is; empty where it would."""
     try:
         return list(_STALE[kind](path, root)) if kind in _STALE else []
+    except ArtifactError as error:
+        return [f"{Path(error.where).name}: {error.got}"]
     except (PacktrainError, OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
         return [f"cannot be read: {_first_line(error)}"]
 
@@ -50,23 +52,25 @@ def _of_table(path: Path) -> str:
     if not (path / SUMMARY).is_file():
         return "a measurement that has not ended"
     summary = read_json(path / SUMMARY, KIND, VERSION)
-    return f"{summary['counts']['rows']:,} samples of {_names(summary['inputs'])}"
+    return f"{summary['counts']['rows']:,} samples of {_names(path)}"
 
 
-def _names(inputs: Mapping[str, Any]) -> str:
-    request = inputs.get("request", {})
-    paths = [str(spec.get("path") or spec.get("name")) for spec in request.get("specs", [])]
-    specs = ["/".join(Path(path).parts[-2:]) for path in paths]
+def _names(table: Path) -> str:
+    """Of which data and model a cost table is; its folder where it cannot be read."""
+    try:
+        places = Places.from_plain(read_json(table / SUMMARY, KIND, VERSION)["places"])
+    except (PacktrainError, OSError, KeyError, TypeError):
+        return table.name
+    specs = ["/".join(Path(source.path).parts[-2:]) for source in places.sources]
     more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
-    return f"{specs[0] if specs else '?'}{more} for {Path(str(request.get('model', '?'))).name}"
+    return f"{specs[0] if specs else '?'}{more} for {Path(places.model).name}"
 
 
 def _of_plan(path: Path) -> str:
     plan = PackPlan.load(path)
     counts, config = plan.summary["epochs"][0], plan.config
     how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
-    measured = plan.summary["inputs"].get("measured", {})
-    about = _names(measured) if isinstance(measured.get("request"), dict) else Path(plan.summary["cost_table"]).name
+    about = _names(Path(plan.summary["cost_table"]))
     return f"{counts['entries']:,} samples, {how}, {plan.num_epochs} epochs: {about}"
 
 
@@ -81,8 +85,7 @@ def _of_tokens(path: Path) -> str:
     about = f"tokens of {content['inputs']['rows']:,} samples"
     if content["parts"] is None:
         return f"{about}, not complete"
-    measured = content["inputs"]["measured"]
-    return f"{about} of {_names(measured)}" if isinstance(measured.get("request"), dict) else about
+    return f"{about} of {_names(path.parent.parent / 'measure' / path.name)}"
 
 
 def _of_calibration(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from packtrain.app.cache.entries import Cached, clear_cache, list_cache
 from packtrain.app.datasets.config import DatasetConfig
@@ -11,7 +12,7 @@ from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.costs.table import CostTable
 from packtrain.packs.rows import fingerprint_of
-from packtrain.plans.plan import PLAN, PackPlan
+from packtrain.plans.plan import PLAN, PackPlan, inputs_of
 
 
 def clear_run(run: ResolvedRun) -> tuple[str, ...]:
@@ -33,25 +34,27 @@ def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:
     """Its cost table with rows and tokens, its plans of this mode, whatever their length; the other mode's stay."""
     table = root / "measure" / digest(config.measured_by())
     own = (table, *((root / "tokens" / table.name,) if config.caches_tokens else ()))
-    rows = _rows_name(table)
-    return [
-        entry
-        for entry in list_cache(root, ("measure", "plans", "rows", "tokens"), look=False)
-        if entry.path in own or entry.path.name == rows or (entry.kind == "plans" and _is_plan(entry, table, config))
-    ]
+    measured = _measured(table)
+    rows = f"rows-{fingerprint_of(measured)}.arrow" if measured is not None else ""
+    inputs = inputs_of(measured) if measured is not None else None
+    found = list_cache(root, ("measure", "plans", "rows", "tokens"), look=False)
+    plans = [one for one in found if one.kind == "plans" and _is_plan(one, table, inputs, config)]
+    return [one for one in found if one.path in own or one.path.name == rows or one in plans]
 
 
-def _rows_name(table: Path) -> str:
+def _measured(table: Path) -> CostTable | None:
     try:
-        return f"rows-{fingerprint_of(CostTable.load(table))}.arrow"
+        return CostTable.load(table)
     except (PacktrainError, OSError):
-        return ""
+        return None
 
 
-def _is_plan(entry: Cached, table: Path, config: DatasetConfig) -> bool:
+def _is_plan(entry: Cached, table: Path, inputs: dict[str, Any] | None, config: DatasetConfig) -> bool:
+    """A plan of this table, or of one with the same content that lies elsewhere."""
     try:
         plan = PackPlan.load(entry.path / PLAN)
     except (PacktrainError, OSError):
         return False
     padded = plan.config.packing_strategy == "none"
-    return plan.summary["cost_table"] == str(table.resolve()) and padded == (not config.has_packs)
+    of_table = plan.summary["cost_table"] == str(table.resolve()) or plan.summary["inputs"] == inputs
+    return of_table and padded == (not config.has_packs)

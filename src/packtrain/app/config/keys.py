@@ -20,7 +20,7 @@ DATA_KEYS = (
     *("packing", "pad_packs", *_PACKING, "balance", "eval_packing", "max_sample_length", "max_images_per_sample"),
     *("max_samples", "max_eval_samples", "loss_on", "add_eos", "formatting", "object_ordering", "emit_norm"),
     *("object_prompt", "object_template", "coord_tokens", "columns", "split", "subset", "streaming"),
-    *("allow_outside_root", "max_failure_rate", "cache_dir", "cache_bytes", "cache_tokens"),
+    *("allow_outside_root", "max_failure_rate", "content_hash", "cache_dir", "cache_bytes", "cache_tokens"),
 )
 OWN_TRAINING_KEYS = (
     *("vit_lr", "aligner_lr", "effective_batch_size", "effective_batch_unit", "packs_per_step", "save_delay_steps"),
@@ -75,7 +75,7 @@ KINDS: Mapping[str, str] = {
             *("packing", "pad_packs", "eval_packing", "packing_drop_last", "shuffle", "add_eos", "repack_each_epoch"),
             *("train_vision", "train_connector", "train_language", "gradient_checkpointing", "group_by_length"),
             *("vision_checkpointing", "chunked_loss", "use_dora", "merge_adapters", "streaming", "allow_outside_root"),
-            *("compile", "master_weights", "quick_check", "cache_tokens"),
+            *("compile", "master_weights", "quick_check", "cache_tokens", "content_hash"),
         ),
         "true or false",
     ),

@@ -77,12 +77,18 @@ def train(
 def _resolved(
     config: RunConfig | str | Path, overrides: Sequence[str], world: int, *, resume: bool, max_samples: int | None
 ) -> ResolvedRun:
-    """The run; one that is resumed is the run as it was begun, whatever became of the config since."""
+    """The run; one that is resumed is the run as it was begun, whatever became of the config since.
+
+    A run folder may have been moved: its own run.yaml resumes the run that it lies in.
+    """
     name = "run" if isinstance(config, RunConfig) else Path(config).stem
     given = config if isinstance(config, RunConfig) else load_config(config)
     run = resolve_run(given, world=world, overrides=overrides, name=name, max_samples=max_samples)
     if max_samples is not None:
         run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
+    moved = _folder_of(config, overrides)
+    if resume and moved is not None:
+        run = replace(run, folder=moved)
     before = RunFolder(run.folder)
     if not resume:
         return run
@@ -91,10 +97,18 @@ def _resolved(
     facts = before.facts()
     new = [one for one in overrides if one not in facts.get("overrides", ())]  # the others are in its config already
     begun = resolve_run(load_config(run.folder / CONFIG), world=world, overrides=new, name=name)
-    changed = differences(facts.get("written", {}), _written(given))
+    changed = differences(facts.get("written", {}), _written(given)) if moved is None else ()
     said = "the run goes on as it was begun; what has changed in the config since is not taken over: "
     notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
     return replace(begun, folder=run.folder, notes=(*begun.notes, *notes))
+
+
+def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:
+    """The run folder whose own config this is, unless another one is named."""
+    if isinstance(config, RunConfig) or any(one.startswith("training.output_dir=") for one in overrides):
+        return None
+    path = Path(config)
+    return path.parent if path.name == CONFIG and RunFolder(path.parent).holds_run else None
 
 
 def _written(config: RunConfig | str | Path) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""All processes of a run must have prepared the same: each builds its own view of the data, from its own disk."""
+"""All processes of a run must have prepared the same, and a resumed run what it was begun with, wherever that lies."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared
-from packtrain.core.errors import DataError
+from packtrain.core.errors import ArtifactError, DataError
+from packtrain.core.fingerprint import differences
 
 _NAMED = 4  # numbers that are told
 
@@ -18,6 +21,19 @@ def check_same_data(prepared: Prepared) -> None:
 
     mine = {"schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
     compare(said_by_all(mine))
+
+
+def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data or another model than the run was begun with, and name what differs."""
+    before = folder.facts().get("measured") if folder.holds_run else None
+    changed = differences(before, json.loads(json.dumps(inputs))) if before is not None else []
+    if changed:
+        raise ArtifactError(
+            str(folder.path),
+            got="a run of other data or another model: " + "; ".join(changed[:_NAMED]),
+            expected="what the run was begun with; it may lie elsewhere",
+            fix="bring that back (files without checksums, as parquet, with their times), or begin a new run",
+        )
 
 
 def compare(said: Sequence[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.same_data import check_same_data
+from packtrain.app.train.same_data import check_resumed, check_same_data
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
@@ -71,6 +71,8 @@ class Session:
         args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
         check_same_data(prepared)
         checkpoint = find_latest(run.folder) if resume else None
+        if checkpoint is not None:
+            check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary["inputs"])
         made = ready_model(
             run.model,
             run.setup,
@@ -160,6 +162,7 @@ class Session:
             "balance": run.data.order,
             "world": run.world,
             "fingerprints": {"plan": plan.fingerprint, "schedule": schedule.hash},
+            "measured": plan.summary["inputs"],
             "derived": _derived(self.ready),
             "notes": list(self.ready.notes),
             "prepared": list(self.ready.done),

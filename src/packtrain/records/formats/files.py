@@ -99,6 +99,11 @@ def dataset_root(path: str) -> str:
     return os.path.dirname(fixed) or "."
 
 
+def local_root(spec: SourceSpec) -> str | None:
+    """What the names of a local source's files are relative to; None for remote data and for names on the hub."""
+    return dataset_root(spec.path) if os.path.isabs(spec.path) and not is_remote(spec.path) else None
+
+
 def list_files(path: str, format: str) -> list[str]:
     """The files of a source in reading order: one file, those of a folder, or those that a pattern names."""
     if is_remote(path):

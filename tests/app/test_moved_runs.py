@@ -1,0 +1,192 @@
+"""Runs that move: another cache, another folder of data and model, and still the same plan, order and losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from commands import Run
+from made_runs_data import write_config
+
+from packtrain.app.cache.entries import list_cache
+from packtrain.app.cache.of_run import clear_run
+from packtrain.app.config.load import load_config
+from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.settings import resolve_run
+from packtrain.costs.table import CostTable
+from packtrain.models import tiny
+from packtrain.plans.plan import inputs_of
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # no processes for a few chats
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def prepared(config: Path, *overrides: str) -> Prepared:
+    return prepare(resolve_run(load_config(config), overrides=("data.cache_tokens=true", *overrides)))
+
+
+def known_by(found: Prepared) -> dict[str, Any]:
+    """What a run's data are known by: in its cost table, its plan, its order, its tokens."""
+    plan, tokens = found.dataset.plan, found.dataset.tokens
+    assert plan.folder is not None
+    assert tokens is not None
+    table = CostTable.load(plan.summary["cost_table"])
+    return {
+        "table": (table.folder.name, table.summary["inputs"], inputs_of(table)),
+        "plan": (plan.folder.name, plan.fingerprint, found.dataset.schedule.hash),
+        "tokens": (tokens.folder.name, tokens.fingerprint),
+    }
+
+
+def test_another_cache_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, found = write_config(home, max_steps=3), {}
+    for name in ("one", "two"):
+        monkeypatch.setenv("PACKTRAIN_CACHE", str(home / name))
+        found[name] = known_by(prepared(config))
+        assert next((home / name / "models").glob("tiny-*")), "the model was made there"
+    assert found["one"] == found["two"]
+    shutil.rmtree(home / "two")
+    (home / "one").rename(home / "three")
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "three"))
+    again = prepared(config)
+    assert ["reused" in line for line in again.done] == [True] * 3, again.done
+    assert known_by(again) == found["one"]
+
+
+def test_moved_data_have_the_same_plan_and_a_table_of_their_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "cache"))
+    config = write_config(home, max_steps=3)
+    before = prepared(config)
+    (home / "mount").mkdir()
+    shutil.copyfile(home / "train.jsonl", home / "mount" / "train.jsonl")  # without its time
+    there = f"data.dataset_path={home / 'mount' / 'train.jsonl'}"
+    after = prepared(config, there)
+    assert after.dataset.plan.folder == before.dataset.plan.folder
+    assert after.dataset.schedule.hash == before.dataset.schedule.hash
+    tables = [one.dataset.plan.summary["cost_table"] for one in (before, after)]
+    assert tables[0] != tables[1]
+    assert CostTable.load(tables[1]).files[0].file == str(home / "mount" / "train.jsonl")
+    (home / "train.jsonl").unlink()
+    assert len(after.dataset[0].samples) > 1, "read from where the data are now"
+    shutil.rmtree(tables[0])
+    assert prepared(config, there).dataset.plan.folder == before.dataset.plan.folder
+    noted = json.loads((Path(str(before.dataset.plan.folder)) / "plan.json").read_text())
+    assert noted["cost_table"] == tables[1], "the other is gone"
+
+
+def test_clearing_what_moved_data_made_clears_the_plan_they_share(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "cache"))
+    config = write_config(home, max_steps=3)
+    before = prepared(config)
+    (home / "mount").mkdir()
+    there = f"data.dataset_path={shutil.copy2(home / 'train.jsonl', home / 'mount')}"
+    prepared(config, there)
+    clear_run(resolve_run(load_config(config), overrides=(there,)))
+    assert Path(before.dataset.plan.summary["cost_table"]).is_dir(), "of other data"
+    assert not Path(str(before.dataset.plan.folder)).exists()
+
+
+def test_what_an_older_version_made_is_named_and_made_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "cache"))
+    config = write_config(home, max_steps=3)
+    before = known_by(prepared(config))
+    for kind, name in (("measure", "measure.json"), ("tokens", "tokens.json"), ("plans", "plan.json")):
+        for path in (home / "cache" / kind).glob(f"*/{name}"):
+            content = json.loads(path.read_text())
+            path.write_text(json.dumps({**content, "version": content["version"] - 1}))
+    entries = list_cache(home / "cache", ("measure", "plans", "tokens"))
+    assert len(entries) >= 3
+    assert all("made by an older version of packtrain" in entry.stale[0] for entry in entries)
+    shutil.rmtree(home / "cache" / "plans")  # those of an older version have other names
+    again = prepared(config)
+    assert known_by(again) == before
+    assert ["again because" in line and "older version" in line for line in again.done] == [True, False, True]
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_rows_without_checksums_move_by_content(home: Path, monkeypatch: pytest.MonkeyPatch, hashed: bool) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "cache"))
+    config, found = write_config(home, max_steps=3), set()
+    rows = [json.loads(line) for line in (home / "train.jsonl").read_text().splitlines()]
+    pq.write_table(pa.Table.from_pylist(rows), home / "rows.parquet")
+    for name, time in (("here", 1), ("there", 2)):
+        (home / name).mkdir()
+        data = shutil.copyfile(home / "rows.parquet", home / name / "rows.parquet")
+        os.utime(data, ns=(time, time))
+        overrides = (f"data.dataset_path={data}", f"data.content_hash={str(hashed).lower()}")
+        found.add(prepared(config, *overrides).dataset.schedule.hash)
+    assert len(found) == (1 if hashed else 2)
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the run interrupted after so many steps."""
+    from packtrain.training.run_watch import RunWatch
+
+    on_step = RunWatch.on_step
+
+    def signalling(self: RunWatch, metrics: Any) -> None:
+        on_step(self, metrics)
+        if metrics.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RunWatch, "on_step", signalling)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_run_goes_on_elsewhere(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch, packing: bool) -> None:
+    config = write_config(home, max_steps=6)
+    model = tiny.write("llama", home / "model")
+    tiny.build_model(model).save_pretrained(model)
+    content = yaml.safe_load(config.read_text())
+    content["model"]["model_name_or_path"] = str(model)
+    content["data"]["packing"] = packing
+    config.write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "cache"))
+    whole = home.parent / "whole"
+    assert run("train", config, f"training.output_dir={whole}")[0] == 0
+    with monkeypatch.context() as patch:
+        stop_at(2, patch)
+        assert run("train", config)[0] == 130
+
+    there = home.parent / "there"
+    for name in ("out", "model"):
+        shutil.copytree(home / name, there / name, copy_function=shutil.copyfile)
+    shutil.copyfile(home / "train.jsonl", there / "train.jsonl")
+    shutil.rmtree(home)
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(there / "cache"))
+    moved = (f"data.dataset_path={there / 'train.jsonl'}", f"model.model_name_or_path={there / 'model'}")
+    code, out, err = run("train", there / "out" / "run.yaml", *moved, "--resume", "--json")
+    assert code == 0, err
+    assert json.loads(out)["resumed"] == 3, "the step that was under way when the signal came is finished"
+    assert losses(there / "out") == losses(whole)
+    weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (there / "out", whole)]
+    assert weights[0] == weights[1]
+    assert not home.exists(), "nothing is written where the run was begun"
+
+    text = (there / "train.jsonl").read_text()
+    (there / "train.jsonl").write_text(text.replace("river", "stone", 1))
+    code, _, err = run("train", there / "out" / "run.yaml", *moved, "training.max_steps=7", "--resume")
+    assert (code, "measured.content: " in err, "train.jsonl.size" in err) == (1, True, False), err
+    (there / "train.jsonl").write_text(text)
+    template = there / "model" / "chat_template.jinja"
+    template.write_text(template.read_text() + "{# edited #}")
+    code, _, err = run("train", there / "out" / "run.yaml", *moved, "training.max_steps=7", "--resume")
+    assert (code, "measured.settings" in err) == (1, True), err
