@@ -22,6 +22,12 @@ def calibrate(
         bool, typer.Option("--held-out/--no-held-out", help="Measure settings to judge the fit by, too.")
     ] = True,
     mode: Annotated[str, typer.Option(help="both, eager or compiled: which layers are measured now.")] = "both",
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Measure settings with one of these words in their names, separated by ;, and keep the stored others."
+        ),
+    ] = "",
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Default: the GPU.")] = None,
     gpu: Annotated[str | None, typer.Option(help="The data sheet, where the driver's name is not known.")] = None,
     out: Annotated[
@@ -58,6 +64,7 @@ def calibrate(
                 quick=quick,
                 held_out=held_out,
                 modes=mode,  # type: ignore[arg-type]
+                only=[word.strip() for word in only.split(";") if word.strip()],
                 device=device,
                 gpu=gpu,
                 out=out,

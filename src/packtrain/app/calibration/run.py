@@ -112,6 +112,7 @@ def calibrate(
     quick: bool = False,
     held_out: bool = True,
     modes: Modes = "both",
+    only: Sequence[str] = (),
     device: str | None = None,
     gpu: str | None = None,
     out: str | Path | None = None,
@@ -121,13 +122,16 @@ def calibrate(
     """Measure training steps, fit the models to them and keep the result for all later estimates.
 
     `gpu` names the data sheet where the driver's name is not known. A mode that is not measured now keeps what an
-    earlier calibration with the same versions found. Without a GPU nothing is measured unless `device` is "cpu"; the
-    outcome then says what would be.
+    earlier calibration with the same versions found, and with `only`, which has words of the names of settings, so does
+    every setting. Without a GPU nothing is measured unless `device` is "cpu"; the outcome then says what would be.
     """
     if modes not in get_args(Modes):
         raise ConfigError("mode", got=modes, expected=", ".join(get_args(Modes)), fix=nearest(modes, get_args(Modes)))
     place = _Place.find(device, gpu)
-    trials = calibration_trials(place.gpu, model=model, modes=modes, quick=quick, held_out=held_out)
+    every = calibration_trials(place.gpu, model=model, modes=modes, quick=quick, held_out=held_out)
+    trials = [trial for trial in every if not only or any(word in trial.name for word in only)]
+    if not trials:
+        raise ConfigError("only", got="; ".join(only), expected="words of: " + "; ".join(one.name for one in every))
     names = tuple(trial.name for trial in trials)
     if place.torch_device is None:
         return CalibrationOutcome(gpu=place.gpu.name, trials=names)
@@ -135,7 +139,10 @@ def calibrate(
     measurements = _measure(trials, place, begun + budget, progress)
     done = {one.name for one in measurements}
     files = _files(place.gpu, out)
-    known = _calibration(place, (*_earlier(place, measurements), *measurements))
+    kept = _earlier(place, by_name=bool(only), now=measurements)
+    order = {trial.name: number for number, trial in enumerate(every)}
+    together = sorted((*kept, *measurements), key=lambda one: order.get(one.name, -1))
+    known = _calibration(place, tuple(together))
     _save(known, files)  # minutes of a GPU: whatever becomes of the fit
     return replace(
         _fitted(known, place.gpu, files),
@@ -214,8 +221,8 @@ def _measure(
     return tuple(found)
 
 
-def _earlier(place: _Place, now: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """What an earlier calibration with the same versions knows of modes that were not measured now."""
+def _earlier(place: _Place, *, by_name: bool, now: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """What an earlier calibration with the same versions knows of modes, or settings, that were not measured now."""
     path = calibration_path(place.gpu)
     try:
         found = read_calibration(path) if path.is_file() else None
@@ -223,6 +230,9 @@ def _earlier(place: _Place, now: Sequence[Measurement]) -> tuple[Measurement, ..
         return ()  # of another format: it is replaced
     if found is None or (found.torch, found.transformers, found.device) != (*_versions(), place.name):
         return ()
+    if by_name:
+        again = {one.name for one in now}
+        return tuple(one for one in found.measurements if one.name not in again)
     measured: set[Mode] = {one.mode for one in now}
     return tuple(one for one in found.measurements if one.mode not in measured)
 
