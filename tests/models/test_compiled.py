@@ -77,7 +77,7 @@ def test_one_graph_serves_all_packs() -> None:
     segment_kernel.CALLS.clear()
     assert_same(trained(model, loss, batches[:1]), expected[:1])
     first = graphs()
-    assert first >= 2, "nothing was compiled"
+    assert first == 2, "one for the decoder, one for the tower, its first block included"
     assert not torch._dynamo.utils.counters["graph_break"]
     found = trained(model, loss, batches[1:])
     assert_same(found, expected[1:])

@@ -7,17 +7,23 @@ gets a compiled one, adapters inside a layer are compiled with it, and names of 
 Tokens of a pack are constant (`ConstantShapes`). The number of its samples and the length of the longest are not, and
 compiled code takes any. Patches vary several times as much as tokens do between packs: filling them up to the most of
 any pack would be more work than constant shapes save, so towers are compiled for any number of them from the start.
+
+A layer that is recomputed must meet the graph that computed it first: another may keep other tensors for the backward
+pass, and checkpointing ends the step. Where several graphs fit, torch prefers the one that ran last, which may be one
+that a later layer had made. Here they are looked at in the order in which they were made, so the first that fits stays
+the first, whatever is compiled later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from packtrain.models.parts import model_parts
 
@@ -51,6 +57,7 @@ def compile_layers(
     inside = set(parts.vision.modules()) if parts.vision is not None else set()
     decoders = [layer for layer in _layers(parts.language) if layer not in inside] if language else []
     _vary_longest()
+    _keep_order()
     chosen: dict[str, Any] = {"backend": backend, "options": dict(options) if options else None}
     for layer in decoders:
         _compile(layer, dynamic=None if constant else True, **chosen)
@@ -73,9 +80,26 @@ def _vary_longest() -> None:
         torch.compiler.config.dynamic_sources = ",".join([*named, _LONGEST])
 
 
+def _keep_order() -> None:
+    """Of graphs; for the whole process, as torch has it. A version without this choice is left as it is."""
+    recent_first = getattr(torch._C._dynamo.eval_frame, "_set_lru_cache", None)
+    if recent_first is not None:
+        recent_first(False)
+
+
 def _compile(layer: nn.Module, **how: Any) -> None:
     if layer._compiled_call_impl is None:
         layer.compile(**how)
+        layer._compiled_call_impl = partial(_call, layer._compiled_call_impl)
+
+
+def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    return compiled(*map(_own, args[:1]), *args[1:], **kwargs)
+
+
+def _own(hidden: Any) -> Any:
+    """The first block of a tower is given a view, for which a graph would be made that no other block uses."""
+    return hidden.clone() if isinstance(hidden, Tensor) and hidden._is_view() else hidden
 
 
 def _layers(part: nn.Module) -> Iterator[nn.Module]:
