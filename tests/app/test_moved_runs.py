@@ -19,10 +19,18 @@ from made_runs_data import write_config
 from packtrain.app.cache.entries import list_cache
 from packtrain.app.cache.of_run import clear_run
 from packtrain.app.config.load import load_config
+from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.run import _resolved
+from packtrain.app.train.same_data import check_frozen, check_resumed
 from packtrain.app.train.settings import resolve_run
+from packtrain.core.artifacts import write_json
+from packtrain.core.errors import ArtifactError
 from packtrain.costs.table import CostTable
 from packtrain.models import tiny
+from packtrain.models.adapters import set_trainable
+from packtrain.models.frozen import frozen_state
+from packtrain.models.settings import ModelSettings
 from packtrain.plans.plan import inputs_of
 
 
@@ -190,3 +198,47 @@ def test_a_run_goes_on_elsewhere(home: Path, run: Run, monkeypatch: pytest.Monke
     template.write_text(template.read_text() + "{# edited #}")
     code, _, err = run("train", there / "out" / "run.yaml", *moved, "training.max_steps=7", "--resume")
     assert (code, "measured.settings" in err) == (1, True), err
+
+
+def begun(folder: Path, **facts: Any) -> RunFolder:
+    """A folder that says that a run was begun in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", "run", 1, facts)
+    return RunFolder(folder)
+
+
+def test_adapters_do_not_go_on_beside_other_weights(tmp_path: Path) -> None:
+    """Folders and names are not compared, and configs of fine-tuned models are those of their bases."""
+    folder = tiny.write("llama", tmp_path / "model")
+    states = {}
+    for name, seed in (("base", 0), ("again", 0), ("tuned", 1)):
+        model = tiny.build_model(folder, seed)
+        states[name] = frozen_state(set_trainable(model, ModelSettings(name="llama", method="lora")))
+    run = begun(tmp_path / "out", frozen=states["base"])
+    check_frozen(run, states["again"])
+    check_frozen(run, {"bfloat16": "loaded in another precision"})
+    with pytest.raises(ArtifactError, match="adapters of another model"):
+        check_frozen(run, states["tuned"])
+    assert frozen_state(model.to("meta")) == {}, "as on a rank that is sent its weights later"
+
+
+def test_a_run_of_an_older_version_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="an older version of packtrain began"):
+        check_resumed(begun(tmp_path / "out"), {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "samples", "expected"),
+    [((), None, "copy"), (("output_dir=other",), None, "other"), ((), 5, "out-5-samples"), ((), 7, "copy")],
+)
+def test_which_run_a_config_of_its_own_resumes(
+    home: Path, overrides: tuple[str, ...], samples: int | None, expected: str
+) -> None:
+    config = write_config(home, max_steps=2)
+    content = yaml.safe_load(config.read_text())
+    if samples == 7:  # the config of a trial
+        content["data"]["max_samples"] = 7
+    run = begun(home / "copy")
+    (run.path / "run.yaml").write_text(yaml.safe_dump(content))
+    found = _resolved(run.path / "run.yaml", overrides, 1, resume=True, max_samples=samples)
+    assert found.folder.name == expected

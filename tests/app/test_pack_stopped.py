@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from lengths import lvis_like
 from tables import write_table
 
 from packtrain.app.pack import pack
+from packtrain.cli.interrupts import never_lost
 from packtrain.plans.build import Progress
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import PLAN
@@ -107,6 +109,24 @@ def test_what_fails_because_of_a_signal_is_no_fault(
     monkeypatch.setattr("packtrain.app.show.pack.PackBar.update", stop)
     code, out, err = run("pack", costs, "-n", 8192, "-o", tmp_path / "p", "--json")
     assert (code, out, "interrupted" in err, "compiled" in err) == (1, "", True, False)
+
+
+def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
+    """As of a run that was stopped by it, and could not save its checkpoint."""
+    asked = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: asked.set() if dropped else signal.default_int_handler(*_))
+    dropped: list[bool] = []
+
+    def work() -> None:
+        _into_a_callback()
+        dropped.append(True)
+        while not asked.wait(0.01):
+            pass
+        time.sleep(0.1)  # as a step that is finished
+        raise OSError("disk is full")
+
+    with pytest.raises(OSError, match="disk is full"), never_lost():
+        work()
 
 
 @pytest.mark.parametrize(

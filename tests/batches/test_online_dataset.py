@@ -22,6 +22,7 @@ from packtrain.batches.online import OnlineDataset
 from packtrain.batches.online_stream import Arrival, Place, SourceStream
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
+from packtrain.costs.fingerprint import stream_inputs
 from packtrain.costs.request import Filters, Request
 from packtrain.families.contracts import contract_for
 from packtrain.models import tiny
@@ -502,3 +503,15 @@ def test_a_state_goes_on_where_data_and_model_were_moved_to(tmp_path: Path) -> N
         with pytest.raises(ArtifactError, match="other data, another model"):
             online(there).load_state_dict(state)
         path.write_text(text)
+
+
+def test_streams_that_begin_with_the_same_words_are_others(tmp_path: Path) -> None:
+    """As all of one kind do that have the same system prompt."""
+    states = []
+    for number, folder in enumerate((tmp_path / "one", tmp_path / "two")):
+        folder.mkdir()
+        (folder / "train.jsonl").write_text(json.dumps({"text": "You are helpful. " * 40 + f"Number {number}"}) + "\n")
+        asked = Request(specs=tuple(open_sources(str(folder / "train.jsonl"))), model="none")
+        states.append(stream_inputs(asked))
+    assert states[0]["begins"] != states[1]["begins"]
+    assert states[0]["request"] == states[1]["request"], "nothing else would tell"

@@ -79,6 +79,47 @@ def test_other_places_of_a_table_that_may_only_be_read(home: Path, monkeypatch: 
     assert again.table.request().model == str(there / "model")
 
 
+def test_other_media_under_the_same_names_elsewhere_are_measured_again(home: Path) -> None:
+    """Data files of the same size and time do not say what the pictures beside them are."""
+    tokens = measured(home).table.column("tokens").sum()
+    there = Path(shutil.copytree(home, home.parent / "larger"))
+    write_image(there / "data" / IMAGES[0], 400, 300)
+    again = measured(there, out=home / "out")
+    assert not again.reused
+    assert [change.split(":")[0] for change in again.changed] == ["train.jsonl"]
+    assert again.table.column("tokens").sum() > tokens
+
+
+def test_media_that_are_missing_elsewhere_are_noticed(home: Path) -> None:
+    measured(home)
+    there = moved(home)
+    (there / "data" / IMAGES[1]).unlink()
+    again = measured(there, max_failure_rate=0.5)
+    assert not again.reused
+    assert again.table.summary["counts"]["rows"] < 30
+
+
+def test_another_text_of_the_same_size_and_time_elsewhere(home: Path) -> None:
+    """As sources of one name that have changed places."""
+    measured(home)
+    there = moved(home)
+    data = there / "data" / "train.jsonl"
+    text, time = data.read_text(), data.stat().st_mtime_ns
+    data.write_text(text.replace("word1", "word2", 1))
+    os.utime(data, ns=(time, time))
+    assert not measured(there).reused
+
+
+def test_files_of_sources_that_could_be_called_the_same(home: Path) -> None:
+    for name in ("one/b", "two"):
+        write_lines(home / name / "x.jsonl", chats(5, seed=len(name)))
+    (home / "mix.yaml").write_text("datasets:\n  - {path: one, name: a}\n  - {path: two, name: a/b}\n")
+    assert len(measured(home, "mix.yaml").table.summary["inputs"]["data"]) == 2
+    for name in ("one/b", "two"):
+        write_lines(home / name / "x.jsonl", chats(6, seed=len(name)))
+        assert not measured(home, "mix.yaml").reused
+
+
 def test_other_media_are_measured_again(home: Path) -> None:
     write_image(home / "larger" / IMAGES[0], 400, 300)
     write_image(home / "larger" / IMAGES[1], 180, 620)

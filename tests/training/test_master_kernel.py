@@ -106,6 +106,25 @@ def test_other_kinds_take_the_ordinary_way(
     assert not calls
 
 
+def test_gradients_wider_than_their_weights_take_the_ordinary_way(
+    monkeypatch: pytest.MonkeyPatch, interpreted: ModuleType
+) -> None:
+    """Torch allows them; the kernel would read halves of numbers."""
+    weights, calls = start(), count_calls(monkeypatch, interpreted)
+    expected = in_fp64(weights, 3, OPTIONS)
+    optimizer = make_optimizer(AdamW, [{"params": weights}], OPTIONS)
+    for weight in weights[:2]:
+        weight.grad_dtype = torch.float32
+    for step in range(3):
+        torch.manual_seed(step)
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape).bfloat16().to(weight.grad_dtype)
+        optimizer.step()
+    assert calls == [1] * 2
+    for weight, right in zip(weights, expected, strict=True):
+        torch.testing.assert_close(optimizer.state[weight][MASTER].double(), right.detach(), rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_it_compiles_for_gpus_and_moves_several_numbers_at_once(capability: int, half: torch.dtype) -> None:

@@ -75,9 +75,9 @@ def never_lost() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not timers or isinstance(error, Interrupted):
+        # What was left undone in that moment may fail in any way before the signal comes again, and only until then.
+        if all(timer.finished.is_set() for timer in timers) or isinstance(error, Interrupted):
             raise
-        # What was left undone in that moment may fail in any way before the signal comes again.
         raise Interrupted(CONTINUES) from error
     finally:
         sys.unraisablehook = before

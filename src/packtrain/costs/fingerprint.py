@@ -23,7 +23,7 @@ from packtrain.records.schemas.formatting import load_formatting
 from packtrain.records.shards.address import is_remote, remote_state
 
 RULES_VERSION = 1  # raised whenever the same inputs would be measured differently
-_BEGINNING = 1 << 8  # bytes
+_BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end in
 
 
 def inputs_of(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def _beginning(file: str | None) -> str | None:
         return None
     try:
         with open(file, "rb") as stream:
-            return hashlib.sha256(stream.read(_BEGINNING)).hexdigest()
+            # To the end of a record: datasets of one kind begin with the same words.
+            return hashlib.sha256(stream.read(_BEGINNING) + stream.readline(_LINE)).hexdigest()
     except OSError:  # which reading it will say
         return None
 

@@ -19,7 +19,7 @@ from packtrain.costs.engines import Engine
 from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.judge import FailureBudget, Judge
-from packtrain.costs.request import Request
+from packtrain.costs.moved import others_there
 from packtrain.costs.statistics import summarise
 from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
 from packtrain.costs.work import work_items
@@ -88,7 +88,7 @@ def run(
     inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
     places = task.request.places()
-    finished, changed = _finished_before(out, inputs, task.request)
+    finished, changed = _finished_before(out, inputs, task)
     if finished is not None:
         return Outcome(table=finished, reused=True)
     journal, stale = Journal.open(out / JOURNAL, {**inputs, "places": places.plain()})  # its units name their files
@@ -128,11 +128,12 @@ def run(
     )
 
 
-def _finished_before(out: Path, inputs: dict[str, Any], request: Request) -> tuple[CostTable | None, list[str]]:
+def _finished_before(out: Path, inputs: dict[str, Any], task: Task) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 
     Other shares need no other costs, and neither do data and models that have been moved.
     """
+    request = task.request
     if not (out / SUMMARY).exists():
         return None, []
     try:
@@ -141,6 +142,8 @@ def _finished_before(out: Path, inputs: dict[str, Any], request: Request) -> tup
         if changed:
             return None, changed
         table = CostTable.load(out)
+        if changed := others_there(task, table):
+            return None, changed
         now = {**summary, "mixture": request.mixture(), "places": request.places().plain()}
         if now != summary:
             with suppress(OSError):  # a table that may only be read; ours knows it

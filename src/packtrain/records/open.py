@@ -123,11 +123,13 @@ def data_files(specs: Sequence[SourceSpec]) -> list[str]:
 
 def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
     """The same files by names that stay when a dataset is moved: relative to it, among several after its source."""
-    found = {}
-    for spec in specs:
+    found: dict[str, str] = {}
+    for number, spec in enumerate(specs):
         before = f"{spec.name}/" if len(specs) > 1 else ""
         for file in _files_of(spec):
-            found[before + shown_name(spec, file) if local_root(spec) is not None else file] = file
+            name = before + shown_name(spec, file) if local_root(spec) is not None else file
+            while found.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
+                name = f"{number}:{name}"
     return found
 
 

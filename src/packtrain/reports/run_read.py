@@ -176,8 +176,8 @@ def _about(found: Mapping[str, Any]) -> About:
     if isinstance(model, dict):
         model = model.get("name")
     own = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
-    # What the user's config said is in run.yaml too, resolved; what was measured is for resuming.
-    apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "kind", "version")
+    # What the user's config said is in run.yaml too, resolved; what was measured, and weights, are for resuming.
+    apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
     return About(
         model=_string(model),
         mode=_string(found.get("mode")),

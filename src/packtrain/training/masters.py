@@ -20,13 +20,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from packtrain.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from packtrain.training.master_kernel import Stepped
 
 MASTER = "master"  # in the state of a parameter
 HALF = (torch.bfloat16, torch.float16)
@@ -138,11 +141,8 @@ class MasterWeights(Optimizer):
             master = self._masters[weight]
             state = {name: _local(kept) for name, kept in self._inner.state.get(master, {}).items()}
             one = Stepped(weight=_local(weight), gradient=_local(weight.grad), master=_local(master), state=state)
-            if (
-                master is not weight
-                and state.keys() == {"step", "exp_avg", "exp_avg_sq"}
-                and _fit_kernel(one.tensors())
-            ):
+            known = master is not weight and state.keys() == _ADAM_STATE and _has_known_dtypes(one)
+            if known and _fit_kernel(one.tensors()):
                 done[weight] = one
         if done:
             torch._foreach_add_([one.state["step"] for one in done.values()], 1)
@@ -282,6 +282,13 @@ def _has_kernel(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
     """Is this AdamW as it is by default, asked to be fused?"""
     plain = type(optimizer) is torch.optim.AdamW and bool(group.get("fused")) and isinstance(group["lr"], float)
     return plain and not group["amsgrad"] and not group["maximize"] and find_spec("triton") is not None
+
+
+def _has_known_dtypes(one: Stepped) -> bool:
+    """Gradients as wide as their weight, states as wide as masters: the kernel goes by that; torch allows others."""
+    weight, gradient, *wide = one.tensors()
+    same = gradient.dtype == weight.dtype and gradient.numel() == weight.numel()
+    return same and all(part.dtype == torch.float32 for part in wide)
 
 
 def _fit_kernel(tensors: Sequence[Tensor]) -> bool:

@@ -86,7 +86,9 @@ def _resolved(
     run = resolve_run(given, world=world, overrides=overrides, name=name, max_samples=max_samples)
     if max_samples is not None:
         run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
-    moved = _folder_of(config, overrides)
+    # A trial of a run is no run of its config, unless the config is the trial's.
+    own = max_samples in (None, given.data.get("max_samples"))
+    moved = _folder_of(config, overrides) if own else None
     if resume and moved is not None:
         run = replace(run, folder=moved)
     before = RunFolder(run.folder)
@@ -105,10 +107,15 @@ def _resolved(
 
 def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:
     """The run folder whose own config this is, unless another one is named."""
-    if isinstance(config, RunConfig) or any(one.startswith("training.output_dir=") for one in overrides):
+    if isinstance(config, RunConfig) or any(_key(one) == "output_dir" for one in overrides):
         return None
     path = Path(config)
     return path.parent if path.name == CONFIG and RunFolder(path.parent).holds_run else None
+
+
+def _key(override: str) -> str:
+    """What an override sets, in whatever section."""
+    return override.partition("=")[0].rpartition(".")[2]
 
 
 def _written(config: RunConfig | str | Path) -> dict[str, Any]:

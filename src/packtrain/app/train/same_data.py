@@ -25,14 +25,35 @@ def check_same_data(prepared: Prepared) -> None:
 
 def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
     """Refuse to go on with other data or another model than the run was begun with, and name what differs."""
-    before = folder.facts().get("measured") if folder.holds_run else None
-    changed = differences(before, json.loads(json.dumps(inputs))) if before is not None else []
+    if not folder.holds_run:
+        return
+    before = folder.facts().get("measured")
+    if before is None:  # its plan is known by other things than ours
+        raise ArtifactError(
+            str(folder.path),
+            got="a run that an older version of packtrain began",
+            expected="one of this version",
+            fix="go on with that version, or begin a new run",
+        )
+    changed = differences(before, json.loads(json.dumps(inputs)))
     if changed:
         raise ArtifactError(
             str(folder.path),
             got="a run of other data or another model: " + "; ".join(changed[:_NAMED]),
             expected="what the run was begun with; it may lie elsewhere",
             fix="bring that back (files without checksums, as parquet, with their times), or begin a new run",
+        )
+
+
+def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
+    """Refuse to go on with adapters beside other weights than they were begun with: no checkpoint has those."""
+    before = folder.facts().get("frozen") if folder.holds_run else None
+    if isinstance(before, Mapping) and any(before[dtype] != frozen[dtype] for dtype in before.keys() & frozen.keys()):
+        raise ArtifactError(
+            str(folder.path),
+            got="adapters of another model: its config is the same, its weights are others",
+            expected="the weights that the run was begun with; they may lie elsewhere",
+            fix="name that model by model.model_name_or_path, or begin a new run",
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.same_data import check_resumed, check_same_data
+from packtrain.app.train.same_data import check_frozen, check_resumed, check_same_data
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
@@ -54,6 +54,7 @@ class Session:
     args: TrainingArguments
     checkpoint: Checkpoint | None
     ready: Ready
+    frozen: Mapping[str, str]  # by what the weights beside adapters are known
     written: Mapping[str, Any]  # what the user's config and command line say
 
     @classmethod
@@ -63,6 +64,8 @@ class Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
         import torch
 
+        from packtrain.models.frozen import frozen_state
+        from packtrain.training.agreement import said_by_all
         from packtrain.training.checkpoints import find_latest, refuse_broken
         from packtrain.training.ready import ready_model, training_device, weights_dtype
 
@@ -81,6 +84,10 @@ class Session:
             seed=run.arguments["seed"],
             compile=run.step.compile,
         )
+        # As the first rank has them: others may have been left without weights that are to be sent to them.
+        frozen = said_by_all(frozen_state(made.model))[0] if run.model.has_adapters else {}
+        if checkpoint is not None:
+            check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         machine = machine_of(prepared, gpu=gpu, attention=made.attention, compiled=made.compiled, bf16=made.is_half)
         notes = run.notes
@@ -116,6 +123,7 @@ class Session:
             args=args,
             checkpoint=checkpoint,
             ready=ready,
+            frozen=frozen,
             written=written,
         )
 
@@ -163,6 +171,7 @@ class Session:
             "world": run.world,
             "fingerprints": {"plan": plan.fingerprint, "schedule": schedule.hash},
             "measured": plan.summary["inputs"],
+            "frozen": dict(self.frozen),
             "derived": _derived(self.ready),
             "notes": list(self.ready.notes),
             "prepared": list(self.ready.done),
