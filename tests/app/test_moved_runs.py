@@ -22,7 +22,7 @@ from packtrain.app.config.load import load_config
 from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.run import _resolved
-from packtrain.app.train.same_data import check_frozen, check_resumed
+from packtrain.app.train.same_data import check_frozen, check_resumed, other_evaluation
 from packtrain.app.train.settings import resolve_run
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
@@ -220,6 +220,16 @@ def test_adapters_do_not_go_on_beside_other_weights(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="adapters of another model"):
         check_frozen(run, states["tuned"])
     assert frozen_state(model.to("meta")) == {}, "as on a rank that is sent its weights later"
+
+
+def test_other_evaluation_data_are_said(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "out", evaluated={"files": {"eval.jsonl": 3}})
+    assert other_evaluation(folder, {"files": {"eval.jsonl": 3}}) == ()
+    assert other_evaluation(folder, None) == ()
+    (told,) = other_evaluation(folder, {"files": {"eval.jsonl": 4}})
+    assert "do not compare" in told
+    assert "eval.jsonl" in told
+    assert other_evaluation(begun(tmp_path / "without"), {"files": {}}) == ()
 
 
 def test_a_run_of_an_older_version_is_called_one(tmp_path: Path) -> None:

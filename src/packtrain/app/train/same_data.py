@@ -45,6 +45,16 @@ def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
         )
 
 
+def other_evaluation(folder: RunFolder, inputs: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """A note where a run goes on with other evaluation data: it may, but losses before and after do not compare."""
+    before = folder.facts().get("evaluated") if folder.holds_run else None
+    if before is None or inputs is None:
+        return ()
+    changed = differences(before, json.loads(json.dumps(inputs)))
+    told = "; ".join(changed[:_NAMED])
+    return (f"other evaluation data than before, so that its losses do not compare: {told}",) if changed else ()
+
+
 def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
     """Refuse to go on with adapters beside other weights than they were begun with: no checkpoint has those."""
     before = folder.facts().get("frozen") if folder.holds_run else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.same_data import check_frozen, check_resumed, check_same_data
+from packtrain.app.train.same_data import check_frozen, check_resumed, check_same_data, other_evaluation
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
@@ -94,6 +94,8 @@ class Session:
         masters = made.trains_half and run.setup.has_masters
         if made.trains_half and not masters:
             notes = (*notes, _ROUNDED)
+        if checkpoint is not None:
+            notes = (*notes, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
             refuse_broken(run.folder)
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
@@ -171,6 +173,7 @@ class Session:
             "world": run.world,
             "fingerprints": {"plan": plan.fingerprint, "schedule": schedule.hash},
             "measured": plan.summary["inputs"],
+            "evaluated": _evaluated(prepared),
             "frozen": dict(self.frozen),
             "derived": _derived(self.ready),
             "notes": list(self.ready.notes),
@@ -331,6 +334,11 @@ def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
     if made.compiled and dataset.config.packing:
         constant = constant_shapes(prepared.numbers.packing_length)
     return collator_of(dataset, made, prepared.run.step.loss_weighting, constant)
+
+
+def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
+    """What the evaluation data are known by."""
+    return prepared.evaluation.plan.summary["inputs"] if prepared.evaluation is not None else None
 
 
 def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:
