@@ -115,6 +115,8 @@ def _data(table: CostTable) -> dict[str, Any]:
     found: dict[str, Any] = {"dataset_path": sources[0].path} if len(sources) == 1 else {}
     limits = {**{name: value for name, value in request.get("limits", {}).items() if value is not None}}
     limits |= table.limits.given()
+    if "template_date" in request:  # another day would be other texts than these costs are of
+        found["template_date"] = request["template_date"]
     return {**found, "processor_config": limits} if limits else found
 
 

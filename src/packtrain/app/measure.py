@@ -21,6 +21,7 @@ from packtrain.costs.table import CostTable
 from packtrain.costs.worker import FAMILY_RULE, Task
 from packtrain.families.encoder import LossOn
 from packtrain.families.registry import load_family
+from packtrain.families.template_date import unused_note
 from packtrain.models.tiny import known_as, resolve
 from packtrain.packs.reference import load_reference
 from packtrain.packs.tokenizer import finished_tokenizer
@@ -63,10 +64,14 @@ def measure_outcome(
     max_failure_rate: float = 0.05,
     check: int = 32,
     content_hash: bool = False,
+    template_date: str | None = None,
     seed: int = 0,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Outcome:
-    """Measure, and say what was done: measured, continued or found unchanged."""
+    """Measure, and say what was done: measured, continued or found unchanged.
+
+    `template_date` (YYYY-MM-DD) is what a chat template that asks for the time writes; today, where it is left out.
+    """
     _check_type(dataset_type)
     request = Request(
         specs=tuple(
@@ -94,9 +99,11 @@ def measure_outcome(
         add_eos=add_eos,
         allow_outside_root=allow_outside_root,
         max_image_pixels=max_image_pixels,
+        template_date=template_date,
         seed=seed,
     )
     _check_sources(request)
+    request = request.dated()
     request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
     family = load_family(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
@@ -106,7 +113,8 @@ def measure_outcome(
         check=check,
         content_hash=content_hash,
     )
-    return run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
+    outcome = run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
+    return replace(outcome, notes=unused_note("template_date", template_date, request.settings().chat_template))
 
 
 def _name(request: Request) -> str:

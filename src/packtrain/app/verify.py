@@ -144,6 +144,7 @@ def _request(
         allow_outside_root=allow_outside_root,
         seed=seed,
     )
+    request = request.dated()
     contract_for(request.settings())  # what is refused is refused before anything is loaded
     return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
 

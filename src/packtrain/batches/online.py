@@ -85,6 +85,7 @@ class OnlineDataset(IterableDataset):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         _check(request, config)
+        request = _dated(request)
         here = rank_and_world()
         self.rank, self.world = (
             own if given is None else given for given, own in zip((rank, world), here, strict=True)
@@ -300,6 +301,7 @@ class OnlineDataset(IterableDataset):
         return {
             "version": _STATE,
             "inputs": self._inputs,
+            **({"template_date": date} if (date := self._request.template_date) is not None else {}),
             "epoch": self._epoch,
             "over": self._over,
             "place": list(self._place),
@@ -319,7 +321,9 @@ class OnlineDataset(IterableDataset):
                 "state of the online dataset",
                 got=f"version {found[0]}, inputs {found[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
-                fix="it belongs to other data, another model or other limits: use those, or begin anew",
+                fix="it belongs to other data, another model or other limits: use those, or begin anew"
+                if state.get("template_date") == self._request.template_date
+                else f"give the Request its template_date {state.get('template_date')}, or begin anew",
             )
         try:
             self._restart(int(state["epoch"]))
@@ -371,6 +375,13 @@ def _check(request: Request, config: PackingConfig) -> None:
             expected="settings that do not need all samples to be known",
             fix="measure the data first, or leave them out",
         )
+
+
+def _dated(request: Request) -> Request:
+    try:
+        return request.dated()
+    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+        return request
 
 
 def _plain(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:

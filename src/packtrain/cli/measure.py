@@ -98,6 +98,10 @@ def measure(
     content_hash: Annotated[
         bool, typer.Option("--content-hash", help="Recognise changed data files by content, not by size and time.")
     ] = False,
+    template_date: Annotated[
+        str | None,
+        typer.Option(help="The day, YYYY-MM-DD, for chat templates that write the date of today. Default: today."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option(help="Address of the Ray cluster. Default: one started on this machine.")
@@ -158,6 +162,7 @@ def measure(
             max_failure_rate=max_failure_rate,
             check=check,
             content_hash=content_hash,
+            template_date=template_date,
             seed=seed,
             progress=progress,
         )

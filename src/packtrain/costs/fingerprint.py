@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,14 @@ def inputs_of(request: Request, *, content_hash: bool = False, by_processor: boo
     Nothing here says where model and data lie: see `Request.places`.
     """
     formatting = load_formatting(request.schema.formatting)[1] if request.schema.formatting else None
+    request = request.dated()
     settings = request.settings()
     inputs = {
         "packtrain": packtrain.__version__,
         "rules": RULES_VERSION,
         "request": request.describe(),
         "settings": settings_state(settings),
-        "date": str(date.today()) if "strftime_now" in (settings.chat_template or "") else None,
+        "date": None,  # the request has it, where the chat template writes one
         "formatting": digest(formatting) if formatting is not None else None,
         "data": _data_state(named_files(request.specs), content=content_hash),
         "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from packtrain.core.errors import ConfigError, nearest
@@ -13,6 +13,7 @@ from packtrain.costs.places import Places, SourcePlace
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import LossOn
 from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.families.template_date import check_date, date_for
 from packtrain.records.formats.files import local_root
 from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.media import MAX_IMAGE_PIXELS
@@ -59,15 +60,27 @@ class Request:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     seed: int = 0
     tokenizer: str | None = None  # folder of the tokenizer as transformers builds it, where the model's is not enough
+    template_date: str | None = None  # YYYY-MM-DD, what the chat template writes as today; `dated` gives it one
 
     def settings(self) -> ProcessorSettings:
         """The model's processor settings."""
-        return with_tokenizer(read_settings(self.model), self.tokenizer)
+        found = with_tokenizer(read_settings(self.model), self.tokenizer)
+        return found if self.template_date is None else replace(found, template_date=self.template_date)
+
+    def dated(self) -> Request:
+        """With one date for all that its chat template renders, today's where none is given; none where none is used.
+
+        What is measured, encoded or compared begins with this: a template must not look at the clock later.
+        """
+        wanted = date_for(read_settings(self.model).chat_template, self.template_date)
+        return self if wanted == self.template_date else replace(self, template_date=wanted)
 
     def __post_init__(self) -> None:
         names = get_args(LossOn)
         if self.loss_on is not None and self.loss_on not in names:
             raise ConfigError("loss_on", got=self.loss_on, expected=", ".join(names), fix=nearest(self.loss_on, names))
+        if self.template_date is not None:
+            check_date(self.template_date)
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the numbers, as plain values that are the same wherever model and data lie.
@@ -76,6 +89,8 @@ class Request:
         are applied when packing.
         """
         plain = {name: value for name, value in asdict(self).items() if name not in ("model", "tokenizer")}
+        if self.template_date is None:  # of most templates: what they are known by has no such name
+            del plain["template_date"]
         for spec, place in zip(plain["specs"], self.places().sources, strict=True):
             del spec["repeats"], spec["weight"]
             if place.root is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import jinja2
@@ -16,6 +15,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.families.template_date import strftime_at
 
 # Unicode non-characters: they mark where a template's own generation blocks begin and end, and are cut out again.
 # Several of them, because a single one may stand in a text.
@@ -90,15 +90,15 @@ class ChatTemplate:
     """One compiled chat template with the special tokens it may refer to.
 
     `literals` are the texts that it may compare a text with: the string constants in its source and the special tokens.
-    `functions` are the names of the filters it uses and of the methods it calls.
+    `functions` are the names of the filters it uses and of the methods it calls. `date` is what it writes as today.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], date: str | None = None) -> None:
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_refuse, strftime_now=lambda form: datetime.now().strftime(form))
+        environment.globals.update(raise_exception=_refuse, strftime_now=strftime_at(date))
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:

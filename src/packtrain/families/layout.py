@@ -90,7 +90,7 @@ class Layouter:
     def _prepare(self, source: str | None, settings: ProcessorSettings) -> tuple[ChatTemplate, TurnFinder] | None:
         if not source:
             return None
-        template = ChatTemplate(source, settings.special_tokens)
+        template = ChatTemplate(source, settings.special_tokens, settings.template_date)
         specials = self.tokenizer.special_tokens()
         return template, TurnFinder(template, string_content=self._string_content, specials=specials)
 

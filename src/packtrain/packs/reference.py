@@ -13,9 +13,10 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Text
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.base import ProcessorSettings, Traits
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
+from packtrain.families.template_date import with_date
 from packtrain.families.text_only import TextOnly
 from packtrain.packs.decode import decode_frames, decode_image
 from packtrain.packs.pixels import (
@@ -68,6 +69,10 @@ class RealProcessor:
         # A processor ignores a template that only its tokenizer has.
         has_own = getattr(self._processor, "chat_template", None) is not None
         self._own_template = None if has_own else settings.chat_template
+        if settings.template_date is not None and settings.chat_template is not None:
+            self._own_template = with_date(settings.chat_template, settings.template_date)
+        traits: Traits = getattr(family, "traits", Traits())
+        self._other_for_videos = has_own and traits.video_chat_template is not None
 
     # ---- encoding
 
@@ -96,7 +101,10 @@ class RealProcessor:
             return {"input_ids": self._ended(ids, text)}
         if not self._multimodal:
             messages = [{"role": m.role, "content": "".join(_texts(m.parts))} for m in record.messages]
-            ids = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+            outputs = self._tokenizer.apply_chat_template(
+                messages, chat_template=self._own_template, tokenize=True, return_dict=True
+            )
+            ids = outputs["input_ids"]
             return {"input_ids": self._ended(ids, self._rendered(messages))}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
@@ -104,7 +112,7 @@ class RealProcessor:
             put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
         outputs = self._processor.apply_chat_template(
             messages,
-            chat_template=self._own_template,
+            chat_template=None if metadata and self._other_for_videos else self._own_template,
             tokenize=True,
             return_dict=True,
             return_tensors="pt",

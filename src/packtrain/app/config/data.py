@@ -21,7 +21,7 @@ _DATASET_SECTIONS = ("dataset", "dataset_config")
 _SCHEMA = ("schema", "object_ordering", "emit_norm", "object_template", "object_prompt", "formatting", "columns")
 _MEASURING = (
     *("max_images_per_sample", "max_sample_length", "add_eos", "split", "subset", "allow_outside_root"),
-    *("max_failure_rate", "content_hash"),
+    *("max_failure_rate", "content_hash", "template_date"),
 )
 _PACKS_ONLY = (
     *(limit for limit in LIMITS if limit != "packing_length"),

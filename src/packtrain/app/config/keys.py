@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from packtrain.core.values import MediaLimits
+from packtrain.families.template_date import A_DAY
 from packtrain.plans.config import LIMITS, PackingConfig
 
 # What a PackingConfig takes from elsewhere: epochs and steps are training's, one seed serves all.
@@ -21,6 +22,7 @@ DATA_KEYS = (
     *("max_samples", "max_eval_samples", "loss_on", "add_eos", "formatting", "object_ordering", "emit_norm"),
     *("object_prompt", "object_template", "coord_tokens", "columns", "split", "subset", "streaming"),
     *("allow_outside_root", "max_failure_rate", "content_hash", "cache_dir", "cache_bytes", "cache_tokens"),
+    "template_date",
 )
 OWN_TRAINING_KEYS = (
     *("vit_lr", "aligner_lr", "effective_batch_size", "effective_batch_unit", "packs_per_step", "save_delay_steps"),
@@ -107,6 +109,7 @@ KINDS: Mapping[str, str] = {
         ),
         "a word",
     ),
+    "template_date": A_DAY,
 }
 # Other systems' names: what they are called here, and what else they bring along.
 ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {

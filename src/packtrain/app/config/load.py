@@ -19,6 +19,7 @@ from packtrain.app.config.keys import (
 )
 from packtrain.app.config.yaml_text import read_value, read_yaml
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.families.template_date import A_DAY, is_date
 
 _MOST_EXTENDS = 16
 
@@ -255,6 +256,8 @@ def _is(kind: str, value: Any) -> bool:
         return isinstance(value, bool)
     if kind == "a word":
         return isinstance(value, str)
+    if kind == A_DAY:
+        return is_date(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if kind == "a positive whole number":

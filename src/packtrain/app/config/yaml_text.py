@@ -1,4 +1,4 @@
-"""YAML as people write configs: 1e-5 is a number, a key stands once, and nothing in the file is run."""
+"""YAML as people write configs: 1e-5 is a number, a day is text, a key stands once, nothing in the file is run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 def read_value(text: str) -> Any:
     """One YAML value, as the command line gives it.
 
-    >>> [read_value(text) for text in ("1e-5", "true", "null", "[a, 2]", "org/name")]
-    [1e-05, True, None, ['a', 2], 'org/name']
+    >>> [read_value(text) for text in ("1e-5", "true", "null", "[a, 2]", "org/name", "2026-01-31")]
+    [1e-05, True, None, ['a', 2], 'org/name', '2026-01-31']
     """
     try:
         return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"no YAML value ({type(error).__name__})") from None
+
+
+def _as_text(loader: yaml.SafeLoader, node: yaml.Node) -> str:
+    return str(node.value)
 
 
 @cache
@@ -61,5 +65,6 @@ def _loader() -> type[yaml.SafeLoader]:
             if len(node.value) > _MOST_KEYS:  # references to references multiply
                 raise yaml.constructor.ConstructorError(None, None, "more keys than a config has", node.start_mark)
 
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
     return Loader

@@ -12,6 +12,7 @@ from packtrain.app.measure import DATASET_TYPES, measure_outcome
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.families.encoder import LossOn
+from packtrain.families.template_date import check_date
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.schedule import Balance
 from packtrain.records.source import FORMATS
@@ -239,7 +240,10 @@ def _measuring(config: DatasetConfig) -> list[str]:
     """Arguments of measuring that are there and not set otherwise."""
     free = [name for name in _MEASURING if name not in _NOT_TO_MEASURE]
     twice = ["measuring.limit: max_samples is the same setting; leave one of them out"]
-    return twice * (config.max_samples is not None and "limit" in config.measuring) + [
+    day = config.measuring.get("template_date")
+    wrong = [] if day is None else _refusals(check_date, {"given": day, "where": "measuring.template_date"})
+    wrong += twice * (config.max_samples is not None and "limit" in config.measuring)
+    return wrong + [
         f"measuring.{name}: it follows from other settings"
         if name in _NOT_TO_MEASURE
         else f"measuring.{name}: unknown key. {nearest(str(name), free)}".rstrip(". ")

@@ -54,6 +54,7 @@ def measured_json(outcome: Outcome) -> dict[str, Any]:
         "reused": outcome.reused,
         "changed": outcome.changed,
         "resumed_units": outcome.resumed_units,
+        "notes": list(outcome.notes),
         **{key: summary[key] for key in ("counts", "statistics", "measured_by", "check", "seconds")},
         "family": summary["inputs"]["settings"]["model_type"],
     }
@@ -67,6 +68,8 @@ def show_measured(outcome: Outcome, console: Console) -> None:
         console.print("Nothing has changed since this was measured, so the table is used as it is.")
     if outcome.resumed_units:
         console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
+    for note in outcome.notes:
+        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(_statistics_table(summary))
     console.print(
         f"{counts['entries']:,} entries read = {counts['rows']:,} measured + {counts['ledger']:,} in the ledger"

@@ -14,6 +14,7 @@ from packtrain.app.cache.of_run import clear_run
 from packtrain.app.config.load import RunConfig, load_config
 from packtrain.app.config.tiles import check_tiles
 from packtrain.app.runs.folder import CONFIG, RunFolder, RunOutcome
+from packtrain.app.train.dated import with_template_date
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
@@ -52,6 +53,7 @@ def train(
     writes = here.first and not dry_run
     if writes:
         folder.check(resume=resume)
+    run = with_template_date(run)
     if clear_cache:
         if here.world > 1:  # others may read already what one of them removes
             raise ConfigError(

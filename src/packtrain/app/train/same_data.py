@@ -19,7 +19,8 @@ def check_same_data(prepared: Prepared) -> None:
     """Ask all processes before the first step; ranks with other packs would lose samples and wait for each other."""
     from packtrain.training.agreement import said_by_all
 
-    mine = {"schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
+    date = prepared.run.config.data.get("template_date")
+    mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
     compare(said_by_all(mine))
 
 
@@ -76,5 +77,7 @@ def compare(said: Sequence[Mapping[str, Any]]) -> None:
                 f"data of rank {rank}",
                 got="; ".join(f"{name} {other.get(name)} instead of {said[0][name]}" for name in differ[:_NAMED]),
                 expected="what rank 0 has",
-                fix="the data changed meanwhile, or the nodes' caches differ: packtrain cache clear, and start again",
+                fix="set data.template_date: the processes were started on different days"
+                if "template_date" in differ
+                else "the data changed meanwhile, or the nodes' caches differ: packtrain cache clear, and start again",
             )
