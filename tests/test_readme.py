@@ -38,6 +38,7 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names["smaller"].column("patches").sum() < names["table"].column("patches").sum()  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, with a tiny model in place of the one from the hub."""
     blocks = (ROOT / "README.md").read_text().split("```")[1::2]

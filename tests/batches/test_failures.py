@@ -212,6 +212,7 @@ def run_part(rank: int, world: int, path: str, state: dict[str, Any] | None, sta
     return train(watch, steps()[start:stop], rank, world)[-1]
 
 
+@pytest.mark.full
 def test_the_ledger_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     alone = tmp_path / "alone.jsonl"
     end = train(FailureWatch(1.0, alone), steps())[-1]

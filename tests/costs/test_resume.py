@@ -125,7 +125,11 @@ def kill_and_continue(
 
 @pytest.mark.parametrize(
     ("workers", "moments"),
-    [((2, 2), [2, 20]), ((1, 2), [9]), pytest.param((2, 1), [24], marks=pytest.mark.full)],
+    [
+        pytest.param((2, 2), [2, 20], marks=pytest.mark.full),
+        ((1, 2), [9]),
+        pytest.param((2, 1), [24], marks=pytest.mark.full),
+    ],
     ids=["twice", "alone", "late"],
 )
 def test_killed_run_continues(

@@ -124,6 +124,7 @@ def test_every_example_is_tested() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(NAMES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_every_sample_is_trained_once(example: Example, name: str) -> None:
     run = example(name)

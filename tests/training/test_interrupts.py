@@ -97,6 +97,7 @@ def interrupted_in_evaluation(trainer: Any, step: int, batch: int) -> list[int]:
     return seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("save", ["no", "best"])
 def test_a_signal_ends_an_evaluation_which_is_made_when_the_run_goes_on(tmp_path: Path, save: str) -> None:
     parts = {"eval_dataset": dataset(epochs=1, packing=False)}
@@ -136,6 +137,7 @@ def held_out() -> dict[str, Any]:
     return {"eval_dataset": dataset(epochs=1)}
 
 
+@pytest.mark.full
 @pytest.mark.contract
 @pytest.mark.parametrize(
     ("options", "step"),
@@ -160,6 +162,7 @@ def test_an_evaluation_that_a_signal_in_its_step_left_out_is_made(
     assert same(weights(again), weights(whole))
 
 
+@pytest.mark.full
 @pytest.mark.contract
 @pytest.mark.parametrize("save", [{"save_strategy": "steps", "save_steps": 100}, {"save_strategy": "epoch"}])
 def test_a_final_evaluation_that_was_cut_short_is_made(tmp_path: Path, save: dict[str, Any]) -> None:
@@ -179,6 +182,7 @@ def test_a_final_evaluation_that_was_cut_short_is_made(tmp_path: Path, save: dic
     assert saved[0] == saved[1]
 
 
+@pytest.mark.full
 def test_the_best_of_all_may_be_an_evaluation_that_was_made_later(tmp_path: Path) -> None:
     options = {**BY_STEPS, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
     whole = trainer_of(dataset(), tmp_path / "whole", parts=held_out(), **options)
@@ -193,6 +197,7 @@ def test_the_best_of_all_may_be_an_evaluation_that_was_made_later(tmp_path: Path
     assert same(weights(again), weights(whole))
 
 
+@pytest.mark.full
 @pytest.mark.contract
 @pytest.mark.parametrize("packs", [1, 3])
 def test_no_step_is_begun_when_the_evaluation_before_it_is_cut_short_too(tmp_path: Path, packs: int) -> None:
