@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,17 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for what tests and the processes they kill leave behind; it goes with the last of them."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # a worker has the folder of the process that started it
+    outside = tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", outside)  # pytest clears its own folders, and keeps what failed
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outside}/torchinductor_tests_{os.getuid()}")  # slow to make
+    os.environ["TMPDIR"] = tempfile.tempdir = inside = tempfile.mkdtemp(prefix="tests-")
+    config.add_cleanup(lambda: shutil.rmtree(inside, ignore_errors=True))
 
 
 @pytest.fixture
