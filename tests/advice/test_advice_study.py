@@ -159,8 +159,8 @@ def test_samples_near_the_limit_are_not_packed(tmp_path: Path) -> None:
 
 
 def test_between_the_rules_the_measured_padding_decides(tmp_path: Path) -> None:
-    lengths = np.random.default_rng(0).integers(100, 2400, 3000)
-    found = outcome(tmp_path / "t", texts(lengths), shape=TEXT, gpus=1, gpu="a10", lengths=[2048])
+    lengths = np.random.default_rng(0).integers(200, 4800, 3000)
+    found = outcome(tmp_path / "t", texts(lengths), shape=TEXT, gpus=1, gpu="a10", lengths=[4096])
     check(found)
     assert 0.5 < found.study.recommendation.mean_share < 0.7
     assert "says nothing" in found.study.recommendation.rule_of_thumb

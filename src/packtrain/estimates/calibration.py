@@ -38,6 +38,19 @@ _TIME = (
     Knob(name="recomputed_share", spread=0.12, low=0.5, high=1.3),
     Knob(name="layer_seconds", spread=1.5, low=1e-6, high=0.05),
 )
+# Where a fit starts. Not at the defaults, which are themselves a calibration: what it found would count twice.
+_STARTS: dict[Mode, Coefficients] = {
+    "eager": Coefficients(
+        matmul_efficiency=0.75,
+        attention_efficiency=0.35,
+        elementwise_passes=4.88,
+        vision_factor=1.0,
+        recomputed_share=1.0,
+        layer_seconds=0.00384,
+        waiting_seconds=0.05,
+    ),
+}
+_STARTS["compiled"] = replace(_STARTS["eager"], elementwise_passes=4.3, layer_seconds=0.003, waiting_seconds=0.025)
 _IN_EVERY_FIT = "bandwidth_efficiency"  # of the time model in its present form
 _WAITING = Knob(name="waiting_seconds", spread=1.0, low=1e-6, high=5.0)
 _MASKED = Knob(name="masked_attention_efficiency", spread=0.5, low=0.001, high=1.0)
@@ -128,7 +141,7 @@ def fit(measurements: Sequence[Measurement], gpu: Gpu) -> dict[Mode, Fit]:
 
 
 def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficients:
-    start = _with_bandwidth(default_coefficients(gpu, compiled=mode == "compiled"), known, gpu)
+    start = _with_bandwidth(_STARTS[mode], known, gpu)
     masked = any(_is_masked(one) for one in known)
     knobs = (*_TIME, _WAITING, _MASKED) if masked else (*_TIME, _WAITING)
 
@@ -136,9 +149,10 @@ def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficient
         return [seconds(one, chosen, gpu) for one in known]
 
     found = fit_ratios(start, knobs, predict, [one.seconds for one in known])
-    if not masked:  # nothing was measured of it: as much slower as it was taken to be
-        slower = start.masked_attention_efficiency / start.attention_efficiency
-        found = replace(found, masked_attention_efficiency=min(1.0, slower * found.attention_efficiency))
+    if not masked:  # nothing was measured of it: as it is by default, beside attention without a mask
+        usual = default_coefficients(gpu, compiled=mode == "compiled")
+        beside = usual.masked_attention_efficiency / usual.attention_efficiency
+        found = replace(found, masked_attention_efficiency=min(1.0, beside * found.attention_efficiency))
     return replace(found, fitted=True)
 
 

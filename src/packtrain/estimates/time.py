@@ -1,7 +1,7 @@
 """How long a training step takes: FLOPs, memory traffic, communication and launches, each over what a GPU can do.
 
-The defaults were set by measurements on one H200 (docs/time-model.md); coefficients fitted to measurements of the
-machine at hand replace them.
+The defaults are what a calibration of one H200 found (docs/calibration.md); coefficients fitted to measurements of
+the machine at hand replace them.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ _ANSWERED = ("qwen3_vl",)  # training keeps the sizes on the host, so that nothi
 class Coefficients:
     """How near real kernels come to the data sheet. `fitted`: from measurements of this machine."""
 
-    matmul_efficiency: float = 0.75
-    attention_efficiency: float = 0.35  # kernels that see only what attends
+    matmul_efficiency: float = 0.803
+    attention_efficiency: float = 0.337  # kernels that see only what attends
     masked_attention_efficiency: float = 0.175  # kernels over whole rows with a dense mask
-    bandwidth_efficiency: float = 0.65  # of the memory's, as the optimizer shows it
-    elementwise_passes: float = 4.88  # how often a layer forward moves as many bytes as it keeps for its backward pass
-    vision_factor: float = 1.0  # how much slower the tower is than these shares say
-    recomputed_share: float = 1.0  # of a layer's forward that recomputing it costs
-    layer_seconds: float = 0.00384  # launching one layer of 113 kernels, forward and backward
-    waiting_seconds: float = 0.05  # of a tower's forward, while the host asks for sizes and has launched nothing ahead
+    bandwidth_efficiency: float = 0.691  # of the memory's, as the optimizer shows it
+    elementwise_passes: float = 5.23  # how often a layer forward moves as many bytes as it keeps for its backward pass
+    vision_factor: float = 1.24  # how much slower the tower is than these shares say
+    recomputed_share: float = 0.902  # of a layer's forward that recomputing it costs
+    layer_seconds: float = 0.00462  # launching one layer of 113 kernels, forward and backward
+    waiting_seconds: float = (
+        0.0313  # of a tower's forward, while the host asks for sizes and has launched nothing ahead
+    )
     overlap: float = 0.5  # share of the compute time behind which communication hides
     network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
     gpus_per_node: int = 8
@@ -107,7 +109,16 @@ def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
     del gpu  # the same shares of every data sheet, until measurements say otherwise
     if not compiled:
         return Coefficients()
-    return Coefficients(elementwise_passes=4.3, layer_seconds=0.003, waiting_seconds=0.025)
+    return Coefficients(
+        matmul_efficiency=0.766,
+        attention_efficiency=0.322,
+        bandwidth_efficiency=0.686,
+        elementwise_passes=3.21,
+        vision_factor=0.926,
+        recomputed_share=0.955,
+        layer_seconds=0.00304,
+        waiting_seconds=0.0314,
+    )
 
 
 def step_time(
@@ -269,9 +280,9 @@ def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chos
     slower = _FP32_PRODUCTS if setup.weights_dtype == "bf16" and not setup.half_adapters else 1.0
     matrices = flops.language + flops.head + flops.unused_logits + again * (1 - last) * once.language
     matrices += slower * (flops.adapters + share * max(0.0, of_adapters))
-    dense = flops.masked_attention > 0
-    efficiency = chosen.masked_attention_efficiency if dense else chosen.attention_efficiency
-    attention = (pairs + flops.masked_attention) / efficiency
+    masked = flops.masked_attention * (passes.attention + again) / (passes.attention + passes.recomputed_language)
+    efficiency = chosen.masked_attention_efficiency if masked > 0 else chosen.attention_efficiency
+    attention = (pairs + masked) / efficiency
     vision = tower / chosen.matmul_efficiency + tower_pairs / chosen.attention_efficiency
     return (matrices / chosen.matmul_efficiency + attention + chosen.vision_factor * vision) / gpu.bf16_flops
 
