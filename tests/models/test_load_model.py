@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from packtrain.core.errors import ConfigError
 from packtrain.models import tiny
@@ -39,6 +40,27 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     assert load_model(str(folder), cache_dir=tmp_path, random_weights=True).config.model_type == "llama"
     (folder / "pytorch_model.bin").write_bytes(b"not looked into")
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin"):
+        load_model(str(folder), cache_dir=tmp_path)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("fault", ["lost", "cut", "beside"])
+def test_weights_are_never_drawn_for_those_that_a_folder_lacks(tmp_path: Path, fault: str) -> None:
+    folder = tiny.write("qwen2_5_vl", tmp_path / "model")
+    load_model("tiny:qwen2_5_vl", cache_dir=tmp_path / "cache").save_pretrained(folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    if fault == "lost":
+        del weights["visual.merger.mlp.0.weight"]
+    elif fault == "beside":
+        weights["another_head.weight"] = torch.zeros(3)
+    save_file(weights, path, metadata={"format": "pt"})
+    if fault == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    if fault == "beside":
+        assert load_model(str(folder), cache_dir=tmp_path).config.model_type == "qwen2_5_vl"
+        return
+    with pytest.raises(ConfigError, match="merger" if fault == "lost" else "SafetensorError"):
         load_model(str(folder), cache_dir=tmp_path)
 
 

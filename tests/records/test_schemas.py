@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -473,6 +474,7 @@ NUMBER = 5
 def formatting_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_formatting_for_test.py").write_text(FORMATTING)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_formatting_for_test", raising=False)  # of a folder that is gone
 
 
 def formatted(name: str, value: dict[str, Any]) -> Record:

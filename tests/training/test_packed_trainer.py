@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from small_run import (
     SAMPLES,
     Gradients,
@@ -329,19 +328,30 @@ STOPPING: dict[str, Any] = {
 }
 
 
-def test_early_stopping_ends_with_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
+def test_early_stopping_ends_with_the_best_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
     parts = {"step": StepSettings(early_stopping_patience=2, loss_chunk=16), "eval_dataset": held_out()}
-    trainer = trainer_of(dataset(), tmp_path, parts=parts, **STOPPING)
+    trainer = trainer_of(dataset(family), tmp_path, parts=parts, **STOPPING)
     monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, (5.0, 4.0, 4.5, 4.2, 1.0)))
     trainer.train()
     assert trainer.state.global_step == 4, "two evaluations after the best"
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
-    saved, mine = load_file(tmp_path / "checkpoint-2" / "model.safetensors"), weights(trainer)
-    assert all(torch.equal(mine[name], value) for name, value in saved.items() if name in mine)
+    best, last = (type(trainer.model).from_pretrained(tmp_path / f"checkpoint-{step}").state_dict() for step in (2, 4))
+    assert same(weights(trainer), best)
+    assert not same(best, last)
+
+
+def test_how_long_nothing_was_better_is_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"step": StepSettings(early_stopping_patience=2, loss_chunk=16), "eval_dataset": held_out()}
+    trainer = trainer_of(dataset(), tmp_path, parts=parts, max_steps=3, **STOPPING)
+    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, (5.0, 4.0, 4.5)))
+    trainer.train()
     again = trainer_of(dataset(), tmp_path / "again", parts=parts, **STOPPING)
     monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(again, (9.0, 9.0, 9.0, 4.2, 1.0)))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert again.state.global_step == 4, "what was counted is part of the checkpoint"
+    assert again.state.global_step == 4
 
 
 def test_no_checkpoint_before_its_time(tmp_path: Path) -> None:

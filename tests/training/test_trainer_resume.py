@@ -81,6 +81,20 @@ def test_adapters(tmp_path: Path, kind: str) -> None:
     assert_is_the_same(again, kind)
 
 
+OTHERS = ("qwen2_vl", "idefics3", "smolvlm", "llava", "llava_next", "llava_onevision", "internvl", "gemma3")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
+def test_models_that_are_saved_under_other_names(tmp_path: Path, family: str) -> None:
+    """Most families are: their weights must not be taken for those of another model, and be left as they were."""
+    before = trainer_of(dataset(family), tmp_path / "whole", small(family=family))
+    before.train()
+    again = trainer_of(dataset(family), tmp_path / "again", small(family=family))
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert losses(again) == losses(before)
+    assert same(weights(again), weights(before))
+
+
 @pytest.mark.full
 def test_parts_that_are_trained_whole_beside_adapters(tmp_path: Path) -> None:
     def made() -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 from packtrain.core import places
 from packtrain.core.errors import ConfigError
 from packtrain.models.parts import decoder_layers
+from packtrain.models.pretrained import WeightsError, from_pretrained, in_one_line
 from packtrain.models.tiny import PREFIX, build_model, resolve
 
 
@@ -56,12 +57,12 @@ def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool)
         sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
         auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
         more = _four_bits(auto, config, dtype) if quantize else {}
-        model = auto.from_pretrained(source, dtype=dtype, trust_remote_code=False, use_safetensors=True, **more)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model = from_pretrained(auto, source, unused=True, dtype=dtype, **more)
+    except (WeightsError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(
             f"model {name!r}",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}",
-            expected="a model that transformers can load without remote code",
+            got=str(error) if isinstance(error, WeightsError) else in_one_line(error),
+            expected="a model that transformers can load without remote code, with all of its weights",
         ) from error
     return model.eval()
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from packtrain.core.errors import ArtifactError
+
 Said = TypeVar("Said")
 
 
@@ -56,3 +58,17 @@ def faults_of_all(fault: str | None) -> list[str]:
     if world_size() == 1:
         return [] if fault is None else [fault]
     return [f"rank {rank}: {words}" for rank, words in enumerate(said_by_all(fault)) if words is not None]
+
+
+def on_all(read: Callable[[], None], place: str, expected: str) -> None:
+    """Every rank does it, and a fault that one of them finds is one of all."""
+    fault: ArtifactError | None = None
+    try:
+        read()
+    except ArtifactError as error:
+        fault = error
+    said = faults_of_all(None if fault is None else " ".join(str(fault).split()))
+    if fault is not None:
+        raise fault
+    if said:
+        raise ArtifactError(place, got="; ".join(said), expected=expected)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.core.errors import ArtifactError
-from packtrain.training.agreement import faults_of_all, said_by_all, world_size
+from packtrain.training.agreement import on_all, said_by_all, world_size
 from packtrain.training.checkpoints import Checkpoint, complete_checkpoints, read_checkpoint
 from packtrain.training.sharded_files import refuse_code
 
@@ -53,7 +53,7 @@ def checkpoint_to_resume(given: str | Path | bool | None, folder: Path) -> Check
             fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _ANEW,
         )
     chosen = found[max(common)]
-    _refuse_code(chosen)
+    on_all(lambda: refuse_code(chosen.path), str(chosen.path), "files that all ranks can read")
     return chosen
 
 
@@ -80,17 +80,3 @@ def _words(choices: list[_Choice]) -> list[str]:
     if len(choices) == 1:
         return ["no complete checkpoint"]
     return [f"rank {rank} {choice}" for rank, choice in enumerate(choices)]
-
-
-def _refuse_code(chosen: Checkpoint) -> None:
-    """A fault that one rank finds is one of all."""
-    fault: ArtifactError | None = None
-    try:
-        refuse_code(chosen.path)
-    except ArtifactError as error:
-        fault = error
-    said = faults_of_all(None if fault is None else " ".join(str(fault).split()))
-    if fault is not None:
-        raise fault
-    if said:
-        raise ArtifactError(str(chosen.path), got="; ".join(said), expected="files that all ranks can read")

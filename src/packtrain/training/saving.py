@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
-from transformers import TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.utils import logging
 
 from packtrain.core.errors import ArtifactError
-from packtrain.training.agreement import faults_of_all
+from packtrain.models.reload import reload_weights
+from packtrain.training.agreement import faults_of_all, on_all
 from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save
 from packtrain.training.evaluation import EvaluationStopped
 from packtrain.training.flow import RunFlow, is_due
@@ -54,6 +55,7 @@ class SafeCheckpoints:
     eval_dataset: Any
     callback_handler: Any
     is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
     _resumed: Path | None = None  # the checkpoint that the present call of `train` goes on from
 
     def _checkpoint(self, given: str | Path | bool | None) -> str | None:
@@ -61,6 +63,25 @@ class SafeCheckpoints:
         found = checkpoint_to_resume(given, Path(str(self.args.output_dir)))
         self._resumed = None if found is None else found.path
         return None if found is None else str(found.path)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Trainer's own where weights are sharded or adapters'; else all weights or an error."""
+        if not self._reload(self.model if model is None else model, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:
+        """The same, at the end of a run that keeps its best."""
+        if not self._reload(self.model, str(self.state.best_model_checkpoint)):
+            super()._load_best_model()  # type: ignore[misc]
+
+    def _reload(self, model: Any, folder: str) -> bool:
+        """Read the weights of a model that every rank has whole; False: Trainer has to."""
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if sharded or _has_adapters(model) or not isinstance(model, PreTrainedModel):
+            return False
+        with _without_bars():
+            on_all(lambda: reload_weights(model, Path(folder)), folder, "weights that all ranks can read")
+        return True
 
     def _go_on(self) -> None:
         """Before the first step: an evaluation that an interrupt prevented comes first, as it would have come."""

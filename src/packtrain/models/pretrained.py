@@ -1,0 +1,35 @@
+"""Transformers' `from_pretrained` without its leniency: a weight that a folder lacks would be drawn at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safetensors import SafetensorError
+
+
+class WeightsError(Exception):
+    """What is wrong with saved weights, in one line."""
+
+
+def from_pretrained(loader: Any, source: str, *, unused: bool, **options: Any) -> Any:
+    """A model with all of its weights as they were saved. `unused`: weights that it has no place for may lie beside."""
+    try:
+        model, found = loader.from_pretrained(
+            source, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise WeightsError(in_one_line(error)) from error
+    wrong = {kind: names for kind, names in found.items() if names and not (unused and kind == "unexpected_keys")}
+    if wrong:
+        raise WeightsError("; ".join(_words(kind, sorted(map(str, names))) for kind, names in wrong.items()))
+    return model
+
+
+def in_one_line(error: Exception) -> str:
+    """An error of transformers and what it is about."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"
+
+
+def _words(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{kind.replace('_', ' ')}: {', '.join(names[:3])}{more}"
