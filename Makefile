@@ -39,7 +39,7 @@ test: lint types unit  ## lint, types and the quick tests (under 10 minutes)
 
 test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (under 45 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "full and not ray"
-	$(BIN)/python -m pytest -m ray
+	$(BIN)/python -m pytest -m ray tests/costs
 	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m contract
 
 oldest: $(OLDEST)/.installed
