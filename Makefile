@@ -7,8 +7,10 @@ EXTRAS := train,qlora,ray,remote,shards,bench,examples,loggers,dev
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
-# Tests run side by side already.
+# Tests run side by side already; one more than there are cores, since some of them wait for processes they started.
 export OMP_NUM_THREADS ?= 1
+PYTEST_WORKERS ?= $(shell expr $$(nproc) + 1)
+BESIDE := -n $(PYTEST_WORKERS) --dist worksteal
 
 .PHONY: help install demo test test-full lint types unit oldest clean lock
 
@@ -33,14 +35,14 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full and not ray"
+	$(BIN)/python -m pytest $(BESIDE) -m "not full and not ray"
 
 test: lint types unit  ## lint, types and the quick tests (under 10 minutes)
 
 test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (under 45 minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "full and not ray"
+	$(BIN)/python -m pytest $(BESIDE) -m "full and not ray"
 	$(BIN)/python -m pytest -m ray tests/costs
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m contract
+	$(OLDEST)/bin/python -m pytest $(BESIDE) -m contract
 
 oldest: $(OLDEST)/.installed
 

@@ -230,6 +230,7 @@ def test_videos_get_a_limit_on_patches_before_training_something_else(tmp_path: 
     assert again[1].worst.patches <= limits["max_patches_per_pack"] < found[0].worst.patches
 
 
+@pytest.mark.full
 def test_every_length_is_told_its_own_limit_on_patches(tmp_path: Path) -> None:
     question = ask(tmp_path / "t", films(1500), setup=TrainingSetup(gpus=2, sharding="fsdp"), gpu="a100-40")
     lengths = [20_000, 24_000]

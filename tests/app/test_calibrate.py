@@ -18,7 +18,7 @@ from packtrain.app.calibration.trials import calibration_trials, model_config
 from packtrain.app.show.calibration import markdown, summary
 from packtrain.cli import app
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.calibration import Measurement, Mode, calibration_path, coefficients_for
+from packtrain.estimates.calibration import Measurement, calibration_path, coefficients_for, fit, read_calibration
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import shape_from_config
 from packtrain.estimates.time import Coefficients, default_coefficients, step_time
@@ -213,8 +213,8 @@ def test_recorded_measurements_of_a_gpu_are_predicted_as_documented(tmp_path: Pa
     near = [row for row in found.held_out if abs(row.time_error) <= calibrating.TIME_GOAL]
     assert len(near) >= 9
     assert all(abs(row.time_error) <= 0.2 for row in found.held_out)
-    for fit in (found.calibration.fits if found.calibration is not None else {}).values():
-        assert 0 < fit.memory.fragmentation < 0.2, "a share of large runs, not of small ones"
+    for one in (found.calibration.fits if found.calibration is not None else {}).values():
+        assert 0 < one.memory.fragmentation < 0.2, "a share of large runs, not of small ones"
     assert {path.name for path in found.files} == {"h200.json", "again.json"}
     assert all(path.is_file() for path in found.files)
 
@@ -223,14 +223,14 @@ def test_recorded_measurements_of_a_gpu_are_predicted_as_documented(tmp_path: Pa
 SET_APART = {"masked_attention_efficiency", "fitted"}
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_defaults_are_what_the_recorded_calibration_found(tmp_path: Path, mode: Mode) -> None:
-    found = calibrating.refit(RECORDED, out=tmp_path / "again.json").calibration
-    assert found is not None
-    usual = default_coefficients(H200, compiled=mode == "compiled")
-    for name, value in asdict(found.fits[mode].time).items():
-        if name not in SET_APART:
-            assert getattr(usual, name) == float(f"{value:.3g}"), name
+def test_defaults_are_what_the_recorded_calibration_found() -> None:
+    found = fit(read_calibration(RECORDED).measurements, H200)
+    assert set(found) == {"eager", "compiled"}
+    for mode, fitted in found.items():
+        usual = default_coefficients(H200, compiled=mode == "compiled")
+        for name, value in asdict(fitted.time).items():
+            if name not in SET_APART:
+                assert getattr(usual, name) == float(f"{value:.3g}"), name
 
 
 def test_the_command_fits_again_without_a_gpu(tmp_path: Path) -> None:

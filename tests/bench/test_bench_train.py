@@ -95,7 +95,8 @@ def test_all_ways_are_there() -> None:
 FEW = (BASELINE, YARDSTICK, "packed 512", "packed 512, lora, checkpointing")
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("compiled", [False, True])
 def test_one_run_of_rows_makes_one_table(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     every = bench_rows(bench_model(TINY))
     if not compiled:

@@ -159,7 +159,8 @@ def test_killed_while_it_starts(tmp_path: Path, data: Path, qwen: Path, expected
     assert_continues(run, tmp_path / "out", expected, tmp_path / "log", 0)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [1, 2])
 def test_interrupted_run_says_that_it_continues(
     tmp_path: Path, data: Path, qwen: Path, expected: dict[str, str], workers: int
 ) -> None:

@@ -134,6 +134,7 @@ def test_every_sample_is_trained_once(example: Example, name: str) -> None:
         assert sorted({step for step, _ in rank}) == list(range(STEPS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_all_reach_the_same_weights(example: Example, name: str, tmp_path: Path) -> None:
     """Whoever trains, on however many processes: the same samples from the same start."""

@@ -13,6 +13,7 @@ Sound = Callable[[Run], None]
 Reference = Callable[[str], Attempt]
 
 
+@pytest.mark.full
 def test_a_killed_group_goes_on_where_it_was_saved(make_run: MakeRun, sound: Sound) -> None:
     run = make_run("map")
     group = run.start(2, workers=1, parks=[(0, "line:0:2")])

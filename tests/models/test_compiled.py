@@ -138,6 +138,7 @@ def test_parts_can_be_left_as_they_are() -> None:
     assert compile_layers(model, language=False, backend="eager") == CompiledLayers(language=0, vision=2)
 
 
+@pytest.mark.full
 def test_any_length_without_constant_shapes() -> None:
     (model, loss), made = ready(), [encoded.sample(FAMILY, words=words, seed=words) for words in (5, 9, 14, 30)]
     batches = [encoded.packed(FAMILY, *made[:count]) for count in (1, 2, 3, 4)]

@@ -109,7 +109,9 @@ def compile_recomputed(model: Any, compiler: Compiler, **options: Any) -> compil
     return compiled.compile_layers(model, backend=compiler, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("views", [False, True], ids=["one graph", "a graph for views"])
+@pytest.mark.parametrize(
+    "views", [pytest.param(False, marks=pytest.mark.full), True], ids=["one graph", "a graph for views"]
+)
 def test_blocks_with_windows(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, views: bool) -> None:
     """The first block is given a view. A graph is made for it, and the next, for what is none, would fit it as well."""
     if views:
