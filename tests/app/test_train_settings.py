@@ -144,6 +144,8 @@ class TestContradictions:
             (("dataloader_drop_last=true",), "data.packing_drop_last decides it"),
             (("resume_from_checkpoint=x",), "use --resume"),
             (("label_smoothing_factor=0.1",), "without smoothing"),
+            (("gradient_checkpointing_kwargs={use_reentrant: true}",), "without re-entering autograd"),
+            (("fp16=true", "dtype=bf16"), "training.fp16 and model.dtype bf16"),
             (("max_steps=1.5",), "a whole number of steps"),
             (("seed=1.5",), "a whole number from 0 on"),
             (("num_train_epochs=0",), "a number above zero"),
@@ -267,6 +269,10 @@ class TestModel:
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
         assert (found.optimizer, found.attention, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
+
+    def test_loss_scaling_is_for_fp32_weights(self) -> None:
+        assert (resolved().model.dtype, resolved("fp16=true").model.dtype) == ("auto", "fp32")
+        assert resolved("fp16=true", "dtype=fp16", "method=lora").model.dtype == "fp16"
 
     @pytest.mark.parametrize(
         ("given", "masters"),

@@ -43,10 +43,14 @@ def parameter_groups(
 
 
 def _decaying(model: Any) -> list[str]:
-    """Trainer's own choice of what decays: everything but biases and norms."""
+    """Trainer's own choice of what decays, everything but biases and norms, without the vectors among it.
+
+    Trainer knows norms by their names, and not all have one: those of Qwen2.5-VL's tower are `norm1` and `ln_q`.
+    """
     from transformers import Trainer
 
-    return Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
+    chosen = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    return [name for name, weight in model.named_parameters() if name in chosen and weight.ndim > 1]
 
 
 def _frozen(model: Any, setting: str, part: str, rate: float) -> ConfigError:

@@ -32,6 +32,10 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "use_liger_kernel": (bool, "it replaces the loss; training.chunked_loss saves the same memory"),
     "resume_from_checkpoint": (bool, "use --resume"),
     "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would weigh more"),
+    "gradient_checkpointing_kwargs": (
+        lambda value: value not in (None, {}, {"use_reentrant": False}),
+        "layers are recomputed without re-entering autograd, which adapters and frozen parts need; leave it out",
+    ),
     "prediction_loss_only": (lambda value: not value, "evaluation is the loss over tokens"),
 }
 
@@ -147,6 +151,8 @@ def _contradictions(config: RunConfig) -> list[str]:
             for name in _NEED_EVALUATION
             if training.get(name)
         ]
+    if training.get("fp16") and str(model.get("dtype", "auto")) in ("bf16", "bfloat16"):
+        found.append(f"training.fp16 and model.dtype {model['dtype']}: leave one of them out")
     optim = str(training.get("optim", MULTIMODAL))
     if training.get("master_weights") and optim not in WITH_MASTERS:
         found.append(

@@ -49,6 +49,8 @@ def model_settings(config: RunConfig) -> ModelSettings:
         if given is not None and part not in found:
             found[part] = given > 0
     dtype = str(model.get("dtype", "auto"))
+    if dtype == "auto" and training.get("fp16"):
+        dtype = "fp32"  # what loss scaling is for
     return ModelSettings(
         name=str(model.get("model_name_or_path", "")),
         method=_method(model),  # type: ignore[arg-type]  # the settings check it themselves
