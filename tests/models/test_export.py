@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from encoded import TEXT_ONLY, VISION, contract, folder, fresh_model, logits, packed, sample
+from safetensors.torch import load_file
 from torch import Tensor
 
 from packtrain.core.errors import ArtifactError, ConfigError
@@ -117,6 +118,72 @@ def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "final" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
     again = AutoModelForCausalLM.from_pretrained(str(tmp_path / "final"))
     assert {weight.dtype for weight in again.parameters()} == {dtype}
+
+
+# ---- heads that are, or are not, the embeddings
+
+
+def untied_in_spite_of_its_config(family: str, place: Path) -> Any:
+    """A model whose config says that its head is tied, and whose file has another head."""
+    model = fresh_model(family)
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = True
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.get_input_embeddings().weight))
+    model.save_pretrained(place)
+    assert any(name.endswith("lm_head.weight") for name in load_file(place / "model.safetensors"))
+    loaded = load_model(str(place))
+    assert loaded.config.tie_word_embeddings
+    assert loaded.lm_head.weight is not loaded.get_input_embeddings().weight
+    return loaded
+
+
+def head_is_tied(config: Path) -> set[bool]:
+    """What a config says, for the model and its text model."""
+    found = json.loads(config.read_text())
+    return {part.get("tie_word_embeddings") for part in (found, found.get("text_config", found))}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_that_differs_from_the_embeddings_is_written(family: str, tmp_path: Path) -> None:
+    model = untied_in_spite_of_its_config(family, tmp_path / "source")
+    wanted = scores(shaken(model), family)
+    save_final(model, tmp_path / "final", processor_folder=tmp_path / "source")
+    again = load_model(str(tmp_path / "final"))
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    assert torch.allclose(scores(again, family), wanted, atol=1e-5)
+    assert head_is_tied(tmp_path / "final" / "config.json") == {False}
+    assert model.config.tie_word_embeddings, "the trained model is left as it was"
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma3"])
+def test_an_adapter_on_a_tied_head_unties_it_when_merged(family: str, tmp_path: Path) -> None:
+    model = set_trainable(fresh_model(family), settings(method="lora", lora_target_modules=("q_proj", "lm_head")))
+    untrained = model.state_dict()["base_model.model.lm_head.base_layer.weight"].clone()
+    wanted = scores(shaken(model), family)
+    save_final(model, tmp_path / "final", merge_adapters=True, processor_folder=folder(family))
+    again = load_model(str(tmp_path / "final"))
+    assert torch.equal(again.get_input_embeddings().weight, untrained)
+    assert not torch.equal(again.lm_head.weight, untrained), "its adapter has learned something"
+    assert float((scores(again, family) - wanted).abs().max()) <= 1e-4 * max(1.0, float(wanted.abs().max()))
+
+
+def test_a_tied_head_stays_tied(tmp_path: Path) -> None:
+    model = shaken(fresh_model("gemma3_text"))
+    save_final(model, tmp_path / "final")
+    assert "lm_head.weight" not in load_file(tmp_path / "final" / "model.safetensors")
+    assert head_is_tied(tmp_path / "final" / "config.json") != {False}
+    again = load_model(str(tmp_path / "final"))
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+
+
+def test_a_weight_that_the_class_has_no_place_for_is_an_error(tmp_path: Path) -> None:
+    model = fresh_model("llama")
+    model.register_parameter("another", torch.nn.Parameter(torch.ones(3)))
+    with pytest.raises(AssertionError, match=r"no place for .*another"):
+        save_final(model, tmp_path / "final")
+    assert not list(tmp_path.iterdir())
 
 
 # ---- adapters

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from packtrain.core.errors import ConfigError
-from packtrain.models import tiny
+from packtrain.models import load, tiny
 from packtrain.models.load import load_model
 
 
@@ -62,6 +62,28 @@ def test_weights_are_never_drawn_for_those_that_a_folder_lacks(tmp_path: Path, f
         return
     with pytest.raises(ConfigError, match="merger" if fault == "lost" else "SafetensorError"):
         load_model(str(folder), cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_folder_with_adapters_is_refused(tmp_path: Path, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers would add them to the model without a word."""
+    peft = pytest.importorskip("peft")
+    model, folder = load_model("tiny:llama", cache_dir=tmp_path / "cache"), tmp_path / "model"
+    model.save_pretrained(tmp_path / "base")
+    if whole:
+        model.save_pretrained(folder)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(folder)
+    with pytest.raises(ConfigError, match="merge_and_unload") as error:
+        load_model(str(folder))
+    assert "adapter_config.json" in str(error.value)
+    if whole:
+        monkeypatch.setattr(load, "_require_weights", lambda folder: None)  # as of the hub
+        with pytest.raises(ConfigError, match="merge_and_unload"):
+            load_model(str(folder))
+        (folder / "adapter_config.json").unlink()
+        assert not any("lora_" in name for name, _ in load_model(str(folder)).named_parameters())
 
 
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:

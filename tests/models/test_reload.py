@@ -99,3 +99,17 @@ def test_anything_less_is_an_error(tmp_path: Path, fault: str) -> None:
         reload_weights(model, tmp_path)
     assert str(tmp_path) in str(error.value)
     assert same(model, before), "nothing was changed"
+
+
+def test_adapters_are_not_taken_for_weights(tmp_path: Path) -> None:
+    """The error is about the checkpoint, not about the model that its adapters belong to."""
+    peft = pytest.importorskip("peft")
+    saved("llama", tmp_path / "base")
+    adapted = peft.get_peft_model(fresh_model("llama"), peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "checkpoint")
+    model, before = fresh_model("llama"), fresh_model("llama")
+    with pytest.raises(ArtifactError, match=r"adapters .*of a run that trained them alone") as error:
+        reload_weights(model, tmp_path / "checkpoint")
+    assert str(tmp_path / "base") not in str(error.value)
+    assert same(model, before)

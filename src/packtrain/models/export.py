@@ -103,23 +103,59 @@ def _save_weights(model: Any, folder: Path, original: Path | None, state_dict: M
     assert not any(hasattr(value, "full_tensor") for value in given.values()), "sharded weights: hand whole ones in"
     weights = _merged(base, given)
     empty = _empty(base, _dtype(weights))
+    if _differing(empty, weights):  # a head of its own, whatever the config says
+        empty = _empty(base, _dtype(weights), tied=False)
+    _require_all(empty, weights)
     # Tied weights have several names; one is enough, and the others follow from the config.
-    names = {name for name, _ in empty.named_parameters()}
-    buffers = set(empty.state_dict()) - {name for name, _ in empty.named_parameters(remove_duplicate=False)}
-    missing = sorted(names - set(weights))
-    assert not missing, f"no weights for {missing[:3]}"
-    empty.save_pretrained(str(folder), state_dict={name: weights[name] for name in sorted(names | buffers)})
+    written = set(empty.state_dict()) - set(_names_of_tied(empty))
+    empty.save_pretrained(str(folder), state_dict={name: weights[name] for name in sorted(written)})
     _restore_config(folder / "config.json", original)
 
 
-def _empty(base: Any, dtype: torch.dtype) -> Any:
-    """A model of the same class, without weights and without what training changed about its computation."""
+def _names_of_tied(empty: Any) -> dict[str, str]:
+    """Further names of weights that a model has under several -> the first one."""
+    first = {id(weight): name for name, weight in empty.named_parameters()}
+    every = empty.named_parameters(remove_duplicate=False)
+    return {name: first[id(weight)] for name, weight in every if first[id(weight)] != name}
+
+
+def _differing(empty: Any, weights: Mapping[str, Tensor]) -> list[str]:
+    """Names under which there are other numbers than the model, tied as it is, would have there."""
+    return [
+        name
+        for name, first in _names_of_tied(empty).items()
+        if {name, first} <= weights.keys() and not _equal(weights[name], weights[first])
+    ]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.dtype == other.dtype and torch.equal(one, other.to(one.device)))
+
+
+def _require_all(empty: Any, weights: Mapping[str, Tensor]) -> None:
+    """Nothing that was trained may be lost: all weights are written, or are equal to one that they are tied to."""
+    places = set(empty.state_dict())
+    missing = sorted(places - set(_names_of_tied(empty)) - set(weights))
+    assert not missing, f"no weights for {missing[:3]}"
+    lost = sorted(set(weights) - places) + _differing(empty, weights)
+    assert not lost, f"no place for {lost[:3]}"
+
+
+def _empty(base: Any, dtype: torch.dtype, *, tied: bool = True) -> Any:
+    """A model of the same class, without weights and without what training changed about its computation.
+
+    `tied`: the output head is that of the embeddings where the config says so.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     # FSDP puts a class of its own in front of a model's.
     plain: Any = next(found for found in type(base).__mro__ if not issubclass(found, FSDPModule))
     settings = base.config.to_dict()  # without the names of attention implementations
     settings.pop("quantization_config", None)
+    if not tied:
+        for part in (settings, settings.get("text_config")):
+            if isinstance(part, dict):
+                part["tie_word_embeddings"] = False
     with torch.device("meta"):
         empty = plain._from_config(type(base.config).from_dict(settings), dtype=dtype)
     if getattr(base, "generation_config", None) is not None:

@@ -16,7 +16,7 @@ from torch import nn
 from packtrain.core import places
 from packtrain.core.errors import ConfigError
 from packtrain.models.parts import decoder_layers
-from packtrain.models.pretrained import WeightsError, from_pretrained, in_one_line
+from packtrain.models.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained, in_one_line
 from packtrain.models.tiny import PREFIX, build_model, resolve
 
 
@@ -64,11 +64,15 @@ def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool)
             got=str(error) if isinstance(error, WeightsError) else in_one_line(error),
             expected="a model that transformers can load without remote code, with all of its weights",
         ) from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise _with_adapters(name)
     return model.eval()
 
 
 def _require_weights(folder: Path) -> None:
     """Only safetensors: other formats can run code while they are read."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise _with_adapters(str(folder))
     if any(folder.glob("*.safetensors")):
         return
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
@@ -79,6 +83,18 @@ def _require_weights(folder: Path) -> None:
         fix="save the model with save_pretrained(safe_serialization=True)"
         if others
         else "name a folder with weights, or tiny:FAMILY for a random model",
+    )
+
+
+def _with_adapters(name: str) -> ConfigError:
+    """Transformers would add the adapters to the model, and save them alone, whatever of it is trained."""
+    return ConfigError(
+        name,
+        got=f"adapters ({ADAPTER_CONFIG})",
+        expected="a model without adapters",
+        fix="merge them into their model (PeftModel.from_pretrained(MODEL, ADAPTERS).merge_and_unload(), then "
+        "save_pretrained; a run does it with merge_adapters: true) and name the merged one; "
+        f"if they do not belong here, remove {ADAPTER_CONFIG}",
     )
 
 

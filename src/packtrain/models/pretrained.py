@@ -6,6 +6,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+ADAPTER_CONFIG = "adapter_config.json"  # of peft: its folder has adapters
+
 
 class WeightsError(Exception):
     """What is wrong with saved weights, in one line."""
@@ -21,7 +23,7 @@ def from_pretrained(loader: Any, source: str, *, unused: bool, **options: Any) -
         raise WeightsError(in_one_line(error)) from error
     wrong = {kind: names for kind, names in found.items() if names and not (unused and kind == "unexpected_keys")}
     if wrong:
-        raise WeightsError("; ".join(_words(kind, sorted(map(str, names))) for kind, names in wrong.items()))
+        raise WeightsError("; ".join(in_words(kind, sorted(map(str, names))) for kind, names in wrong.items()))
     return model
 
 
@@ -30,6 +32,7 @@ def in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"
 
 
-def _words(kind: str, names: list[str]) -> str:
+def in_words(kind: str, names: list[str]) -> str:
+    """What is wrong with weights of these names; the first ones stand for all."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{kind.replace('_', ' ')}: {', '.join(names[:3])}{more}"

@@ -23,7 +23,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.utils import logging
 
 from packtrain.core.errors import ArtifactError
-from packtrain.models.reload import reload_weights
+from packtrain.models.reload import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
 from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save
 from packtrain.training.evaluation import EvaluationStopped
@@ -65,7 +65,7 @@ class SafeCheckpoints:
         return None if found is None else str(found.path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Trainer's own where weights are sharded or adapters'; else all weights or an error."""
+        """Trainer's own where weights are sharded; else all weights or adapters, or an error."""
         if not self._reload(self.model if model is None else model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
@@ -75,13 +75,17 @@ class SafeCheckpoints:
             super()._load_best_model()  # type: ignore[misc]
 
     def _reload(self, model: Any, folder: str) -> bool:
-        """Read the weights of a model that every rank has whole; False: Trainer has to."""
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if sharded or _has_adapters(model) or not isinstance(model, PreTrainedModel):
+        """Read the weights of a model that every rank has whole, or its adapters; False: Trainer has to."""
+        read = reload_adapters if _is_peft(model) else reload_weights
+        if self._is_sharded or not (_is_peft(model) or isinstance(model, PreTrainedModel)):
             return False
         with _without_bars():
-            on_all(lambda: reload_weights(model, Path(folder)), folder, "weights that all ranks can read")
+            on_all(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
         return True
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _go_on(self) -> None:
         """Before the first step: an evaluation that an interrupt prevented comes first, as it would have come."""
@@ -178,8 +182,11 @@ class SafeCheckpoints:
     def _write_weights(self, path: Path) -> None:
         with _without_bars():
             self.save_model(str(path), _internal_call=True)  # type: ignore[attr-defined]
-        if self.args.should_save:  # arguments as a pickle, which nothing reads
-            (path / "training_args.bin").unlink(missing_ok=True)
+        if not self.args.should_save:
+            return
+        (path / "training_args.bin").unlink(missing_ok=True)  # arguments as a pickle, which nothing reads
+        if not self._is_sharded:
+            _require_saved(self.model, path)
 
     def _write_state(self, path: Path) -> None:
         if not self.args.should_save:
@@ -233,6 +240,20 @@ def _without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def _require_saved(model: Any, path: Path) -> None:
+    """A checkpoint without what a run is resumed from would be found out too late. One line: others are cut off."""
+    wanted = "**/adapter_model.safetensors" if _is_peft(model) else "model*.safetensors"
+    if not any(path.glob(wanted)):
+        found = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
+        way = "" if _is_peft(model) or not _has_adapters(model) else "; adapters have to be added by get_peft_model"
+        raise ArtifactError(f"no {wanted.removeprefix('**/')} was written, but {found}{way}")
+
+
+def _is_peft(model: Any) -> bool:
+    """A model that peft has wrapped. Adapters that transformers itself has put into one cannot be resumed."""
+    return _has_adapters(model) and not isinstance(model, PreTrainedModel)
 
 
 def _has_adapters(model: Any) -> bool:

@@ -43,6 +43,7 @@ from packtrain.training.masters import masters_of, reading
 from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
 from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
+from packtrain.training.resumed_settings import settings_as_asked
 from packtrain.training.saving import SafeCheckpoints
 from packtrain.training.settings import StepSettings
 from packtrain.training.settled import SettledObjects
@@ -194,9 +195,18 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Trainer's own; sharded states that were saved without masters are read without."""
-        with reading(self.optimizer, Path(checkpoint)) if checkpoint is not None else nullcontext():
+        """Trainer's own; settings stay those of the arguments. Sharded states without masters are read without."""
+        if checkpoint is None:
+            return
+        own = settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint)
+        with nullcontext() if self.is_deepspeed_enabled else own, reading(self.optimizer, Path(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **options: Any) -> Any:
+        """Trainer's own, which puts the steps at which a checkpoint was logged, evaluated and saved over ours."""
+        found = super()._init_training_state(max_steps, *args, **options)
+        self.state.compute_steps(self.args, max_steps)
+        return found
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The batches of a step, and what its sum of losses is divided by."""

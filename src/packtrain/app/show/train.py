@@ -61,7 +61,10 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
     yield "learns", f"{run.model.method}: {', '.join(map(_learning, ready.learns))}"
     data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
-    yield "data", f"{data}, {numbers.images:,} images; longest {numbers.longest:,}; {numbers.left_out:,} in the ledger"
+    ledger = _in_the_ledger(numbers.left_out)
+    if numbers.too_large:
+        ledger += f", {numbers.too_large:,} of them too large for a pack"
+    yield "data", f"{data}, {numbers.images:,} images; longest {numbers.longest:,}{ledger}"
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
@@ -76,10 +79,15 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     yield "steps", f"{numbers.steps:,}: {numbers.epochs:.3g} epochs of {numbers.steps_per_epoch:,}"
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
-        yield "evaluation", f"{numbers.evaluation_samples:,} samples in {batches}"
+        ledger = _in_the_ledger(numbers.evaluation_left_out)
+        yield "evaluation", f"{numbers.evaluation_samples:,} samples in {batches}{ledger}"
     yield from _expected(ready)
     if ready.resumed:
         yield "goes on", f"from the checkpoint of step {ready.resumed:,}"
+
+
+def _in_the_ledger(entries: int) -> str:
+    return f"; {entries:,} more in the ledger" if entries else ""
 
 
 def _step(ready: Ready) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
 _KEYS = {"data": "dataset_path", "evaluation data": "eval_path"}  # of a config, by what a dataset is called
+_MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said
 _NAMED = 5  # reasons why something was made again
 
 
@@ -38,6 +39,7 @@ class RunNumbers:
     mode: str  # packed or padded
     samples: int  # of an epoch; one that is split counts once
     left_out: int  # entries of the ledger: unusable, filtered out, or fitting no pack
+    too_large: int  # of them, samples that fit no pack
     packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
     packing_length: int
     fill: float  # of packs, or of padded batches: the share of tokens that is no padding
@@ -55,6 +57,7 @@ class RunNumbers:
     images: int
     world: int
     evaluation_samples: int = 0
+    evaluation_left_out: int = 0
     evaluation_batches: int = 0  # over all processes
 
 
@@ -83,11 +86,12 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
         run = replace(run, data=replace(run.data, epochs=run.data.epochs + 1))
         dataset = builder.build(run.data, "data")
     evaluation = builder.build(run.evaluation, "evaluation data") if run.evaluation is not None else None
+    numbers = _numbers(run, dataset, evaluation)
     return Prepared(
-        run=run,
+        run=replace(run, notes=(*run.notes, *_too_large_note(numbers), *_limits_note(run))),
         dataset=dataset,
         evaluation=evaluation,
-        numbers=_numbers(run, dataset, evaluation),
+        numbers=numbers,
         done=tuple(dict.fromkeys(builder.done)),
     )
 
@@ -167,7 +171,8 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
     return RunNumbers(
         mode=run.mode,
         samples=samples,
-        left_out=counts["dropped"] + counts["tail"] + plan.summary["ledger"]["measured"],
+        left_out=_left_out(dataset),
+        too_large=counts["dropped"],
         packs=counts["packs"],
         packing_length=plan.config.packing_length,
         fill=counts["fill"] if config.packing else 1 - padding_share(schedule, config.rows_per_batch, world=run.world),
@@ -185,8 +190,33 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         images=totals["images"],
         world=run.world,
         evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
+        evaluation_left_out=_left_out(evaluation) if evaluation is not None else 0,
         evaluation_batches=_batches(evaluation) if evaluation is not None else 0,
     )
+
+
+def _left_out(dataset: Dataset) -> int:
+    counts, ledger = dataset.plan.summary["epochs"][0], dataset.plan.summary["ledger"]
+    return int(counts["dropped"] + counts["tail"] + ledger["measured"])
+
+
+def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:
+    """Good samples that are not trained because they are long: a share that matters is said."""
+    usable = numbers.samples + numbers.too_large
+    if numbers.too_large < _MATTERS * usable:
+        return ()
+    share = f"{numbers.too_large:,} of {usable:,} usable samples ({numbers.too_large / usable:.0%})"
+    limits = f"longer than data.packing_length {numbers.packing_length:,}, or above another limit of a pack"
+    return (f"{share} are left out: {limits}. Raise it, or set data.overlong: split or truncate",)
+
+
+def _limits_note(run: ResolvedRun) -> tuple[str, ...]:
+    """Processor files of the final weights are the model's own, and do not know how small pictures were made here."""
+    given = {name: value for name, value in run.data.media_limits().items() if value is not None}
+    if not given:
+        return ()
+    words = ", ".join(f"{name} {value}" for name, value in given.items())
+    return (f"the processor in {run.folder}/final is the model's own: where it is used, give it {words} again",)
 
 
 def batch_rows(schedule: Schedule, rows: int, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from packtrain.app.cache.of_run import clear_run
 from packtrain.app.config.load import RunConfig, load_config
 from packtrain.app.config.tiles import check_tiles
 from packtrain.app.runs.folder import CONFIG, RunFolder, RunOutcome
+from packtrain.app.train.changed import changes_note, refuse_changes
 from packtrain.app.train.dated import with_template_date
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import ResolvedRun, resolve_run
@@ -100,11 +101,22 @@ def _resolved(
         return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins anew"))
     facts = before.facts()
     new = [one for one in overrides if one not in facts.get("overrides", ())]  # the others are in its config already
-    begun = resolve_run(load_config(run.folder / CONFIG), world=world, overrides=new, name=name)
+    had = load_config(run.folder / CONFIG)
+    begun = resolve_run(had, world=world, overrides=new, name=name)
+    taken: tuple[str, ...] = ()
+    if _has_checkpoint(run.folder):  # without one it begins anew, with whatever settings
+        refuse_changes(had, begun.config)
+        taken = changes_note(had, begun.config)
     changed = differences(facts.get("written", {}), _written(given)) if moved is None else ()
     said = "the run goes on as it was begun; what has changed in the config since is not taken over: "
     notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
-    return replace(begun, folder=run.folder, notes=(*begun.notes, *notes))
+    return replace(begun, folder=run.folder, notes=(*begun.notes, *taken, *notes))
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    from packtrain.training.checkpoints import find_latest
+
+    return find_latest(folder) is not None
 
 
 def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:

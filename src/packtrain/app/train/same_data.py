@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared
 from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.fingerprint import differences
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 _NAMED = 4  # numbers that are told
 
@@ -44,6 +48,41 @@ def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
             expected="what the run was begun with; it may lie elsewhere",
             fix="bring that back (files without checksums, as parquet, with their times), or begin a new run",
         )
+
+
+def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: TrainingArguments) -> None:
+    """The trainer's own check of a checkpoint's place in the plan, before anything of the run is written over."""
+    from transformers import TrainerControl, TrainerState
+
+    from packtrain.batches.trainer import PlanProgress
+
+    saved = checkpoint / "trainer_state.json"
+    if not saved.is_file():  # on a machine that saves none, where disks are not shared
+        return
+    progress = PlanProgress(prepared.dataset.schedule)
+    try:
+        progress.on_train_begin(args, TrainerState.load_from_json(str(saved)), TrainerControl())
+    except ArtifactError as error:
+        facts = folder.facts()
+        before = {**facts.get("derived", {}), **{name: facts.get(name) for name in _OF_PLAN}}
+        changed = differences({name: before.get(name) for name in (*_OF_PLAN, *_COUNTED)}, _of_plan(prepared))
+        raise ArtifactError(
+            str(checkpoint),
+            got="a checkpoint of a run over another plan" + (": " + "; ".join(changed[:_NAMED]) if changed else ""),
+            expected="the plan of this run",
+            fix="leave out what changes it; a run can be made longer within the epochs that it was planned for",
+        ) from error
+
+
+_OF_PLAN = ("mode", "packs_per_step", "seed", "balance")
+_COUNTED = ("packing_length", "epochs", "steps")
+
+
+def _of_plan(prepared: Prepared) -> dict[str, Any]:
+    """What a plan and its order follow from, by the names of run.json."""
+    run, numbers = prepared.run, prepared.numbers
+    data = {"packs_per_step": run.data.packs_per_step, "seed": run.data.seed, "balance": run.data.order}
+    return {"mode": run.mode, **data, **{name: getattr(numbers, name) for name in _COUNTED}}
 
 
 def other_evaluation(folder: RunFolder, inputs: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.same_data import check_frozen, check_resumed, check_same_data, other_evaluation
+from packtrain.app.train.same_data import check_frozen, check_plan, check_resumed, check_same_data, other_evaluation
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
@@ -76,6 +76,7 @@ class Session:
         checkpoint = find_latest(run.folder) if resume else None
         if checkpoint is not None:
             check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary["inputs"])
+            check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
         made = ready_model(
             run.model,
             run.setup,

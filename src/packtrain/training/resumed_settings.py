@@ -1,0 +1,69 @@
+"""A resumed run learns with the settings it is given, not with those that its checkpoint was saved with.
+
+Torch keeps learning rates, decay and the like in the state of an optimizer and of a schedule, and puts them back with
+it. What was learned comes from there (moments, masters, the step of the schedule); what is asked for comes from the
+arguments. Where nothing was changed, both are the same bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from packtrain.core.errors import ArtifactError
+
+# Options of a group that are settings. Other optimizers also count in their groups, which has to be as it was.
+_SETTINGS = (
+    *("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "alpha"),
+    *("beta1", "decay_rate", "clip_threshold"),
+)
+_BASE, _RATE = "initial_lr", "lr"
+
+
+@contextmanager
+def settings_as_asked(optimizer: Any, schedule: Any, checkpoint: str) -> Iterator[None]:
+    """For the time in which their states are loaded: both keep the settings that they were made with.
+
+    Rates are those of the schedule as it is now, at the step at which it was saved. Schedules that are no function of
+    the step alone, such as reduce_lr_on_plateau, keep the rates that they have come to.
+    """
+    asked = [dict(group, params=()) for group in optimizer.param_groups]
+    is_function = type(schedule) is LambdaLR
+    rates = list(schedule.base_lrs) if is_function else []
+    yield
+    _refuse_other_groups(asked, optimizer.param_groups, checkpoint)
+    for group, wanted in zip(optimizer.param_groups, asked, strict=True):
+        kept = (*_SETTINGS, _BASE) if is_function else _SETTINGS
+        group.update({name: wanted[name] for name in kept if name in wanted})
+    if is_function:
+        schedule.base_lrs = rates
+        _set_rates(schedule, optimizer.param_groups)
+
+
+def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:
+    """The rates of the step that the schedule is at, computed as it does it."""
+    pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    found = [base * of_step(schedule.last_epoch) for base, of_step in pairs]
+    for group, rate in zip(groups, found, strict=True):
+        if isinstance(group[_RATE], Tensor):
+            group[_RATE].fill_(rate)
+        else:
+            group[_RATE] = rate
+    schedule._last_lr = list(found)
+
+
+def _refuse_other_groups(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Groups are known by their place: settings of one part of the model must not become those of another."""
+    ours, theirs = ([group.get("name") for group in groups] for groups in (asked, loaded))
+    if len(ours) == len(theirs) and all(None in (a, b) or a == b for a, b in zip(ours, theirs, strict=True)):
+        return
+    raise ArtifactError(
+        path,
+        got=f"optimizer groups {', '.join(map(str, theirs))}",
+        expected=f"groups of the parts that learn now: {', '.join(map(str, ours))}",
+        fix="let the same parts learn as when it was saved, or begin a new run",
+    )

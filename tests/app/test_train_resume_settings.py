@@ -1,0 +1,177 @@
+"""`packtrain train --resume` with other settings: what is asked for happens and is said, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import Run, files
+from made_runs_data import write_config
+
+from packtrain.app.config.keys import MODEL_KEYS
+from packtrain.app.config.load import RunConfig, with_overrides
+from packtrain.app.train.changed import changes_note, refuse_changes
+from packtrain.core.errors import ConfigError
+
+LORA = {"model_name_or_path": "tiny:qwen3_vl", "method": "lora", "lora_rank": 4, "lora_target_modules": ["k_proj"]}
+FULL = {"model_name_or_path": "tiny:qwen3_vl"}
+
+
+def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
+    """What is said about a run with these settings that is asked for others; nothing where they are taken."""
+    before = RunConfig(model=model, training=training)
+    try:
+        refuse_changes(before, with_overrides(before, overrides))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "words"),
+    [
+        (LORA, "model.lora_alpha=2", "model.lora_alpha: the run has 8, asked for is 2"),
+        (LORA, "model.lora_rank=8", "model.lora_rank: the run has 4, asked for is 8"),
+        (
+            LORA,
+            "model.lora_target_modules=[v_proj]",
+            "lora_target_modules: the run has [k_proj], asked for is [v_proj]",
+        ),
+        (LORA, "model.lora_target_modules=all", "the run has [k_proj], asked for is all"),
+        (LORA, "model.method=dora", "model.method: the run has lora, asked for is dora"),
+        (LORA, "model.use_dora=true", "model.method: the run has lora, asked for is dora"),
+        (LORA, "model.quantization_bit=4", "model.method: the run has lora, asked for is qlora"),
+        (LORA, "model.method=full", "model.method: the run has lora, asked for is full"),
+        (FULL, "model.method=lora", "model.method: the run has full, asked for is lora"),
+        (FULL, "model.train_vision=false", "model.train_vision: the run has true, asked for is false"),
+        (FULL, "model.train_connector=false", "model.train_connector: the run has true, asked for is false"),
+        (FULL, "model.train_language=false", "model.train_language: the run has true, asked for is false"),
+        (FULL, "training.vit_lr=0", "train_vision: the run has true, asked for is false, by training.vit_lr 0"),
+        (LORA, "training.aligner_lr=1e-3", "the run has false, asked for is true, by training.aligner_lr 0.001"),
+        (FULL, "training.optim=sgd", "training.optim: the run has adamw_torch_fused, asked for is sgd"),
+        (FULL, "training.optim_args=amsgrad=True", "training.optim_args: the run has nothing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "=" in value else "",
+)
+def test_what_makes_other_parameters_or_states_is_refused(model: dict[str, Any], asked: str, words: str) -> None:
+    said = refused(model, asked)
+    assert words in said
+    assert "leave these out, or begin a new run in another training.output_dir" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        (LORA, "model.lora_dropout=0.3"),
+        (LORA, "model.lora_alpha=8"),
+        (LORA, "model.merge_adapters=true"),
+        (FULL, "model.lora_rank=8"),
+        (FULL, "model.train_vision=true"),
+        (FULL, "training.vit_lr=1e-6"),
+        (FULL, "training.optim=adamw_torch_fused"),
+        (FULL, "training.optim=multimodal"),
+        (FULL, "training.lr_scheduler_type=cosine"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_checkpoint_can_follow_is_taken(model: dict[str, Any], asked: str) -> None:
+    assert refused(model, asked) == ""
+
+
+def test_every_setting_of_the_model_is_known_to_be_one_or_the_other() -> None:
+    """A new one has to be thought of."""
+    refused = {"method", "use_dora", "quantization_bit", "lora_rank", "lora_alpha", "lora_target_modules"}
+    refused |= {"train_language", "train_vision", "train_connector"}
+    taken = {"lora_dropout", "merge_adapters", "dtype"}
+    compared_elsewhere = {"model_name_or_path", "vit_img_size", "mp_image_token_length"}
+    assert {*MODEL_KEYS} == refused | taken | compared_elsewhere
+
+
+def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "learning_rate": 0.01}
+    said = refused(FULL, "training.learning_rate=0.1", **plateau)
+    assert "training.learning_rate: the run has 0.01, asked for is 0.1; reduce_lr_on_plateau goes on from" in said
+    assert refused(FULL, "training.weight_decay=0.1", **plateau) == ""
+    assert "lr_scheduler_type: the run has reduce_lr_on_plateau" in refused(
+        FULL, "training.lr_scheduler_type=cosine", **plateau
+    )
+
+
+def test_deepspeed_has_its_own_rates() -> None:
+    said = refused(FULL, "training.weight_decay=0.1", deepspeed="zero2", learning_rate=0.01)
+    assert "training.weight_decay: the run has nothing, asked for is 0.1; DeepSpeed takes it" in said
+
+
+def test_all_that_is_refused_is_said_at_once() -> None:
+    said = refused(LORA, "model.lora_alpha=2", "training.optim=sgd")
+    assert "lora_alpha" in said
+    assert "optim" in said
+
+
+def test_what_is_taken_is_named_with_both_values() -> None:
+    before = RunConfig(model=FULL, training={"learning_rate": 0.01, "max_steps": 4, "output_dir": "a"})
+    asked = ("training.learning_rate=0.001", "training.warmup_steps=2", "training.output_dir=b")
+    (note,) = changes_note(before, with_overrides(before, asked))
+    assert note.endswith("before: training.learning_rate 0.01 -> 0.001; training.warmup_steps nothing -> 2")
+    assert changes_note(before, before) == ()
+
+
+# ---- the command
+
+
+def steps_of(folder: Path) -> dict[int, dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if line["kind"] == "step"}
+
+
+@pytest.fixture
+def ended(run: Run, tmp_path: Path) -> Path:
+    """The config of a run of two steps, its cosine at rate 0."""
+    config = write_config(tmp_path, max_steps=2, lr_scheduler_type="cosine", quick_check=False)
+    code, _, err = run("train", config)
+    assert code == 0, err
+    return config
+
+
+@pytest.mark.full
+def test_a_run_goes_on_with_what_is_asked_for(run: Run, ended: Path, tmp_path: Path) -> None:
+    asked = ("training.max_steps=4", "training.learning_rate=0.004", "training.save_steps=3")
+    code, out, err = run("train", ended, *asked, "--resume", "--json")
+    assert code == 0, err
+    folder, notes = tmp_path / "out", json.loads(out)["notes"]
+    rates = [steps_of(folder)[step]["learning_rates"]["language"] for step in (3, 4)]
+    assert rates == pytest.approx([0.004 * 0.5, 0.004 * 0.5 * (1 - 0.5**0.5)]), "of a cosine over four steps"
+    assert (folder / "checkpoint-3").is_dir()
+    assert yaml.safe_load((folder / "run.yaml").read_text())["training"]["learning_rate"] == 0.004
+    (note,) = (note for note in notes if "other settings than before" in note)
+    for words in ("learning_rate 0.01 -> 0.004", "max_steps 2 -> 4", "save_steps 100 -> 3"):
+        assert f"training.{words}" in note
+    code, out, err = run("train", ended, *asked, "--resume", "--json")
+    assert code == 0, err
+    assert not any("other settings" in note for note in json.loads(out)["notes"]), "they are the run's own by now"
+
+
+@pytest.mark.full
+def test_what_is_refused_leaves_the_run_as_it_is(run: Run, ended: Path, tmp_path: Path) -> None:
+    before = files(tmp_path / "out")
+    for asked, words, expected in (
+        ("model.method=lora", "model.method: the run has full, asked for is lora", 2),
+        ("training.max_steps=12", "another plan: epochs: 0.4 -> 2.4; steps: 2 -> 12", 1),
+    ):
+        code, _, err = run("train", ended, asked, "--resume")
+        assert code == expected
+        assert words in " ".join(err.split())
+        assert files(tmp_path / "out") == before, "or it could not be resumed any more"
+
+
+@pytest.mark.full
+def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(run: Run, tmp_path: Path) -> None:
+    config = write_config(tmp_path, max_steps=1, save_strategy="no", quick_check=False)
+    assert run("train", config)[0] == 0
+    code, out, err = run("train", config, "model.method=lora", "--resume", "--json")
+    assert code == 0, err
+    assert any("begins anew" in note for note in json.loads(out)["notes"])
+    assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()
