@@ -219,9 +219,10 @@ class TestRun:
         assert "optimizer.pt is missing" in " ".join(err.split())
         assert (out / "metrics.jsonl").read_bytes() == metrics
         shutil.rmtree(out / "checkpoint-2")
-        code, text, _ = run("train", config, "training.max_steps=2", "--resume", "--json")
-        assert code == 0
-        assert any("no complete checkpoint yet: it begins anew" in note for note in json.loads(text)["notes"])
+        code, _, err = run("train", config, "training.max_steps=2", "--resume")
+        assert code == 2
+        assert "complete and has no checkpoint" in " ".join(err.split())
+        assert (out / "metrics.jsonl").read_bytes() == metrics, "what was trained is not trained again over it"
 
     @pytest.mark.full
     def test_a_trial(self, run: Run, config: Path, tmp_path: Path) -> None:

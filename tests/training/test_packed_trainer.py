@@ -354,6 +354,27 @@ def test_how_long_nothing_was_better_is_part_of_a_checkpoint(tmp_path: Path, mon
     assert again.state.global_step == 4
 
 
+def test_a_run_that_was_stopped_early_is_saved_and_stays_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 100}
+
+    def made(folder: str, patience: int) -> Any:
+        parts = {"step": StepSettings(early_stopping_patience=patience, loss_chunk=16), "eval_dataset": held_out()}
+        trainer = trainer_of(dataset(), tmp_path / folder, parts=parts, **options)
+        monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, (5.0, 4.0, *(6.0,) * 9)))
+        return trainer
+
+    stopped = made("a", 2)
+    stopped.train()
+    assert [path.name for path in (tmp_path / "a").glob("checkpoint-*")] == ["checkpoint-4"]
+    for patience, last in ((2, 4), (3, 5)):
+        again = made(f"again-{patience}", patience)
+        again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"))
+        assert again.state.global_step == last
+        assert bool(again.trained) == (last > 4)
+
+
 def test_no_checkpoint_before_its_time(tmp_path: Path) -> None:
     trainer = trainer_of(dataset(), tmp_path, parts={"step": StepSettings(save_delay_steps=5)}, save_steps=1)
     trainer.train()

@@ -130,9 +130,11 @@ class EarlyStopping(TrainerCallback):
         self._worse = 0  # evaluations since the best
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Go on with what was counted before a checkpoint."""
+        """Go on with what was counted before a checkpoint; a run that was ended here stays ended."""
         saved = (state.stateful_callbacks or {}).get(_SAVED) if state.global_step else None
         self._best, self._worse = (saved["best"], saved["worse"]) if saved else (None, 0)
+        if self._worse >= self._patience:
+            control.should_training_stop = True
 
     def on_evaluate(
         self,

@@ -54,7 +54,10 @@ class RunFlow(TrainerCallback):
         self._saved = state.global_step
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._evaluated = state.global_step
+        """The last step is saved, also where an evaluation makes it the last."""
+        self._evaluated = step = state.global_step
+        if control.should_training_stop and args.save_strategy in ("steps", "epoch") and step >= self._delay:
+            control.should_save = self._saved != step
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """What was done at the end of the step is not done again at the end of the epoch."""

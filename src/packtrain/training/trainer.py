@@ -25,7 +25,7 @@ from packtrain.batches.collate import PackCollator
 from packtrain.batches.trainer import PackedTraining
 from packtrain.batches.values import Batch, BatchInfo
 from packtrain.batches.watch import RankWatch
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.families.contracts import contract_for
 from packtrain.models.adapters import keep_adapter_precision
 from packtrain.models.empty_media import add_empty_media_hook
@@ -200,7 +200,17 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             return
         own = settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint)
         with nullcontext() if self.is_deepspeed_enabled else own, reading(self.optimizer, Path(checkpoint)):
-            super()._load_optimizer_and_scheduler(checkpoint)
+            try:
+                super()._load_optimizer_and_scheduler(checkpoint)
+            except (ValueError, KeyError, RuntimeError) as error:
+                if is_memory_error(error):
+                    raise
+                raise ArtifactError(
+                    checkpoint,
+                    got=f"states of another optimizer or of other parameters ({type(error).__name__}: {error})",
+                    expected="what this run's optimizer keeps for the parameters that learn",
+                    fix="resume with the settings and the version it was saved by, or begin a new run from its weights",
+                ) from error
 
     def _init_training_state(self, max_steps: int, *args: Any, **options: Any) -> Any:
         """Trainer's own, which puts the steps at which a checkpoint was logged, evaluated and saved over ours."""

@@ -100,13 +100,20 @@ def _resolved(
     if not before.holds_run:
         return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins anew"))
     facts = before.facts()
+    if not _has_checkpoint(run.folder):  # it begins anew, with whatever settings
+        if facts.get("outcome", {}).get("status") == "complete":
+            raise ConfigError(
+                str(run.folder),
+                got="a run that is complete and has no checkpoint",
+                expected="a run that can go on",
+                fix="name another training.output_dir, or delete the folder",
+            )
+        return run
     new = [one for one in overrides if one not in facts.get("overrides", ())]  # the others are in its config already
     had = load_config(run.folder / CONFIG)
     begun = resolve_run(had, world=world, overrides=new, name=name)
-    taken: tuple[str, ...] = ()
-    if _has_checkpoint(run.folder):  # without one it begins anew, with whatever settings
-        refuse_changes(had, begun.config)
-        taken = changes_note(had, begun.config)
+    refuse_changes(had, begun.config)
+    taken = changes_note(had, begun.config)
     changed = differences(facts.get("written", {}), _written(given)) if moved is None else ()
     said = "the run goes on as it was begun; what has changed in the config since is not taken over: "
     notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()

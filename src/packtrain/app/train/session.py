@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
+from packtrain.app.train.check_arguments import check_arguments
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
 from packtrain.app.train.same_data import check_frozen, check_plan, check_resumed, check_same_data, other_evaluation
 from packtrain.app.train.settings import resolved_sections
@@ -72,6 +73,7 @@ class Session:
         run = prepared.run
         device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
         args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
+        check_arguments(args)
         check_same_data(prepared)
         checkpoint = find_latest(run.folder) if resume else None
         if checkpoint is not None:
@@ -138,20 +140,20 @@ class Session:
         folder = RunFolder(self.prepared.run.folder)
         if self.here.first:
             self._begin(folder)
-        started = time.monotonic()
+        started, trainer = time.monotonic(), None
         with MetricsLog(folder.path / METRICS if self.here.first else None) as log:
             shown = self._progress(console)
             watch = RunWatch(log, shown)
-            trainer = self._trainer(watch)
             try:
+                trainer = self._trainer(watch)
                 with shown:
                     trainer.train(resume_from_checkpoint=self.checkpoint.path if self.checkpoint is not None else None)
-                status, detail = ("interrupted", trainer.interrupted) if trainer.interrupted else ("complete", "")
+                status, detail = _ended(trainer)
             except BaseException as error:
                 detail = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._finish(folder, self._outcome("failed", detail, trainer, watch, started))
                 raise
-        outcome = self._outcome(status, detail or "", trainer, watch, started)
+        outcome = self._outcome(status, detail, trainer, watch, started)
         final = self._export(trainer, folder) if status == "complete" else None
         report, problems = self._finish(folder, outcome)
         return TrainOutcome(
@@ -201,11 +203,13 @@ class Session:
         assert plan.folder is not None, "plans of runs are in the cache"
         return Path(plan.summary["cost_table"]) / MEASURED, plan.folder / PACKED
 
-    def _outcome(self, status: str, detail: str, trainer: PackedTrainer, watch: RunWatch, started: float) -> RunOutcome:
+    def _outcome(
+        self, status: str, detail: str, trainer: PackedTrainer | None, watch: RunWatch, started: float
+    ) -> RunOutcome:
         last = watch.last
         return RunOutcome(
             status=status,
-            step=trainer.state.global_step,
+            step=trainer.state.global_step if trainer is not None else self.ready.resumed,
             steps=self.prepared.numbers.steps,
             loss=last.loss if last is not None else None,
             eval_loss=watch.eval_loss,
@@ -301,6 +305,15 @@ class Session:
                 state_dict=state,
             )
         return target
+
+
+def _ended(trainer: PackedTrainer) -> tuple[str, str]:
+    """How a run came to its end, and why before its last step."""
+    if trainer.interrupted:
+        return "interrupted", trainer.interrupted
+    if trainer.state.global_step < trainer.state.max_steps:
+        return "complete", f"early stopping: nothing better in {trainer.settings.early_stopping_patience} evaluations"
+    return "complete", ""
 
 
 def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
