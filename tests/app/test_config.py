@@ -90,7 +90,9 @@ def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> 
 
 @pytest.mark.parametrize("key", OURS)
 def test_our_own_names_need_no_note_in_their_section(load: Load, key: str) -> None:
-    value: Any = {"true or false": True, "a positive whole number": 7, "a number": 0.5}.get(KINDS.get(key, ""), "x")
+    value: Any = {"true or false": True, "a positive whole number": 7, "a number of at least 0": 0.5}.get(
+        KINDS.get(key, ""), "x"
+    )
     value = {"fps": 2.0} if key == "processor_config" else value
     found = load(yaml.safe_dump({"data": {key: value}}))
     assert (found.data, found.notes) == ({key: value}, ())
@@ -198,6 +200,11 @@ def test_wrong_values(load: Load, key: str, value: str) -> None:
     said = problems(load, f"{home}: {{{key}: {value}}}")
     assert f"{home}.{key}: " in said
     assert f" instead of {KINDS[key]}" in said
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "vit_lr", "aligner_lr", "weight_decay", "warmup_steps"])
+def test_numbers_below_zero_are_told_from_words(load: Load, key: str) -> None:
+    assert f"training.{key}: -1 instead of a number of at least 0" in problems(load, f"training: {{{key}: -1}}")
 
 
 @pytest.mark.parametrize("value", ["many", "0", "-1", ".nan", "true", "[1]"])

@@ -97,6 +97,38 @@ def test_the_command_names_samples_without_their_data(run: Run, tmp_path: Path, 
     assert "does not have this step" in run("inspect", folder, "--step", 4)[1]
 
 
+def test_steps_are_those_of_the_run(run: Run, tmp_path: Path, made: tuple[Path, Path]) -> None:
+    """A run that ends before its plan does has no later steps."""
+    planned = inspect_step(write_run(tmp_path / "whole", made[1]), 1).steps
+    folder = write_run(tmp_path / "run", made[1], derived={"steps": 3})
+    assert planned > 3
+    assert inspect_step(folder, 3).steps == 3
+    assert "Step 2 of 3" in run("inspect", folder, "--step", 2)[1]
+    with pytest.raises(ConfigError, match="from 1 to 3"):
+        inspect_step(folder, 4)
+
+
+def test_rows_of_a_padded_run_are_no_packs(run: Run, tmp_path: Path, made: tuple[Path, Path]) -> None:
+    alone = PackingConfig(packing_length=8192, packing_strategy="none")
+    pack(made[0], alone, tmp_path / "alone")
+    padded = run("inspect", write_run(tmp_path / "padded", tmp_path / "alone", mode="padded"), "--step", 1)[1]
+    assert ": 5 rows, 5 samples" in padded
+    assert "pack" not in padded
+    padded_packs = write_run(tmp_path / "padded_packs", made[1], mode="padded")
+    for folder in (write_run(tmp_path / "packed", made[1]), padded_packs):
+        assert ": 5 packs" in run("inspect", folder, "--step", 1)[1]
+
+
+@pytest.mark.parametrize("options", [(), ("--pack", 0), ("--sample", "sample-7"), ("--blocked",)], ids=str)
+def test_a_run_without_a_step(run: Run, tmp_path: Path, made: tuple[Path, Path], options: tuple[Any, ...]) -> None:
+    code, _, err = run("inspect", write_run(tmp_path / "run", made[1]), *options)
+    assert code == 2
+    assert "a run" in err
+    assert "--step N" in err
+    assert str(made[1]) in err.replace("\n", "")
+    assert "no such file" not in err
+
+
 def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, Path]) -> None:
     folder = write_run(tmp_path / "run", made[1])
     for step in (0, -1, 10_000):
@@ -110,6 +142,7 @@ def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, P
     code, _, err = run("inspect", gone, "--step", 1)
     assert code == 1
     assert "the plan that the run was trained with" in err
+    assert f"packtrain train {gone / 'run.yaml'} --dry-run makes it again" in err
     assert run("inspect", folder, "--step", 1, "--pack", 0)[0] == 2
     moved = tmp_path / "moved"
     shutil.move(made[0], moved)

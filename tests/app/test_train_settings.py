@@ -134,6 +134,7 @@ class TestContradictions:
             (("train_vision=false", "train_connector=false", "train_language=false"), "every part frozen"),
             (("coord_tokens={enabled: true}",), "data.coord_tokens"),
             (("packing_strategy=bestfit",), "did you mean 'best_fit'?"),
+            (("packing_strategy=bestfit", "packing=false"), "did you mean 'best_fit'?"),
             (("balance=sortd",), "did you mean 'sorted'?"),
             (("optim=adamw_torch_fusd",), "did you mean 'adamw_torch_fused'?"),
             (("loss_weighting=tokn",), "did you mean 'token'?"),
@@ -147,6 +148,9 @@ class TestContradictions:
             (("gradient_checkpointing_kwargs={use_reentrant: true}",), "without re-entering autograd"),
             (("fp16=true", "dtype=bf16"), "training.fp16 and model.dtype bf16"),
             (("max_steps=1.5",), "a whole number of steps"),
+            (("max_steps=0",), "training.max_steps: 0 instead of a whole number of steps from 1 on"),
+            (("max_steps=-2",), "training.max_steps: -2 instead of"),
+            (("max_steps=true",), "training.max_steps: True instead of"),
             (("seed=1.5",), "a whole number from 0 on"),
             (("num_train_epochs=0",), "a number above zero"),
         ],
@@ -160,6 +164,10 @@ class TestContradictions:
             "packs_per_step=3", "effective_batch_size=8", "max_steps=3", "num_train_epochs=2", "deepspeed=x"
         )
         assert all(words in said for words in ("packs_per_step 3", "max_steps 3", "deepspeed is not installed"))
+
+    @pytest.mark.parametrize("given", ["group_by_length=true", "train_sampling_strategy=group_by_length"])
+    def test_grouping_packs_is_said_once(self, given: str) -> None:
+        assert problems(given).count("group_by_length") == 1
 
     def test_qlora_without_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config_arguments, "find_spec", lambda _: None)
@@ -249,6 +257,17 @@ class TestModel:
         assert resolved(given).model.method == method
         if given != "finetuning_type=lora" and method != "full":
             assert resolved(given, "method=lora").model.method == method
+
+    def test_settings_of_adapters_where_all_weights_learn(self) -> None:
+        """Who forgets the method is told; a switch that is off, and a config that has adapters, need no word."""
+        given = ("lora_r=8", "lora_alpha=16", "lora_dropout=0.1", "lora_target_modules=[q_proj]", "merge_adapters=true")
+        names = "lora_rank, lora_alpha, lora_dropout, lora_target_modules, merge_adapters"
+        assert any(f"model.method is full, so {names} have no effect" in note for note in resolved(*given).notes)
+        assert any("so lora_rank has no effect: set method: lora" in note for note in resolved("lora_rank=8").notes)
+        quiet = [(), ("merge_adapters=false",), ("lora_rank=null",)]
+        quiet += [(*given, how) for how in ("method=lora", "use_dora=true", "quantization_bit=4")]
+        for settings in quiet:
+            assert not any("no effect" in note for note in resolved(*settings).notes), settings
 
     def test_targets(self) -> None:
         assert resolved("lora_target_modules=all-linear").model.lora_target_modules is None

@@ -146,7 +146,6 @@ def inspect(
     from packtrain.app.inspection import plan as looking
     from packtrain.app.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
     from packtrain.plans.balance import balance_table
-    from packtrain.plans.plan import PackPlan
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
         names = "--pack, --sample, --step, --blocked"
@@ -173,7 +172,7 @@ def inspect(
         else:
             show_places(sample, places, rows, found, output)
     else:
-        found = PackPlan.load(plan) if costs is None else looking.open_plan(plan, costs)[0]
+        found = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
         balance = () if blocked else balance_table(found)
         if as_json:
             print_json(found.summary["blocked"] if blocked else plan_json(found, balance))

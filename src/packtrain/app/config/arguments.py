@@ -20,6 +20,7 @@ _DERIVED = (
 )
 _EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
 _NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
+_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
 # Arguments that would lose data or change the loss without a word: the value that cannot be, and the way out.
 _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_data_skip": (bool, "a resumed run would train its first packs again and never the last"),
@@ -63,7 +64,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], 
     }
     if training.get("optim", MULTIMODAL) != MULTIMODAL:
         found["optim"] = training["optim"]
-    notes = [*_evaluation(config, found), *_notes(config, world)]
+    notes = [*_evaluation(config, found), *_no_adapters(config), *_notes(config, world)]
     return found, tuple(notes)
 
 
@@ -76,6 +77,15 @@ def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
     if not ignored:
         return []
     return [f"there is no data.eval_path, so nothing is evaluated: {', '.join(ignored)} has no effect"]
+
+
+def _no_adapters(config: RunConfig) -> list[str]:
+    """Settings of adapters where there are none: all weights learn, and the method may have been forgotten."""
+    ignored = [name for name in _ADAPTERS if config.model.get(name, False) is not False]
+    if not ignored or model_settings(config).has_adapters:
+        return []
+    has = "has" if len(ignored) == 1 else "have"
+    return [f"model.method is full, so {', '.join(ignored)} {has} no effect: set method: lora to train adapters"]
 
 
 def _warmup(config: RunConfig) -> dict[str, Any]:
@@ -142,9 +152,6 @@ def _contradictions(config: RunConfig) -> list[str]:
     ratio = training.get("warmup_ratio")
     if ratio is not None and not 0 <= ratio < 1:
         found.append(f"training.warmup_ratio: {ratio:g} instead of a share from 0 to below 1")
-    grouped = training.get("group_by_length") or training.get("train_sampling_strategy") == "group_by_length"
-    if grouped and data.get("packing", True):
-        found.append("training.group_by_length and data.packing true: packs have no padding to save; leave it out")
     if not data.get("eval_path"):
         found += [
             f"training.{name} without data.eval_path: there is nothing to judge by"

@@ -128,9 +128,10 @@ def _common(config: RunConfig, *, packing: bool, packs: bool, evaluation: bool =
         "cache_dir": str(cache_root(config)),
     }
     names = ("dataset_type", "dataset_format", "media_root", "loss_on", "packing_length", "cache_bytes", "cache_tokens")
-    found |= {name: data[name] for name in names if name in data}
-    if packs:
-        found |= {name: data[name] for name in ("packing_strategy", "max_images_per_pack") if name in data}
+    # A strategy is checked also where nothing is packed: the same config is trained packed.
+    found |= {name: data[name] for name in (*names, "packing_strategy") if name in data}
+    if packs and "max_images_per_pack" in data:
+        found["max_images_per_pack"] = data["max_images_per_pack"]
     if evaluation:
         found.pop("dataset_format", None)  # it is recognised, and may be another
     return found

@@ -98,7 +98,7 @@ KINDS: Mapping[str, str] = {
             *("save_steps", "save_delay_steps", "logging_steps", "num_train_epochs", "packing_min_fill_ratio", "seed"),
             *("lora_alpha", "lora_dropout", "early_stopping_threshold", "max_failure_rate"),
         ),
-        "a number",
+        "a number of at least 0",
     ),
     **dict.fromkeys(
         (

@@ -246,7 +246,7 @@ def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if name not in PROCESSOR_KEYS:
             hint = nearest(str(name)[:100], PROCESSOR_KEYS)
             found.append(f"data.processor_config.{_short(str(name))}: unknown key. {hint}".rstrip())
-        elif value is not None and not (_is("a number", value) and value > 0):
+        elif value is not None and not (_is("a number of at least 0", value) and value > 0):
             found.append(f"data.processor_config.{name}: {_brief(value)} instead of a number above zero")
     return found
 

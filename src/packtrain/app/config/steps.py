@@ -11,6 +11,7 @@ from packtrain.core.errors import ConfigError, nearest
 
 ROWS = 2  # samples of a padded batch where nothing is said, as plans for padded runs assume
 _UNITS = ("samples", "packs")
+_NOT_SET = -1  # max_steps, as the trainer of transformers says it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +64,10 @@ class RunLength:
 def run_length(config: RunConfig) -> RunLength:
     """From max_steps or num_train_epochs; one epoch where neither is said."""
     steps, epochs = config.training.get("max_steps"), config.training.get("num_train_epochs")
-    if isinstance(steps, bool) or not isinstance(steps, int | None):
-        raise ConfigError("training.max_steps", got=repr(steps), expected="a whole number of steps")
+    whole = isinstance(steps, int) and not isinstance(steps, bool)
+    if steps is not None and not (whole and (steps > 0 or steps == _NOT_SET)):
+        expected = f"a whole number of steps from 1 on, or {_NOT_SET} to count epochs"
+        raise ConfigError("training.max_steps", got=repr(steps), expected=expected)
     if steps is not None and steps > 0:
         if epochs is not None:
             got = f"max_steps {steps} and num_train_epochs {epochs:g}"

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.costs.table import COSTS, CostTable
-from packtrain.plans.plan import PackPlan
+from packtrain.plans.plan import PLAN, PackPlan
+from packtrain.reports.run_read import RUN, read_run
 
 _SHOWN = ("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "patches", "supervised_tokens")
 
@@ -44,9 +45,22 @@ class Place:
     whole: bool  # neither truncated nor split
 
 
+def load_plan(folder: str | Path) -> PackPlan:
+    """A plan; the folder of a run is refused with the way to its steps."""
+    if (Path(folder) / RUN).exists() and not (Path(folder) / PLAN).exists():
+        plan = read_run(folder).about.plan
+        raise ConfigError(
+            str(folder),
+            got="a run",
+            expected="a plan, or --step N beside it: which step of the run",
+            fix=f"add --step N, or name the run's plan: {plan}" if plan else "add --step N",
+        )
+    return PackPlan.load(folder)
+
+
 def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
     """A plan and the cost table it was made from; a table that has changed since is refused."""
-    found = PackPlan.load(plan)
+    found = load_plan(plan)
     folder = Path(costs) if costs is not None else Path(found.summary["cost_table"])
     try:
         table = CostTable.load(folder)

@@ -14,7 +14,7 @@ from packtrain.app.inspection.plan import PackedSample, open_plan, pack_samples
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.costs.table import CostTable
 from packtrain.plans.schedule import EMPTY, Balance, Schedule
-from packtrain.reports.run_read import RUN, read_run
+from packtrain.reports.run_read import CONFIG, RUN, read_run
 from packtrain.reports.run_values import Run
 
 
@@ -45,9 +45,10 @@ class StepSeen:
     """One optimizer step of a run."""
 
     step: int  # counted from 1, over the whole run
-    steps: int  # that the schedule has
+    steps: int  # of the run, which may end before its plan does
     epoch: int
     packing_length: int
+    unit: str  # what is dealt out: "pack", or "row" where a padded run has each sample by itself
     world: int
     packs: tuple[StepPack, ...]  # by micro-step and rank; those that are empty are left out
     logged: Mapping[str, float]  # what metrics.jsonl says of it; empty when it has not been trained
@@ -58,11 +59,12 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     """The samples of a step, from the run's plan and the cost table it was made from; the data are not needed."""
     found = read_run(run)
     schedule, table = _schedule(found, costs)
-    steps = schedule.num_steps()
+    steps = _steps(found, schedule)
     if not 1 <= step <= steps:
         raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
     before = schedule.state_after(step - 1)
     world, rows = found.about.world, found.about.rows_per_batch
+    strategy = schedule.plan.config.packing_strategy
     number = before.next_pack // schedule.packs_per_step
     placed = schedule.micro_steps(before.epoch, number, world, rows_per_batch=rows)
     packs = tuple(
@@ -79,6 +81,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         steps=steps,
         epoch=before.epoch,
         packing_length=schedule.plan.config.packing_length,
+        unit="row" if found.about.mode == "padded" and strategy == "none" else "pack",
         world=world,
         packs=packs,
         logged=_logged(found, step),
@@ -102,11 +105,17 @@ def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:
             str(plan),
             got="no such folder",
             expected="the plan that the run was trained with",
-            fix=f"the run's own command makes it again; {run.folder / RUN} names the folder",
+            fix=f"packtrain train {run.folder / CONFIG} --dry-run makes it again",
         )
     found, table = open_plan(plan, costs)
     balance: Balance = about.balance  # type: ignore[assignment]
     return Schedule(found, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
+
+
+def _steps(run: Run, schedule: Schedule) -> int:
+    """Steps of the run: what was derived before training, or all of the plan's where run.json does not say."""
+    planned, derived = schedule.num_steps(), run.about.derived.get("steps")
+    return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
 
 
 def _logged(run: Run, step: int) -> dict[str, float]:

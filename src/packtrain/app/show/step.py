@@ -38,14 +38,14 @@ def step_json(seen: StepSeen) -> dict[str, Any]:
 def show_step(seen: StepSeen, console: Console) -> None:
     """A step for people."""
     samples = sum(len(pack.samples) for pack in seen.packs)
-    title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {plural(len(seen.packs), 'pack')}"
+    title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {plural(len(seen.packs), seen.unit)}"
     title += f", {plural(samples, 'sample')}, {sum(pack.tokens for pack in seen.packs):,} tokens"
     several = len({sample.source for pack in seen.packs for sample in pack.samples}) > 1
     table = Table(title=title, title_justify="left")
     for name in (
         "micro-step",
         "rank",
-        "pack",
+        seen.unit,
         "sample",
         "tokens",
         "images",
