@@ -171,6 +171,9 @@ def test_what_is_refused_leaves_the_run_as_it_is(run: Run, ended: Path, tmp_path
 def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(run: Run, tmp_path: Path) -> None:
     config = write_config(tmp_path, max_steps=1, save_strategy="no", quick_check=False)
     assert run("train", config)[0] == 0
+    facts = tmp_path / "out" / "run.json"
+    ended = json.loads(facts.read_text())
+    facts.write_text(json.dumps({**ended, "outcome": {**ended["outcome"], "status": "failed"}}))
     code, out, err = run("train", config, "model.method=lora", "--resume", "--json")
     assert code == 0, err
     assert any("begins anew" in note for note in json.loads(out)["notes"])

@@ -100,7 +100,7 @@ def _resolved(
     if not before.holds_run:
         return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins anew"))
     facts = before.facts()
-    if not _has_checkpoint(run.folder):  # it begins anew, with whatever settings
+    if not _has_checkpoint(run.folder):  # it begins anew, with whatever settings, where there is nothing to lose
         if facts.get("outcome", {}).get("status") == "complete":
             raise ConfigError(
                 str(run.folder),
@@ -121,9 +121,13 @@ def _resolved(
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    from packtrain.training.checkpoints import find_latest
+    """Is there one to go on from? Where all of them are broken, that is an error."""
+    from packtrain.training.checkpoints import find_latest, refuse_broken
 
-    return find_latest(folder) is not None
+    if find_latest(folder) is not None:
+        return True
+    refuse_broken(folder)
+    return False
 
 
 def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:

@@ -67,7 +67,7 @@ class Session:
 
         from packtrain.models.frozen import frozen_state
         from packtrain.training.agreement import said_by_all
-        from packtrain.training.checkpoints import find_latest, refuse_broken
+        from packtrain.training.checkpoints import find_latest
         from packtrain.training.ready import ready_model, training_device, weights_dtype
 
         run = prepared.run
@@ -100,7 +100,6 @@ class Session:
         if checkpoint is not None:
             notes = (*notes, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
-            refuse_broken(run.folder)
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
         predicted = expected(prepared, machine)
         ready = Ready(
