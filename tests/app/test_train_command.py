@@ -225,6 +225,18 @@ class TestRun:
         assert (out / "metrics.jsonl").read_bytes() == metrics, "what was trained is not trained again over it"
 
     @pytest.mark.full
+    def test_stopped_early_it_says_so_and_is_not_trained_on(self, run: Run, config: Path, tmp_path: Path) -> None:
+        held_out = write_chats(tmp_path / "eval.jsonl", 8)
+        given = (f"data.eval_path={held_out}", "training.eval_steps=1", "training.max_steps=5")
+        stops = ("training.early_stopping_patience=1", "training.early_stopping_threshold=100")
+        for again in ((), ("--resume",)):
+            code, out, err = run("train", config, *given, *stops, *again)
+            assert code == 0, err
+            assert "complete (early stopping: no better in 1 evaluation): step 2 of 5" in " ".join(out.split())
+            assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2]
+        assert (tmp_path / "out" / "checkpoint-2").is_dir()
+
+    @pytest.mark.full
     def test_a_trial(self, run: Run, config: Path, tmp_path: Path) -> None:
         code, out, err = run("train", config, "training.max_steps=1", "--max-samples", 10, "--json")
         assert code == 0, err

@@ -177,8 +177,9 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
         return
     loss = f", loss {ended.loss:.4f}" if ended.loss is not None else ""
     evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
+    why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
     console.print(
-        f"[bold]{ended.status}[/]: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
+        f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
         f"{ended.samples_seen:,} samples in {duration(ended.seconds)}",
         soft_wrap=True,
     )

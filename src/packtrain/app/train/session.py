@@ -310,8 +310,9 @@ def _ended(trainer: PackedTrainer) -> tuple[str, str]:
     """How a run came to its end, and why before its last step."""
     if trainer.interrupted:
         return "interrupted", trainer.interrupted
-    if trainer.state.global_step < trainer.state.max_steps:
-        return "complete", f"early stopping: nothing better in {trainer.settings.early_stopping_patience} evaluations"
+    patience, state = trainer.settings.early_stopping_patience, trainer.state
+    if patience is not None and state.global_step < state.max_steps:
+        return "complete", f"early stopping: no better in {patience} evaluation{'s' if patience > 1 else ''}"
     return "complete", ""
 
 
