@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from transformers import TrainingArguments
 
 from packtrain.app.train.check_arguments import check_arguments
 from packtrain.core.errors import ConfigError
+
+pytestmark = pytest.mark.contract
+needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 
 
 def arguments(tmp_path: Path, **given: object) -> TrainingArguments:
@@ -36,7 +40,7 @@ def test_what_a_trainer_would_trip_over_is_said(tmp_path: Path, given: dict[str,
     "given",
     [
         {},
-        {"report_to": ["tensorboard"]},
+        pytest.param({"report_to": ["tensorboard"]}, marks=needs_tensorboard),
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
         {"optim": "adamw_torch", "optim_args": "fused=False"},
