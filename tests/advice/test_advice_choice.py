@@ -191,6 +191,7 @@ def test_a_baseline_that_contradicts_itself_is_refused() -> None:
         Baseline(learning_rate=2.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("setup", "gpu"),
     [

@@ -208,6 +208,7 @@ def test_other_templates_are_known_by_no_date(home: Path, day: Clock) -> None:
 # ---- wherever it is rendered
 
 
+@pytest.mark.full
 def test_processes_render_the_date_of_the_run(home: Path) -> None:
     """They have clocks of their own, which nobody has set."""
     dataset = MultiModalDataset(

@@ -145,6 +145,7 @@ def test_all_reach_the_same_weights(example: Example, name: str, tmp_path: Path)
     assert difference(found, plain) < 1e-5
 
 
+@pytest.mark.full
 @contract
 def test_the_loss_falls(example: Example) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", example("plain_loop").printed)]

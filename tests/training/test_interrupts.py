@@ -31,7 +31,7 @@ class Signal(TrainerCallback):
             self.step = 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_nothing_had_been(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -217,7 +217,10 @@ def test_no_step_is_begun_when_the_evaluation_before_it_is_cut_short_too(tmp_pat
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize(("packs", "cut"), [(1, True), (3, True), (3, False)])
+@pytest.mark.parametrize(
+    ("packs", "cut"),
+    [(1, True), *(pytest.param(3, cut, marks=pytest.mark.full) for cut in (True, False))],
+)
 def test_nor_when_it_is_the_one_that_ends_the_run(tmp_path: Path, packs: int, cut: bool) -> None:
     """Whether the signal came in the evaluation or in the step before it."""
     data, parts, options = dataset(packs_per_step=packs), {**held_out(), "step": NO_GAIN}, {**BY_STEPS, "max_steps": 6}
