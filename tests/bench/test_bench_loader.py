@@ -196,7 +196,6 @@ def test_worker_counts_are_checked() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.contract
 def test_the_command_runs_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path))
     monkeypatch.setattr(loader_start, "ROUNDS", 1)

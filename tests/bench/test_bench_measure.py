@@ -16,7 +16,6 @@ from packtrain.bench.memory import tree_pss
 
 
 @pytest.mark.full
-@pytest.mark.contract
 def test_benchmark_runs_and_shows_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path))
     result = bench_measure(records=60, workers=1, memory_sizes=[200], model="tiny:qwen2_5_vl")
