@@ -107,7 +107,7 @@ def test_one_of_several_is_killed_while_it_fetches(tmp_path: Path, paths: list[P
 def test_all_are_killed_in_the_middle(tmp_path: Path, paths: list[Path]) -> None:
     folder = tmp_path / "cache"
     for path in paths:
-        checks.behave(path, latency=0.01)
+        checks.behave(path, latency=0.2)  # a fetch lasts longer than killing takes
     processes = churners(folder, paths, 1000)
     checks.wait_until(lambda: folder.exists() and len(checks.stored(folder, ".part")) > 1, "several fetches")
     for process in processes:
