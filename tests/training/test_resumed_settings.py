@@ -169,3 +169,12 @@ def test_groups_of_other_parts_are_refused() -> None:
     schedules = [LambdaLR(one, lambda _: 1.0) for one in (first, again)]
     with pytest.raises(ArtifactError, match=r"(?s)groups vision, language.*language, vision"):
         load(again, schedules[1], (first.state_dict(), schedules[0].state_dict()))
+
+
+def test_states_of_other_parameters_are_an_error_that_says_so(tmp_path: Path) -> None:
+    trainer_of(dataset(), tmp_path, model_of(), max_steps=1).train()
+    fewer = model_of()
+    next(iter(fewer.parameters())).requires_grad_(False)
+    other = trainer_of(dataset(), tmp_path / "other", fewer, max_steps=2)
+    with pytest.raises(ArtifactError, match="of other parameters"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))

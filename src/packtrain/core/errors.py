@@ -63,3 +63,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """A "did you mean" hint for an unknown name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error of another library and what it is about."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"

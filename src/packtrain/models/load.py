@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from packtrain.core import places
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.models.parts import decoder_layers
-from packtrain.models.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained, in_one_line
+from packtrain.models.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained
 from packtrain.models.tiny import PREFIX, build_model, resolve
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from packtrain.core.errors import in_one_line
+
 ADAPTER_CONFIG = "adapter_config.json"  # of peft: its folder has adapters
 
 
@@ -25,11 +27,6 @@ def from_pretrained(loader: Any, source: str, *, unused: bool, **options: Any) -
     if wrong:
         raise WeightsError("; ".join(in_words(kind, sorted(map(str, names))) for kind, names in wrong.items()))
     return model
-
-
-def in_one_line(error: Exception) -> str:
-    """An error of transformers and what it is about."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"
 
 
 def in_words(kind: str, names: list[str]) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from packtrain.core.errors import ArtifactError
-from packtrain.models.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained, in_one_line, in_words
+from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.models.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained, in_words
 
 _ADAPTERS = "adapter_model.safetensors"
 _MAIN_ADAPTER = "default"  # peft saves others in folders of their names

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.models.tiny_parts import Id, TinySpec, VocabularySize
 from packtrain.models.tiny_specs import TINY
 from packtrain.models.tiny_templates import chat_template
@@ -182,7 +182,7 @@ def _download(name: str) -> Path:
     except Exception as error:  # the hub client raises its own, its HTTP library's and the system's errors
         raise ConfigError(
             f"model {name!r}",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}",
+            got=in_one_line(error),
             expected="a model on the Hugging Face hub that can be reached, or is in its local cache",
             fix=f"name a local model folder, use a tiny model ({PREFIX}qwen3_vl), or check name, network and access",
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, in_one_line
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -30,8 +30,9 @@ def _try(name: str, given: str, make: Callable[[TrainingArguments], object], arg
     try:
         make(args)
     except Exception as error:  # each of them checks in its own way
-        got = f"{given}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"
-        raise ConfigError(name, got=got, expected="values that transformers can train with") from error
+        raise ConfigError(
+            name, got=f"{given}: {in_one_line(error)}", expected="values that transformers can train with"
+        ) from error
 
 
 def _loggers(args: TrainingArguments) -> None:

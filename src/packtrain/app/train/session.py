@@ -15,7 +15,7 @@ from packtrain.app.train.expected import Machine, expected, heaviest, machine_of
 from packtrain.app.train.same_data import check_frozen, check_plan, check_resumed, check_same_data, other_evaluation
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import LEDGER as MEASURED
 from packtrain.models.tiny import resolve
@@ -149,7 +149,7 @@ class Session:
                     trainer.train(resume_from_checkpoint=self.checkpoint.path if self.checkpoint is not None else None)
                 status, detail = _ended(trainer)
             except BaseException as error:
-                detail = f"{type(error).__name__}: {error}".splitlines()[0]
+                detail = in_one_line(error)
                 self._finish(folder, self._outcome("failed", detail, trainer, watch, started))
                 raise
         outcome = self._outcome(status, detail, trainer, watch, started)
@@ -337,8 +337,7 @@ def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingA
     try:
         return TrainingArguments(**own)
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ConfigError("training", got=got, expected="arguments that transformers accepts") from error
+        raise ConfigError("training", got=in_one_line(error), expected="arguments that transformers accepts") from error
 
 
 def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
