@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from packtrain.core.errors import ConfigError
 from packtrain.estimates.weights import part_of
 from packtrain.models.adapters import decoder_matrices, describe_trainable, set_trainable
 from packtrain.models.empty_media import add_empty_media_hook
+from packtrain.models.four_bits import keep_four_bits
 from packtrain.models.load import load_model
 from packtrain.models.parts import PARTS, decoder_layers, model_parts, part_of_weight
 from packtrain.models.prepare import prepare_model
+from packtrain.models.quiet import quiet_libraries
 from packtrain.models.settings import ModelSettings
 from packtrain.models.vision_batches import checkpoint_parts, split_vision
 
@@ -265,6 +268,44 @@ def test_a_pattern_names_layers_by_module() -> None:
 
 
 # ---- in 4 bits
+
+
+def test_a_kernel_that_is_not_used_is_not_asked_for_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_libraries()
+    logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")
+    assert not caplog.records
+
+
+def test_four_bits_are_not_rounded_for_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = pytest.importorskip("bitsandbytes.nn.modules")
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: True)  # whatever this CPU has
+    convert, converted = modules._convert_weight_packed_for_cpu, []
+    monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", lambda *given: converted.append(convert(*given)))
+    batch = batch_of("llama")
+
+    def gradients(*, evaluated: bool) -> list[Tensor]:
+        model = load_model("tiny:llama", cache_dir=tmp_path, quantize=True, seed=3)
+        torch.manual_seed(0)
+        model = set_trainable(model, settings(method="qlora"))
+        if evaluated:
+            with torch.no_grad():
+                loss_of(model.eval(), batch)
+        loss_of(model.train(), batch).backward()
+        return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    wanted, found = gradients(evaluated=False), gradients(evaluated=True)
+    assert wanted
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+    assert not converted
+    theirs = load_model("tiny:llama", cache_dir=tmp_path, quantize=True)
+    layer = next(module for module in theirs.modules() if isinstance(module, modules.Linear4bit))
+    layer.support_avx512bf16_for_cpu = True  # as a model is that was loaded by transformers
+    with torch.no_grad(), pytest.raises(TypeError):
+        layer.eval()(torch.ones(1, layer.in_features))
+    assert converted, "without our word it is rounded"
+    for refused in (prepare_model, keep_four_bits):
+        with pytest.raises(ConfigError, match="rounded for inference"):
+            refused(theirs)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_vl"])

@@ -12,6 +12,7 @@ from packtrain.core.places import cache_dir
 from packtrain.costs.request import Request
 from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import LossOn
+from packtrain.models.quiet import quiet_libraries
 from packtrain.models.tiny import PREFIX, build_model, resolve
 from packtrain.packs.tokenizer import finished_tokenizer
 from packtrain.proofs.shapes import SHAPES, shaped_folder
@@ -111,10 +112,10 @@ def _check(model: str, shape: str, samples: int) -> None:
 def _place(device: str | None, dtype: str | None) -> _Place:
     try:
         import torch
-        from transformers.utils import logging
+
+        quiet_libraries()
     except ImportError as error:
         raise ConfigError("packtrain verify", got=str(error), fix="pip install 'packtrain[train]'") from error
-    logging.set_verbosity_error()
     if device is not None and device.split(":")[0] not in DEVICES:
         raise ConfigError("device", got=device, expected=", ".join(DEVICES), fix=nearest(device, DEVICES))
     if dtype is not None and dtype not in DTYPES:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from packtrain.core.artifacts import sync
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.models.four_bits import keep_four_bits
 from packtrain.models.parts import transformers_model
 
 # Files of a model's folder that say how its inputs are made.
@@ -46,6 +47,7 @@ def save_final(
     the folder of the model that training started from. `state_dict` holds whole weights by the names of `model`, where
     its own are sharded. Only one process may call this.
     """
+    keep_four_bits(model)
     adapted = _adapted(model)
     if merge_adapters and state_dict is not None and _is_quantized(model):
         raise ConfigError(

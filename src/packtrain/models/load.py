@@ -15,6 +15,7 @@ from torch import nn
 
 from packtrain.core import places
 from packtrain.core.errors import ConfigError, in_one_line
+from packtrain.models.four_bits import keep_four_bits
 from packtrain.models.parts import decoder_layers
 from packtrain.models.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained
 from packtrain.models.tiny import PREFIX, build_model, resolve
@@ -66,6 +67,7 @@ def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool)
         ) from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise _with_adapters(name)
+    keep_four_bits(model)
     return model.eval()
 
 

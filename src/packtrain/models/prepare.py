@@ -10,6 +10,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.families.contracts import contract_for
 from packtrain.models.attention import set_attention
 from packtrain.models.empty_media import add_empty_media_hook
+from packtrain.models.four_bits import keep_four_bits
 
 
 def prepare_model(
@@ -33,6 +34,7 @@ def prepare_model(
             expected="an adapter that leaves the inputs of the model alone",
             fix="use LoRA, or another adapter of the model's weights",
         )
+    keep_four_bits(model)
     contract = contract_for(model.config.to_dict())
     used = set_attention(model, attention, contract, device=device, dtype=dtype)
     add_empty_media_hook(model, contract)

@@ -29,6 +29,7 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.families.contracts import contract_for
 from packtrain.models.adapters import keep_adapter_precision
 from packtrain.models.empty_media import add_empty_media_hook
+from packtrain.models.four_bits import keep_four_bits
 from packtrain.models.parts import model_parts
 from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.proofs.values import Verdict
@@ -136,6 +137,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
     def _prepare(self, model: Any) -> None:
         """What of the step settings is a matter of the model."""
         keep_adapter_precision(model)
+        keep_four_bits(model)
         if hasattr(model, "config") and hasattr(model.config, "to_dict"):
             parts = model_parts(model)
             if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):

@@ -24,6 +24,7 @@ from packtrain.estimates.calibration import (
     save_calibration,
 )
 from packtrain.estimates.gpus import Gpu, find_gpu
+from packtrain.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from packtrain.training.trial import Trial
@@ -192,10 +193,10 @@ class _Place:
             raise ConfigError("device", got=device, expected=", ".join(DEVICES), fix=nearest(device, DEVICES))
         try:
             import torch
-            from transformers.utils import logging
+
+            quiet_libraries()
         except ImportError as error:
             raise ConfigError("packtrain calibrate", got=str(error), fix="pip install 'packtrain[train]'") from error
-        logging.set_verbosity_error()
         if device is not None and device.startswith("cpu"):
             return cls(gpu=CPU, torch_device=torch.device("cpu"), name="cpu")
         if not torch.cuda.is_available():

@@ -21,6 +21,7 @@ from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
+from packtrain.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,5 +159,5 @@ def _require_packages() -> None:
         raise ConfigError("packtrain train", got=got, fix="pip install 'packtrain[train]'")
     from transformers.utils import logging
 
-    logging.set_verbosity_error()
+    quiet_libraries()
     logging.disable_progress_bar()
