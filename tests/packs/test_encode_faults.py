@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +238,89 @@ def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
         image = decode_image(MediaStore(str(tmp_path)), medium(name).ref)
         assert image.mode == "RGB"
         assert (image.getpixel((0, 0)), image.getpixel((3, 3))) == ((255, 255, 255), (0, 0, 0)), name
+
+
+RAMP = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+COLOURS = np.stack([RAMP, RAMP.T, RAMP[::-1]], -1)
+
+
+def deep_png(values: Any, colour: int, clear: bytes = b"") -> bytes:
+    """A 16-bit PNG; Pillow cannot write those in colour."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, colour, 0, 0, 0))
+    shown = (chunk(b"tRNS", clear) if clear else b"") + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + shown
+
+
+def deep_tiff(values: Any, photometric: int = 1, *, planar: bool = False, order: str = "<") -> bytes:
+    """An uncompressed 16-bit TIFF."""
+    channels = 1 if values.ndim == 2 else values.shape[2]
+    data = (np.moveaxis(values, -1, 0) if planar else values).astype(order + "u2").tobytes()
+    strips = channels if planar else 1
+    table: dict[int, list[int]] = {256: [values.shape[1]], 257: [values.shape[0]], 258: [16] * channels, 259: [1]}
+    table |= {262: [photometric], 273: [8 + at * len(data) // strips for at in range(strips)], 277: [channels]}
+    table |= {278: [values.shape[0]], 279: [len(data) // strips] * strips, 284: [1 + planar]}
+    start = 8 + len(data)
+    out, behind = struct.pack(order + "H", len(table)), b""
+    for tag, numbers in table.items():
+        field = struct.pack(f"{order}{len(numbers)}I", *numbers)
+        if len(numbers) > 1:
+            field, behind = struct.pack(order + "I", start + 6 + 12 * len(table) + len(behind)), behind + field
+        out += struct.pack(order + "HHI", tag, 4, len(numbers)) + field
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    return magic + struct.pack(order + "I", start) + data + out + bytes(4) + behind
+
+
+def written(image: Image.Image, format: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format)
+    return file.getvalue()
+
+
+# name -> the file, and the 8-bit values that belong to it
+DEEP: dict[str, tuple[bytes, Any]] = {
+    "grey png": (deep_png(RAMP, 0), np.round(RAMP / 257)),
+    "grey png, white is clear": (deep_png(RAMP, 0, b"\xff\xff"), np.round(RAMP / 257)),
+    "grey png, black is clear": (deep_png(RAMP, 0, b"\0\0"), np.where(RAMP == 0, 255, np.round(RAMP / 257))),
+    "colour png": (deep_png(COLOURS, 2), COLOURS >> 8),
+    "opaque png": (deep_png(np.dstack([COLOURS, np.full_like(RAMP, 65535)]), 6), COLOURS >> 8),
+    "clear png": (deep_png(np.dstack([COLOURS, np.zeros_like(RAMP)]), 6), np.full((8, 8), 255)),
+    "grey tiff": (deep_tiff(RAMP), np.round(RAMP / 257)),
+    "grey tiff, other order": (deep_tiff(RAMP, order=">"), np.round(RAMP / 257)),
+    "grey tiff, white is zero": (deep_tiff(RAMP, 0), 255 - np.round(RAMP / 257)),
+    "colour tiff": (deep_tiff(COLOURS, 2), COLOURS >> 8),
+}
+NO_EIGHT_BITS: dict[str, bytes] = {
+    "float tiff": written(Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)), "TIFF"),
+    "32-bit tiff": written(Image.fromarray(np.arange(64, dtype=np.int32).reshape(8, 8) * 10**7), "TIFF"),
+    "12 bits in a 16-bit png": deep_png(RAMP // 16, 0),
+    "12 bits in a 16-bit colour png": deep_png(COLOURS // 16, 2),
+    "planar tiff": deep_tiff(COLOURS, 2, planar=True),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_images_are_scaled_to_eight_bits(name: str) -> None:
+    data, expected = DEEP[name]
+    ref = MediaRef(name="deep", data=data)
+    shown = np.asarray(decode_image(MediaStore("/"), ref)).astype(int)
+    assert shown.shape == (8, 8, 3)
+    np.testing.assert_array_equal(shown, expected if expected.ndim == 3 else np.dstack([expected] * 3))
+    assert MediaStore("/").header("image", ref).width == 8
+
+
+@pytest.mark.parametrize("name", NO_EIGHT_BITS)
+def test_images_without_an_8_bit_form_are_refused_when_measured_and_when_decoded(name: str) -> None:
+    ref = MediaRef(name="deep", data=NO_EIGHT_BITS[name])
+    with pytest.raises(RecordError, match="no 8-bit form") as decoding:
+        decode_image(MediaStore("/"), ref)
+    with pytest.raises(RecordError, match="no 8-bit form") as measuring:
+        MediaStore("/").header("image", ref)
+    assert (decoding.value.stage, measuring.value.stage) == ("decode", "media")
 
 
 @pytest.mark.contract

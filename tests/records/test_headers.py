@@ -24,6 +24,7 @@ from PIL import Image, ImageFile, ImageOps, PngImagePlugin, TiffImagePlugin, Web
 import packtrain
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaRef
+from packtrain.records.colour import decoded_rgb
 from packtrain.records.media import MediaStore
 
 STORE = MediaStore("/")
@@ -52,7 +53,7 @@ def decoded(data: bytes) -> tuple[int, int] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB").size
+            return decoded_rgb(Image.open(io.BytesIO(data))).size
     except Exception:
         return None
 
@@ -104,7 +105,6 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "png": lambda: encode("PNG"),
     "png palette": lambda: encode("PNG", picture("P")),
     "png alpha": lambda: encode("PNG", picture("RGBA")),
-    "png 16 bit": lambda: encode("PNG", picture("L").convert("I;16")),
     "png icc": lambda: encode("PNG", icc_profile=b"p" * 5000),
     "webp": lambda: encode("WEBP"),
     "webp lossless": lambda: encode("WEBP", lossless=True),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaRef
+from packtrain.records.colour import decoded_rgb, in_colour
 from packtrain.records.image_header import IMAGE_FORMATS
 from packtrain.records.media import MediaStore
 from packtrain.records.video_header import FORMATS
@@ -55,21 +56,11 @@ def decode_image(store: MediaStore, ref: MediaRef) -> Image.Image:
     """One image, EXIF orientation applied, in RGB, transparency on white."""
     with _faults("image cannot be decoded", ref), store.open(ref) as stream:
         # Pillow knows more: it would hand PostScript, whatever the file is called, to an interpreter.
-        image: Image.Image = Image.open(stream, formats=IMAGE_FORMATS)
+        image = Image.open(stream, formats=IMAGE_FORMATS)
         if image.width * image.height > store.max_image_pixels:
             size = f"{image.width}x{image.height}"
             raise RecordError("decode", "image too large", f"{size}, the limit is {store.max_image_pixels} pixels")
-        ImageOps.exif_transpose(image, in_place=True)
-        image.load()  # before the stream is closed
-        return in_colour(image)
-
-
-def in_colour(image: Image.Image) -> Image.Image:
-    """The image in RGB. What is transparent becomes white: the colour stored there is often black, as is the text."""
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+        return decoded_rgb(image)
 
 
 def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> np.ndarray[Any, Any]:

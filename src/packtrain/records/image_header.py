@@ -1,8 +1,9 @@
 """Image bytes -> upright width and height, from headers alone, for exactly the images that can be decoded later.
 
-"Later" is what the training pipeline does: Pillow opens the file, `ImageOps.exif_transpose` turns it upright, and it is
-converted to RGB. Plain JPEG and WebP files are measured by a short walk over their markers. Everything with metadata
-goes through Pillow's lazy open. Where a cheap look cannot tell whether a file is complete, one real decode decides.
+"Later" is what the training pipeline does: Pillow opens the file, and `decoded_rgb` turns it upright and makes it RGB.
+Plain JPEG and WebP files are measured by a short walk over their markers. Everything with metadata goes through
+Pillow's lazy open. Where a cheap look cannot tell whether a file is complete, or whether values of more than eight bits
+have a form in eight, one real decode decides.
 
 What no header shows: damage in the middle of compressed data. JPEG decodes it anyway; other formats fail later.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader
+from packtrain.records.colour import decoded_rgb, is_deep
 from packtrain.records.stretch import Stretch
 
 if TYPE_CHECKING:
@@ -185,11 +187,11 @@ def _careful_size(stretch: Stretch, kind: str, jpeg_scan: int | None, max_pixels
                 complete = jpeg_scan is not None and _jpeg_ends(stretch, jpeg_scan)
             else:
                 complete = _COMPLETE[kind](image, stretch)
-            if not complete or not _converts_to_rgb(image.mode):
-                return _decoded_size(image)
+            if not complete or is_deep(image) or not _converts_to_rgb(image.mode):
+                return decoded_rgb(image).size
             return _upright_size(image)
-    except RecordError:
-        raise
+    except RecordError as error:
+        raise RecordError("media", error.reason, error.detail) from None
     except Exception as error:  # Pillow raises nearly everything on hostile bytes
         if type(error).__name__ == "DecompressionBombError":
             raise RecordError("media", "image too large", str(error)[:200]) from None
@@ -222,13 +224,6 @@ def _converts_to_rgb(mode: str) -> bool:
     except (ValueError, KeyError):
         return False
     return True
-
-
-def _decoded_size(image: ImageFile) -> tuple[int, int]:
-    """What the training pipeline would make of it, done for real."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image).convert("RGB").size
 
 
 def _upright_size(image: ImageFile) -> tuple[int, int]:
