@@ -1,61 +1,128 @@
-"""Models whose rotary frequencies follow the longest sample of a row: a long sample must not stand beside others."""
+"""Models whose positions follow the longest of a row: neither a long neighbour nor padding may change a sample."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from packtrain import DatasetConfig, MultiModalDataset
-from packtrain.batches.collate import PackCollator
+from packtrain.batches.collate import ConstantShapes, PackCollator
 from packtrain.core.errors import DataError
 from packtrain.families.contracts import BatchContract, contract_for
+from packtrain.models.attention import set_attention
 from packtrain.models.tiny import write
 from packtrain.packs.made_up import made_sample
 from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 
 ORIGINAL = 32
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
+SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **HEADS}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [4.0, 5.0, 6.0, 7.0],
+}
+MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
+MODELS: dict[str, dict[str, Any]] = {
+    "longrope": {
+        "model_type": "phi3",
+        "rope_parameters": LONGROPE,
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": ORIGINAL,
+        "pad_token_id": 0,
+    },
+    "dynamic": {"model_type": "llama", "rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL},
+    "learned": {"model_type": "gpt2", "n_positions": ORIGINAL, "attn_pdrop": 0.0},
+    "plain": {"model_type": "llama"},
+    "windows": {
+        "model_type": "gemma3_text",
+        "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+    },
+    "mrope": {"model_type": "qwen2_5_vl_text", "rope_parameters": MROPE},
+}
 
 
-def sample(name: str, tokens: int) -> EncodedSample:
-    return made_sample(name, (torch.arange(tokens) * 7 + len(name)) % 90, supervised=tokens - 1)
+def sample(name: str, tokens: int, position_rows: int = 1) -> EncodedSample:
+    ids = (torch.arange(tokens) * 7 + len(name)) % 90
+    return made_sample(name, ids, supervised=tokens - 1, position_rows=position_rows)
 
 
-def logits(model: Any, contract: BatchContract, *samples: EncodedSample) -> torch.Tensor:
-    batch = dict(PackCollator(contract, pad_id=0)([PackedRow(key=PackKey(0, 0), samples=samples)]))
+def made(**config: Any) -> Any:
+    torch.manual_seed(0)
+    whole = AutoConfig.for_model(**{**SIZES, "initializer_range": 0.1, **config})
+    if config["model_type"] == "qwen2_5_vl_text":
+        from transformers import Qwen2_5_VLTextModel
+
+        return Qwen2_5_VLTextModel(whole).eval()
+    return AutoModelForCausalLM.from_config(whole).eval()
+
+
+def outputs(model: Any, contract: BatchContract, *samples: EncodedSample, **shapes: Any) -> torch.Tensor:
+    batch = dict(PackCollator(contract, pad_id=0, **shapes)([PackedRow(key=PackKey(0, 0), samples=samples)]))
     del batch["labels"]
     with torch.no_grad():
-        return model(**batch).logits[0]
+        return model(**batch)[0][0]
 
 
 def test_a_long_neighbour_is_refused_because_it_would_change_the_others() -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=90,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=ORIGINAL,
-        rope_parameters=DYNAMIC,
-        initializer_range=0.1,
-    )
-    model = LlamaForCausalLM(config).eval()
-    contract = contract_for(config.to_dict())
+    model = made(**MODELS["dynamic"])
+    contract = contract_for(model.config.to_dict())
     assert contract.longest_together == ORIGINAL
     short, other, long = sample("short", 12), sample("other", 20), sample("long", ORIGINAL + 8)
-    alone = logits(model, contract, short)
-    assert (logits(model, contract, short, other)[:12] - alone).abs().max() < 1e-5
+    alone = outputs(model, contract, short)
+    assert (outputs(model, contract, short, other)[:12] - alone).abs().max() < 1e-5
     with pytest.raises(DataError, match=r"(?s)sample long of 40 tokens.*packing_length 32"):
-        logits(model, contract, short, long)
-    assert len(logits(model, contract, long)) == len(long), "alone it is as it is meant"
+        outputs(model, contract, short, long)
+    assert len(outputs(model, contract, long)) == len(long), "alone it is as it is meant"
     blind = BatchContract(model_type="llama")
-    assert (logits(model, blind, short, long)[:12] - alone).abs().max() > 1e-3, "else there was nothing to refuse"
+    assert (outputs(model, blind, short, long)[:12] - alone).abs().max() > 1e-3, "else there was nothing to refuse"
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_changes_no_sample(name: str, backend: str) -> None:
+    model = made(**MODELS[name]).double()
+    contract = contract_for(model.config.to_dict())
+    rows = 4 if contract.positions == "mrope" else 1
+    samples = [sample(str(tokens), tokens, rows) for tokens in (12, 1, 20)]
+    alone = [outputs(model, contract, one) for one in samples]
+    set_attention(model, backend, contract)
+    shapes = ConstantShapes(tokens=4 * ORIGINAL)
+    packed = outputs(model, contract, *samples, constant=shapes)
+    assert len(packed) == shapes.tokens, "else there is no padding"
+    for expected, found in zip(alone, packed.split([12, 1, 20, len(packed) - 33]), strict=False):
+        assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
+    assert outputs(model, contract, constant=shapes).isfinite().all(), "a row without samples"
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", ["dynamic", "dynamic in layers", "longrope"])
+def test_a_row_does_not_depend_on_a_longer_one_before_it(name: str) -> None:
+    config = MODELS.get(name) or MODELS["windows"] | {
+        "rope_parameters": {"sliding_attention": DYNAMIC | {"rope_type": "default"}, "full_attention": DYNAMIC},
+        "max_position_embeddings": ORIGINAL,
+    }
+    model, fresh = made(**config), made(**config)
+    contract = contract_for(model.config.to_dict())
+    assert contract.longest_together == ORIGINAL
+    set_attention(model, "sdpa", contract)
+    for lengths in ((300,), (ORIGINAL, 20), (200,), (40,), (ORIGINAL - 1, 5)):
+        samples = [sample(str(tokens), tokens) for tokens in lengths]
+        packed = outputs(model, contract, *samples)
+        for one, found in zip(samples, packed.split(lengths), strict=True):
+            expected = outputs(copy.deepcopy(fresh), contract, one)
+            assert (found - expected).abs().max() < 1e-5 * expected.abs().max(), (lengths, one.id)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +134,13 @@ def test_a_long_neighbour_is_refused_because_it_would_change_the_others() -> Non
             {
                 "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096},
                 "max_position_embeddings": 131072,
+            },
+            4096,
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 8192},
+                "original_max_position_embeddings": 4096,
             },
             4096,
         ),

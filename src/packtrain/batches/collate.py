@@ -1,9 +1,9 @@
 """PackedRow -> the batch of one packed row: samples side by side, isolated by positions that restart.
 
     samples       a a a a | b b | c c c | padding
-    position_ids  0 1 2 3 | 0 1 | 0 1 2 | 0 1
-    labels        . a a a | . b | . c c | . .      (. carries no loss: nothing is predicted across a boundary)
-    cu_seq_lens   0         4     6       9     11
+    position_ids  0 1 2 3 | 0 1 | 0 1 2 | 0 1 2 3 0 1    (those of padding are no larger than those of samples)
+    labels        . a a a | . b | . c c | . . . . . .    (. carries no loss: nothing is predicted across a boundary)
+    cu_seq_lens   0         4     6       9           15
 
 There is no attention_mask and no cache: with either of them models stop looking for these restarts.
 """
@@ -114,12 +114,13 @@ class PackCollator:
         return -(-shown // self._multiple) * self._multiple - tokens
 
     def _tokens(self, samples: Sequence[EncodedSample], padding: int) -> dict[str, Any]:
-        """Ids, labels and positions; padding is one more segment, which nothing else can see."""
+        """Ids, labels and positions; nothing else can see padding."""
         ids = [sample.input_ids for sample in samples] + [_filled(padding, self._pad_id)]
         labels = [sample.labels for sample in samples] + [_filled(padding, IGNORED)]
         mrope = self._contract.positions == "mrope"
-        behind = torch.arange(padding).expand(4 if mrope else 1, -1)
-        positions = torch.cat([*(sample.position_ids for sample in samples), behind], dim=1)
+        taken = [sample.position_ids for sample in samples]
+        behind = _padding_positions(taken, padding).expand(4 if mrope else 1, -1)
+        positions = torch.cat([*taken, behind], dim=1)
         return {
             "input_ids": torch.cat(ids)[None],
             "labels": torch.cat(labels)[None],
@@ -159,6 +160,16 @@ class PackCollator:
             longest = self._constant.tokens
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def _padding_positions(taken: Sequence[Tensor], padding: int) -> Tensor:
+    """0, 1, 2, ... up to the largest position of the samples, and again from 0.
+
+    A larger one would change the samples where rotary frequencies follow the largest position of a row, and be none at
+    all where positions are learned.
+    """
+    known = int(torch.cat([*taken], dim=1).amax(1).min()) + 1 if taken else EMPTY_TOKENS
+    return torch.arange(padding) % known
 
 
 def _filled(tokens: int, value: int) -> Tensor:

@@ -39,7 +39,12 @@ _QWEN: Mapping[str, Join] = {
     "pixel_values_videos": "rows",
     "video_grid_thw": "rows",
 }
-_ROPE_BY_LENGTH = ("dynamic", "longrope")
+# Rotary positions that follow the longest sample of a row: where transformers looks for the length up to which they
+# do not, first the config's own keys.
+_ROPE_BY_LENGTH: Mapping[str, tuple[str, ...]] = {
+    "dynamic": ("max_position_embeddings",),
+    "longrope": ("original_max_position_embeddings", "max_position_embeddings"),
+}
 _NO_FLASH = "it cannot express the bidirectional attention inside images"
 
 CONTRACTS: Mapping[str, BatchContract] = {
@@ -143,10 +148,9 @@ def _longest_together(config: Mapping[str, Any]) -> int | None:
             continue
         nested = [value for value in rope.values() if isinstance(value, Mapping)]  # one for each type of layer
         for one in nested or [rope]:
-            if str(one.get("rope_type") or one.get("type")) in _ROPE_BY_LENGTH:
-                key = "original_max_position_embeddings"
-                lengths = (one.get(key), part.get(key), part.get("max_position_embeddings"))
-                found += [length for length in lengths if isinstance(length, int)][:1]
+            keys = _ROPE_BY_LENGTH.get(str(one.get("rope_type") or one.get("type")), ())
+            lengths = (held.get(key) for key in keys for held in (part, one))
+            found += [length for length in lengths if isinstance(length, int)][:1]
     return min(found, default=None)
 
 

@@ -21,6 +21,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.families.contracts import BatchContract
 from packtrain.models import varlen
 from packtrain.models.parts import ModelParts, model_parts
+from packtrain.models.rotary import forget_lengths
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa")
 VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run
@@ -63,6 +64,7 @@ def set_attention(
     else:
         _implement(model, text=backend, vision=backend)
     _relay_boundaries(parts, as_mask=backend == "varlen")
+    forget_lengths(model)
     if backend == "varlen" and not varlen.has_kernel(device, dtype, _head_dim(model)):
         return VARLEN_LOOP
     return backend

@@ -45,7 +45,7 @@ def _qwen_vl(
             "model_type": model_type,
             **token_ids(_QWEN_VISION_TOKENS, "image", "video", "vision_start", "vision_end"),
             "tie_word_embeddings": False,
-            "text_config": text_config(f"{model_type}text_config", _QWEN_VISION_TOKENS, rope_parameters=rope),
+            "text_config": text_config(f"{model_type}_text", _QWEN_VISION_TOKENS, rope_parameters=rope),
             "vision_config": {"model_type": f"{model_type}_vision", **_QWEN_TOWER, **tower},
         },
         processor=processor,
