@@ -286,6 +286,20 @@ class TestRun:
 
 
 class TestBadInput:
+    @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "run.json", "checkpoint-1/optimizer_0"])
+    def test_links_in_a_run_folder_are_not_written_through(
+        self, run: Run, config: Path, tmp_path: Path, name: str
+    ) -> None:
+        victim, link = tmp_path / "victim", tmp_path / "out" / name
+        victim.write_text("kept")
+        link.parent.mkdir(parents=True)
+        link.symlink_to(os.path.relpath(victim, link.parent))
+        code, _, err = run("train", config, "--resume")
+        assert code == 1
+        assert f"{link}" in err.replace("\n", "")
+        assert "a link to" in err
+        assert victim.read_text() == "kept"
+
     @pytest.mark.parametrize(
         ("given", "code", "words"),
         [

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.artifacts import atomic_path, read_json, refuse_links, remove_leftovers, write_json
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
+from packtrain.core.locks import alone
 from packtrain.core.seeds import stream
 
 JSON = st.recursive(
@@ -36,6 +38,53 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_text() == "old"
     assert os.listdir(path.parent) == ["file"]
+
+
+def test_whoever_has_the_old_file_keeps_it(tmp_path: Path) -> None:
+    """A file that were written in place would change under those who map it, and be half there at a kill."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    with path.open() as reader:
+        with atomic_path(path) as temporary:
+            temporary.write_text("new")
+        assert (reader.read(), path.read_text()) == ("old", "new")
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("../victim")
+
+
+def make_linked_folder(path: Path) -> None:
+    path.symlink_to("../elsewhere")
+
+
+@pytest.mark.parametrize("make", [make_link, make_linked_folder, os.mkfifo])
+@pytest.mark.parametrize("place", ["run/.lock", "run/checkpoint-2/optimizer_0"])
+def test_links_are_refused_wherever_they_are(tmp_path: Path, place: str, make: Callable[[Path], None]) -> None:
+    (tmp_path / "run" / "checkpoint-2").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "checkpoint-2" / "weights").write_text("w")
+    refuse_links(tmp_path / "run")
+    make(tmp_path / place)
+    with pytest.raises(ArtifactError, match=Path(place).name):
+        refuse_links(tmp_path / "run")
+
+
+def test_a_lock_is_neither_emptied_nor_a_link(tmp_path: Path) -> None:
+    victim, lock = tmp_path / "victim", tmp_path / "run" / ".lock"
+    lock.parent.mkdir()
+    victim.write_text("kept")
+    for target in (victim, tmp_path / "nowhere"):
+        lock.symlink_to(target)
+        with pytest.raises(ArtifactError, match="a link"), alone(lock):
+            pass
+        lock.unlink()
+    assert victim.read_text() == "kept"
+    assert not (tmp_path / "nowhere").exists()
+    lock.write_text("of an earlier version")
+    with alone(lock) as held, pytest.raises(BlockingIOError), alone(lock, wait=False):
+        assert held
+    assert lock.read_text() == "of an earlier version"
 
 
 def test_a_kill_leaves_the_old_file(tmp_path: Path) -> None:

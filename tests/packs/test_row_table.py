@@ -110,7 +110,7 @@ def test_without_locks_all_of_them_write_the_same(
     def no_locks(*_: Any) -> None:
         raise OSError("no locks here")
 
-    monkeypatch.setattr(rows_module.fcntl, "flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", no_locks)
     found: list[RowTable] = []
     threads = [threading.Thread(target=lambda: found.append(RowTable.make(table, tmp_path / "r"))) for _ in range(4)]
     for thread in threads:

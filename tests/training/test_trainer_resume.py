@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -219,8 +220,6 @@ def test_a_full_disk_ends_the_run_and_the_checkpoint_before_is_good(
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     """Each of its files that is read by torch is read as tensors and plain values only."""
-    import pickle
-
     source = Path(uninterrupted().args.output_dir) / "checkpoint-2"
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         broken = tmp_path / name / "checkpoint-2"
@@ -230,9 +229,40 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         torch.save(Evil(str(marked)), broken / name)
         marker = (broken / MARKER).read_text()
         (broken / MARKER).write_text(marker.replace(str(real), str((broken / name).stat().st_size)))
-        with pytest.raises(pickle.UnpicklingError):
+        with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot read as tensors"):
             trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
         assert not marked.exists()
+
+
+@pytest.mark.parametrize("place", ["optimizer_0", "scheduler.pt", "checkpoint.json", "."])
+def test_links_in_a_checkpoint_are_not_followed(tmp_path: Path, place: str) -> None:
+    """What a link leads to is not in the checkpoint that was looked through."""
+    run, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoint-2"
+    marked, elsewhere = tmp_path / "was-here", tmp_path / "elsewhere"
+    shutil.copytree(Path(uninterrupted().args.output_dir) / "checkpoint-2", checkpoint)
+    linked = checkpoint / place
+    if linked.exists():
+        shutil.move(linked, elsewhere)
+    else:
+        elsewhere.mkdir()
+        (elsewhere / ".metadata").write_bytes(pickle.dumps(Evil(str(marked))))
+    linked.symlink_to(elsewhere)
+    with pytest.raises(ArtifactError, match=rf"(?s){linked.name}.*a link"):
+        trainer_of(dataset(), run, small()).train(resume_from_checkpoint=True)
+    assert not marked.exists()
+
+
+def test_the_best_checkpoint_is_looked_through_too(tmp_path: Path) -> None:
+    """Its place is written in a checkpoint, and it is read at the end of the run."""
+    trainer = trainer_of(dataset(), tmp_path, small())
+    best, marked = tmp_path / "checkpoint-1", tmp_path / "was-here"
+    shutil.copytree(Path(uninterrupted().args.output_dir) / "checkpoint-1", best)
+    (best / "pytorch_model_fsdp_0").mkdir()
+    (best / "pytorch_model_fsdp_0" / ".metadata").write_bytes(pickle.dumps(Evil(str(marked))))
+    trainer.state.best_model_checkpoint = str(best)
+    with pytest.raises(ArtifactError, match=r"it would call \w+\.mkdir"):
+        trainer._load_best_model()
+    assert not marked.exists()
 
 
 class Evil:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -38,6 +39,38 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
         for path in folder.glob(f".{name}.*.tmp"):
             if path.name.split(".")[-2].isdigit():
                 path.unlink(missing_ok=True)
+
+
+def open_own(path: Path, flags: int) -> int:
+    """The descriptor of a file that only we make; it is never emptied, and a link in its place is never followed."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)  # a pipe must not hold us up
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _linked(path) from None
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder with anything but files and folders in it: a link leads out of it, whoever reads or writes."""
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                refuse_links(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                raise _linked(Path(entry.path))
+
+
+def _linked(path: Path) -> ArtifactError:
+    got = f"a link to {os.readlink(path)!a}" if path.is_symlink() else "a pipe, a socket or a device"
+    return ArtifactError(
+        str(path),
+        got=got,
+        expected="files and folders only: what a link leads to would be read or written in its place",
+        fix="remove it, or put a copy of what it leads to there (cp -rL), if you know where it comes from",
+    )
 
 
 def sync(path: Path) -> None:

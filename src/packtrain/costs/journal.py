@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from packtrain.core.artifacts import open_own
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
 
@@ -57,7 +58,7 @@ class Journal:
     def open(cls, path: Path, inputs: dict[str, object]) -> tuple[Journal, list[str]]:
         """The journal at `path`, and why an existing one could not be continued (empty if it could)."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        journal = cls(path, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
+        journal = cls(path, os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT), "r+b"))
         _lock(journal._stream, path)
         line = journal._stream.readline()
         stale = _why_stale(line, inputs) if line else []

@@ -5,12 +5,7 @@ rows-<fingerprint>.arrow   one row for each row of the table, in its order; the 
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from packtrain.core.artifacts import atomic_path, remove_leftovers
 from packtrain.core.errors import ArtifactError
 from packtrain.core.fingerprint import digest, file_state
+from packtrain.core.locks import alone
 from packtrain.costs.table import COSTS, CostTable, DataFile
 
 VERSION = 1
@@ -64,7 +61,9 @@ class RowTable:
         path = Path(folder) / f"rows-{fingerprint}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            with _alone(path):
+            with alone(path.with_name(f".{path.name}.lock")) as held:  # without locks each writes the same
+                if held:
+                    remove_leftovers(path.parent, (path.name,))
                 if not path.exists():
                     _write(table, path, fingerprint)
         made = cls(path)
@@ -138,32 +137,16 @@ def fingerprint_of(table: CostTable) -> str:
 
 def _write(table: CostTable, path: Path, fingerprint: str) -> None:
     """Write the rows in stretches, whole or not at all."""
-    # Not by process id: on a shared disk another machine may have a process of the same one.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     schema = ROW_SCHEMA.with_metadata({_FINGERPRINT: fingerprint, _FILES: json.dumps(table.files)})
     sources = np.array([file.source for file in table.files], np.int32)
     names = [name for name in ROW_SCHEMA.names if name != "source"]
-    try:
-        with temporary.open("wb") as file:
-            with pa.ipc.new_file(file, schema) as writer:
-                for start in range(0, len(table), ROWS_PER_BATCH):
-                    found = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
-                    found["source"] = sources[found["file"]]
-                    columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
-                    writer.write_batch(pa.record_batch(columns, schema=schema))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process write while the others wait; where a disk has no locks they write the same, each its own."""
-    with path.with_name(f".{path.name}.lock").open("wb") as lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in path.parent.glob(f".{path.name}.*.tmp"):  # by processes that were killed: we hold the lock
-                left.unlink(missing_ok=True)
-        yield
+    with (
+        atomic_path(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
+        for start in range(0, len(table), ROWS_PER_BATCH):
+            found = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
+            found["source"] = sources[found["file"]]
+            columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
+            writer.write_batch(pa.record_batch(columns, schema=schema))

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from packtrain.core.artifacts import read_json, sync, write_json
+from packtrain.core.artifacts import read_json, refuse_links, sync, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.training.agreement import faults_of_all, world_size
 
@@ -53,7 +53,7 @@ class Checkpoint:
 
 
 class UnreadableError(ArtifactError):
-    """A checkpoint of which nobody can say whether it is complete, as when too many files are open."""
+    """A checkpoint of which nobody can say whether it is complete, as when too many files are open or one is a link."""
 
     @classmethod
     def of(cls, path: Path, error: OSError) -> UnreadableError:
@@ -66,6 +66,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     path = Path(path)
     if not path.is_dir():
         raise ArtifactError(str(path), got="no such folder", expected="a checkpoint")
+    _refuse_links(path)
     if not _can_be_read(path / MARKER):
         raise ArtifactError(
             str(path),
@@ -286,7 +287,23 @@ def _rename(path: Path, name: str) -> Path:
 def _named(folder: Path) -> list[Path]:
     if not Path(folder).is_dir():
         return []
-    return [path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    named = [path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    for path in named:
+        if path.is_symlink():  # one that is named by the user may be one
+            raise UnreadableError(
+                str(path), got="a link", expected="a folder", fix="put a copy of what it leads to there"
+            )
+    return named
+
+
+def _refuse_links(path: Path) -> None:
+    """A link in a checkpoint leads to what nobody has looked through."""
+    try:
+        refuse_links(path)
+    except ArtifactError as error:
+        raise UnreadableError(error.where, got=error.got, expected=error.expected, fix=error.fix) from None
+    except OSError as error:
+        raise UnreadableError.of(path, error) from None
 
 
 def _can_be_read(path: Path) -> bool:

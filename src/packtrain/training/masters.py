@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from packtrain.core.errors import ConfigError
+from packtrain.training.sharded_files import tensors_in
 
 if TYPE_CHECKING:
     from packtrain.training.master_kernel import Stepped
@@ -249,17 +250,11 @@ def masters_of(optimizer: Any) -> MasterWeights | None:
 
 
 def reading(optimizer: Any, checkpoint: Path) -> AbstractContextManager[None]:
-    """For the time in which a checkpoint is read: sharded ones must have all that is asked for, and old ones have none.
-
-    The checkpoint is one that was looked through: torch unpickles a part of it.
-    """
+    """For the time in which a checkpoint is read: sharded ones must have what is asked for, and old ones have none."""
     found, states = masters_of(optimizer), sorted(Path(checkpoint).glob("optimizer_*/.metadata"))
     if not states:
         return nullcontext()
-    from torch.distributed.checkpoint import FileSystemReader
-
-    names = FileSystemReader(states[0].parent).read_metadata().state_dict_metadata
-    has_masters = any(name.endswith(f".{MASTER}") for name in names)
+    has_masters = any(name.endswith(f".{MASTER}") for name in tensors_in(states[0]))
     if has_masters and found is None:
         warnings.warn("the checkpoint has fp32 masters, which are left out: the run goes on from weights", stacklevel=2)
     return nullcontext() if has_masters or found is None else found.as_before_masters()

@@ -17,19 +17,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerState
+from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
 from packtrain.core.errors import ArtifactError
 from packtrain.models.reload import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
-from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save
+from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.evaluation import EvaluationStopped
 from packtrain.training.flow import RunFlow, is_due
+from packtrain.training.memory_errors import is_memory_error
 from packtrain.training.resuming import checkpoint_to_resume
 from packtrain.training.settings import StepSettings
+from packtrain.training.sharded_files import refuse_code
+
+_STATES = ("optimizer*.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")  # what is read by torch.load
 
 
 @runtime_checkable
@@ -70,8 +76,10 @@ class SafeCheckpoints:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _load_best_model(self) -> None:
-        """The same, at the end of a run that keeps its best."""
-        if not self._reload(self.model, str(self.state.best_model_checkpoint)):
+        """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
+        best = Path(str(self.state.best_model_checkpoint))
+        on_all(lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read")
+        if not self._reload(self.model, str(best)):
             super()._load_best_model()  # type: ignore[misc]
 
     def _reload(self, model: Any, folder: str) -> bool:
@@ -82,6 +90,14 @@ class SafeCheckpoints:
         with _without_bars():
             on_all(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
         return True
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with states_in_words(checkpoint):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with states_in_words(checkpoint):
+            super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     @property
     def _is_sharded(self) -> bool:
@@ -228,6 +244,32 @@ class SafeCheckpoints:
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return dict(get_model_state_dict(self.model_wrapped, options=options))
+
+
+@contextmanager
+def states_in_words(checkpoint: str | None) -> Iterator[None]:
+    """Whatever torch says about bytes that it cannot or may not read, with the name of the file they are in."""
+    try:
+        yield
+    except Exception as error:
+        if checkpoint is None or isinstance(error, ArtifactError) or is_memory_error(error):
+            raise
+        for path in sorted(one for name in _STATES for one in Path(checkpoint).glob(name)):
+            _refuse_unreadable(path)
+        raise
+
+
+def _refuse_unreadable(path: Path) -> None:
+    try:
+        with safe_globals():
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # whose words say how to run it
+        raise ArtifactError(
+            str(path),
+            got="bytes that torch cannot read as tensors and plain values",
+            expected="states as this trainer saves them",
+            fix="resume from another checkpoint, and only from one that you trust",
+        ) from None
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn
 
-from packtrain.core.errors import ArtifactError
+from packtrain.core.artifacts import refuse_links
+from packtrain.core.errors import ArtifactError, in_one_line
 
 _METADATA = "*.metadata"  # of all ranks; where torch cannot read that one, it takes the rank's own
 _ARCHIVE = b"PK\x03\x04"  # how every value begins that torch writes there
@@ -22,16 +24,29 @@ _ARCHIVE = b"PK\x03\x04"  # how every value begins that torch writes there
 
 def refuse_code(checkpoint: Path) -> None:
     """Refuse a sharded checkpoint in which anything but tensors, plain values and their descriptions would be made."""
+    refuse_links(Path(checkpoint))  # torch would follow what is not looked through here
     for path in sorted(Path(checkpoint).rglob(_METADATA)):
-        try:
+        with _in_words(path):
             _check_values(path.parent, _Metadata.read(path))
-        except Exception as error:  # whatever bytes that are no pickle may raise
-            raise ArtifactError(
-                str(path),
-                got=f"{type(error).__name__}: {error}".splitlines()[0],
-                expected="tensors, plain values and their descriptions, as torch writes them",
-                fix="resume only from checkpoints that you trust",
-            ) from None
+
+
+def tensors_in(path: Path) -> set[str]:
+    """Names of the tensors that a list describes; read without making anything of it."""
+    with _in_words(path):
+        return _Metadata.read(path).tensors()
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever bytes that are no pickle may raise
+        raise ArtifactError(
+            str(path),
+            got=in_one_line(error),
+            expected="tensors, plain values and their descriptions, as torch writes them",
+            fix="resume only from checkpoints that you trust",
+        ) from None
 
 
 def _check_values(folder: Path, metadata: _Metadata) -> None:

@@ -45,7 +45,7 @@ from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel,
 from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.resumed_settings import settings_as_asked
-from packtrain.training.saving import SafeCheckpoints
+from packtrain.training.saving import SafeCheckpoints, states_in_words
 from packtrain.training.settings import StepSettings
 from packtrain.training.settled import SettledObjects
 from packtrain.training.step_metrics import StepMetrics, flat
@@ -203,7 +203,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         own = settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint)
         with nullcontext() if self.is_deepspeed_enabled else own, reading(self.optimizer, Path(checkpoint)):
             try:
-                super()._load_optimizer_and_scheduler(checkpoint)
+                with states_in_words(checkpoint):
+                    super()._load_optimizer_and_scheduler(checkpoint)
             except (ValueError, KeyError, RuntimeError) as error:
                 if is_memory_error(error):
                     raise

@@ -9,14 +9,13 @@ checkpoint-N    to go on from; final: the weights alone; report.html
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +24,9 @@ from typing import Any
 import yaml
 
 import packtrain
-from packtrain.core.artifacts import atomic_path, read_json, write_json
+from packtrain.core.artifacts import atomic_path, read_json, refuse_links, write_json
 from packtrain.core.errors import ConfigError
+from packtrain.core.locks import alone
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
@@ -68,6 +68,10 @@ class RunFolder:
         """What run.json says."""
         return read_json(self.path / RUN, KIND, VERSION)
 
+    def check_resumed(self) -> None:
+        """Refuse to go on in a folder with links, before anything in it is read: it may come from somebody else."""
+        refuse_links(self.path)
+
     def check(self, *, resume: bool) -> None:
         """Refuse a folder that holds another run, or something else."""
         if self.path.exists() and not self.path.is_dir():
@@ -92,18 +96,15 @@ class RunFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Refuse a second process that would train into the same folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK).open("wb") as lock:
+        with ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(alone(self.path / _LOCK, wait=False))
             except BlockingIOError:
                 raise ConfigError(
                     "training.output_dir",
                     got=f"{self.path}, into which another process is training",
                     expected="a folder of its own for each run",
                 ) from None
-            except OSError:
-                pass  # a disk without locks
             yield
 
     def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:

@@ -98,6 +98,7 @@ def _resolved(
     before = RunFolder(run.folder)
     if not resume:
         return run
+    before.check_resumed()
     if not before.holds_run:
         return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins anew"))
     facts = before.facts()
