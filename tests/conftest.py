@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import itertools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,40 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outside}/torchinductor_tests_{os.getuid()}")  # slow to make
     os.environ["TMPDIR"] = tempfile.tempdir = inside = tempfile.mkdtemp(prefix="tests-")
     config.add_cleanup(lambda: shutil.rmtree(inside, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    """Set modules and tests aside: each run of the trainer collects garbage twice, and would look at all of them."""
+    gc.collect()
+    gc.freeze()
+
+
+_unfreeze, _ended = gc.unfreeze, itertools.count(1)
+atexit.register(_unfreeze)  # some libraries name everything that is left when Python ends
+
+
+def _keep_frozen() -> None:
+    """Stands for `gc.unfreeze` at the end of a run: what is frozen stays so, and garbage in it goes now and then."""
+    if next(_ended) % 20 == 0:
+        _unfreeze()
+        pytest_collection_finish()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _frozen_modules() -> Iterator[None]:
+    """Modules stay set aside also after a run gave back what it had set aside itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", _keep_frozen)
+        yield
+
+
+@pytest.fixture(scope="module")
+def unfreezing() -> Iterator[None]:
+    """Python's own `gc.unfreeze`, for tests of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", _unfreeze)
+        yield
+    pytest_collection_finish()
 
 
 @pytest.fixture

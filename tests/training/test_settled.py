@@ -11,6 +11,8 @@ from small_run import dataset, trainer_of
 from packtrain.training import settled
 from packtrain.training.settled import SettledObjects, set_aside
 
+pytestmark = pytest.mark.usefixtures("unfreezing")
+
 
 def test_what_is_set_aside_is_given_back() -> None:
     def fail() -> None:
