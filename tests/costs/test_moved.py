@@ -154,8 +154,22 @@ def test_another_text_of_the_same_size_is_other_data(home: Path) -> None:
     assert changes(first, measured(home).table) == {"measured.content"}
 
 
+def test_a_copy_of_a_table_with_another_time_is_the_same_data(home: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(chats(8)), home / "rows.parquet")
+    first = measured(home, "rows.parquet").table
+    os.utime(home / "rows.parquet", ns=(1, 1))
+    again = measured(home, "rows.parquet")
+    assert first.summary["content"]["unchecked"] == 0
+    assert not again.reused
+    assert changes(first, again.table) == set()
+
+
 @pytest.mark.parametrize("hashed", [False, True])
-def test_rows_without_a_checksum_are_known_by_their_file(home: Path, hashed: bool) -> None:
+def test_rows_without_a_checksum_are_known_by_their_file(
+    home: Path, hashed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that `load_dataset` makes."""
+    monkeypatch.setattr("packtrain.records.formats.tables.row_check", lambda value: 0)
     pq.write_table(pa.Table.from_pylist(chats(8)), home / "rows.parquet")
     first = measured(home, "rows.parquet", content_hash=hashed).table
     os.utime(home / "rows.parquet", ns=(1, 1))

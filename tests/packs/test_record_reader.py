@@ -188,20 +188,67 @@ class TestChangedData:
             reader_of(table, tmp_path, pauses=()).record(3)
         assert any("d.jsonl" in change for change in data_changes(table))
 
-    def test_another_id_in_a_table(self, tmp_path: Path, model: Model) -> None:
-        turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
-        rows = [{"id": f"r{i}", "messages": turns} for i in range(5)]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
-        out = tmp_path / "costs"
+    @pytest.mark.parametrize("way", ["local", "copied"])
+    @pytest.mark.parametrize("how", ["renamed", "in place", "same size and time"])
+    @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+    def test_a_table_that_is_rewritten_while_it_is_read(
+        self, tmp_path: Path, model: Model, kind: str, how: str, way: str
+    ) -> None:
+        rows = [{"id": f"r{i}", "messages": chat_of(f"what {i}?")} for i in range(6)]
+        data = tmp_path / f"d.{'parquet' if kind == 'parquet' else 'arrow'}"
+        write_rows(data, kind, rows)
+        table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
+        reader = self.reader(table, tmp_path, way)
+        assert [reader.record(n).id for n in (2, 4)] == ["r2", "r4"]
+        before = data.stat()
+        other = [{**row, "messages": chat_of(f"whot {i}?")} for i, row in enumerate(rows)]
+        write_rows(tmp_path / "new", kind, other)
+        if how == "renamed":
+            os.replace(tmp_path / "new", data)
+        else:
+            data.write_bytes((tmp_path / "new").read_bytes())
+        if how == "same size and time":
+            assert data.stat().st_size == before.st_size
+            os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+        if way == "copied":  # the copy is as measured until the source is looked at again
+            assert reader.record(0).id == "r0"
+        files = LocalFiles() if way == "local" else CachedFiles(ShardCache(tmp_path / "d", 1 << 22), copy_local=True)
+        for again in (
+            (reader, reader_of(table, tmp_path, files)) if way == "local" else (reader_of(table, tmp_path, files),)
+        ):
+            with pytest.raises(DataError, match=r"(?s)d\.(parquet|arrow) has changed.*another text.*sample r1"):
+                again.record(1)
+
+    def reader(self, table: CostTable, folder: Path, way: str) -> RecordReader:
+        if way == "local":
+            return reader_of(table, folder)
+        return reader_of(table, folder, CachedFiles(ShardCache(folder / "cache", 1 << 22), copy_local=True))
+
+    def test_another_order_of_a_table(self, tmp_path: Path, model: Model) -> None:
+        rows = [{"id": f"r{i}", "messages": chat_of("a?")} for i in range(5)]
         data = tmp_path / "d.parquet"
-        table = measure_outcome(data, model=str(model("llama")), out=out, workers=1, check=0).table
+        write_rows(data, "parquet", rows)
+        table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
         assert reader_of(table, tmp_path).record(2).id == "r2"
-        pq.write_table(pa.Table.from_pylist(rows[::-1]), tmp_path / "d.parquet")
-        with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*id 'r0'.*sample r4"):
+        write_rows(data, "parquet", rows[::-1])
+        with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*another text.*sample r4"):
             reader_of(table, tmp_path).record(4)
-        pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "d.parquet")
+        write_rows(data, "parquet", rows[:3])
         with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*no row 4.*sample r4"):
             reader_of(table, tmp_path).record(4)
+
+
+def chat_of(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": "b"}]
+
+
+def write_rows(path: Path, kind: str, rows: list[dict[str, Any]]) -> None:
+    table = pa.Table.from_pylist(rows)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=2)
+        return
+    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
 
 
 class Failing:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +180,102 @@ def test_offsets_that_point_nowhere_do_not_crash(tmp_path: Path) -> None:
     entries = read_all(source(tmp_path / "a.arrow", "arrow"))
     assert len(entries) == 3
     assert any(entry.error for entry in entries)
+
+
+MUTATED = """
+import random, sys
+from format_checks import reader, source, PlainFiles
+
+path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+whole = open(path, "rb").read()
+kind = "parquet" if path.endswith("parquet") else "arrow"
+errors = 0
+for seed in range(first, first + count):
+    print("mutation", seed, file=sys.stderr)
+    draw, data = random.Random(seed), bytearray(whole)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(data) - 8)
+        data[at : at + draw.choice((1, 4, 8))] = draw.choice((b"\\xff\\xff\\xff\\x7f", b"\\0" * 4, draw.randbytes(4)))
+    with open(path + ".bad", "wb") as file:
+        file.write(data)
+    made, spec = reader(kind), source(path + ".bad", kind)
+    for unit in made.units(spec):
+        for entry in made.read(spec, unit):
+            errors += entry.error is not None
+            if entry.at >= 0:
+                with PlainFiles().plain(spec.path) as plain:
+                    made.read_at(spec, spec.path, plain, entry.at, entry.origin)
+print(errors)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.full)])
+def test_mutated_tables_are_errors_and_never_a_crash(name: str, count: int, tmp_path: Path) -> None:
+    """In a process of its own: what Arrow reads beyond its memory ends the process."""
+    write = write_parquet if name.endswith("parquet") else write_arrow
+    write(tmp_path / name, 12, 5, **({"stream": True} if name.startswith("stream") else {}))
+    command = [sys.executable, "-c", MUTATED, str(tmp_path / name), "0", str(count)]
+    folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": folders})
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > count
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_list_offsets_that_point_nowhere_do_not_crash(stream: bool, tmp_path: Path) -> None:
+    """The sizes of such a batch must not be asked for: Arrow would follow these offsets out of its memory."""
+    batch = pa.record_batch([[1, 2, 3], [["one"], ["two", "six"], ["ten"] * 4]], names=["i", "texts"])
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, make(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    right, wrong = (struct.pack("<4i", 0, 1, 3, last) for last in (7, 1_900_000_000))
+    whole = (tmp_path / "a.arrow").read_bytes()
+    assert whole.count(right) == 1
+    (tmp_path / "a.arrow").write_bytes(whole.replace(right, wrong))
+    read = "from format_checks import *; import sys; print(shown(read_all(source(sys.argv[1], 'arrow'))))"
+    folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    env = {**os.environ, "PYTHONPATH": folders}
+    command = [sys.executable, "-c", read, str(tmp_path / "a.arrow")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count(tables.BAD_ROW) == 1
+    assert "'one'" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_the_check_of_a_row_is_of_its_content_alone(kind: str, tmp_path: Path) -> None:
+    def checks(rows: list[dict[str, Any]], group: int) -> list[int]:
+        table = pa.Table.from_pylist(rows)
+        if kind == "parquet":
+            pq.write_table(table, tmp_path / "a", row_group_size=group, compression="zstd" if group > 1 else "none")
+        else:
+            make = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+            with pa.OSFile(str(tmp_path / "a"), "wb") as sink, make(sink, table.schema) as writer:
+                writer.write_table(table, max_chunksize=group)
+        return [entry.check for entry in read_all(source(tmp_path / "a", "parquet" if kind == "parquet" else "arrow"))]
+
+    first = checks(rows(9), 2)
+    assert first == checks(rows(9), 9)
+    assert len(set(first)) == 9
+    assert 0 not in first
+    for change in (
+        {"text": "é 5"},
+        {"image": {"bytes": b"x" * 20, "path": None}},
+        {"turns": [{"n": 7}]},
+        {"i": 1 << 40},
+    ):
+        other = checks([{**row, **change} if row["i"] == 4 else row for row in rows(9)], 2)
+        assert [at for at in range(9) if other[at] != first[at]] == [4], change
+
+
+def test_a_value_that_rows_share_counts_for_each_of_them() -> None:
+    text = "x" * (1 << 20)
+    for kind in (pa.dictionary(pa.int32(), pa.string()), pa.string()):
+        batch = pa.record_batch([pa.array([text] * 64).cast(kind)], names=["text"])
+        assert tables.plain_bytes(batch) >= 64 << 20, kind
+    nested = pa.array([[text] * 3] * 8, pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    assert tables.plain_bytes(pa.record_batch([nested], names=["text"])) >= 8 << 20
 
 
 def save(folder: Path, number: int, files_in: int = 2) -> None:

@@ -493,6 +493,12 @@ def test_videos_are_bounded() -> None:
         assert reason(video(format), "video", MediaStore("/", max_video_packets=5)) == "video too long"
 
 
+def test_a_video_of_an_unknown_codec_is_not_readable() -> None:
+    data = video("matroska")
+    assert data.count(b"V_MPEG4/ISO/ASP") == 1
+    assert reason(data.replace(b"V_MPEG4/ISO/ASP", b"V_ZZZZ4/ZZZ/ZZZ"), "video") == "not a readable video"
+
+
 def test_without_pyav_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ConfigError, match="pip install av"):

@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -224,6 +226,41 @@ def test_the_index_of_a_gzip_file_is_made_once_and_kept(tmp_path: Path, monkeypa
     monkeypatch.setattr(IndexedGzip, "_build", lambda self: pytest.fail("made again"))
     with LocalFiles(ShardCache(tmp_path / "cache", 8 << 20)).plain(str(path)) as plain:
         assert plain.read_at(SIZE - 5, 50) == checks.content(SIZE)[-5:]
+
+
+GONE = """
+import os, sys
+from packtrain.core.errors import RecordError
+from packtrain.records.shards.cache import ShardCache
+from packtrain.records.shards.files import LocalFiles
+
+path, how = sys.argv[1:]
+files = LocalFiles()
+with files.plain(path) as plain:
+    plain.read_at(0, 10)
+    os.unlink(path) if how == "removed" else os.truncate(path, 0 if how == "emptied" else os.path.getsize(path) // 2)
+    if how == "emptied inside a read":
+        plain._stored.whole = lambda: True
+        os.truncate(path, 0)
+    try:
+        print(len(plain.read_at(200_000, 10)))
+    except (RecordError, OSError) as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("removed", "10"), ("emptied", "cut off"), ("halved", "cut off"), ("emptied inside a read", "READ_FAIL")],
+)
+def test_a_gzip_file_that_vanishes_while_it_is_read(how: str, said: str, tmp_path: Path) -> None:
+    """In a process of its own: left to itself, indexed_gzip crashes or goes on for ever."""
+    (path,) = checks.make_files(tmp_path / "data", 1, SIZE, "gzip")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", GONE, str(path), how]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
 
 
 def test_gzip_without_the_package_goes_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from packtrain.core.fingerprint import digest
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
 
-_UNCHECKED = 0  # the check of a row whose format has no text to take one of
+_UNCHECKED = 0  # the check of a row that was made by `load_dataset`, which has none
 
 
 class Content:
@@ -65,8 +65,8 @@ def content_of(costs: Path, media: Path) -> dict[str, Any]:
 def identity_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured, and how: the inputs of a table without where its media lay and when its files were written.
 
-    Rows carry a checksum of their text, so that their hash stands for the data. Where some do not, as rows of parquet
-    files, the states of the data files stay as they are.
+    Rows carry a checksum of their text, so that their hash stands for the data. Where some do not, as rows that
+    `load_dataset` makes, the states of the data files stay as they are.
     """
     inputs, content = summary["inputs"], summary.get("content")
     if content is None:

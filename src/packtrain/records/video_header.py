@@ -36,6 +36,8 @@ def read_video_header(file: BinaryIO, size: int, max_pixels: int, max_packets: i
         if not container.streams.video:
             raise RecordError("media", "video without frames", "no video stream")
         stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise RecordError("media", "not a readable video", "no decoder for its codec")
         width, height = stream.codec_context.width, stream.codec_context.height
         if width < 1 or height < 1:
             raise RecordError("media", "video without frames", f"{width}x{height}")

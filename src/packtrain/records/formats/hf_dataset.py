@@ -14,7 +14,7 @@ from typing import Any
 from packtrain.core.errors import ConfigError, PacktrainError, RecordError
 from packtrain.records.formats.files import failed_unit
 from packtrain.records.formats.saved_dataset import STATE_FILE, check_split, is_saved_dataset, saved_files, split_folder
-from packtrain.records.formats.tables import Arrow, row_entry
+from packtrain.records.formats.tables import Arrow
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
@@ -54,7 +54,7 @@ class HFDataset:
             yield from self._arrow.read(spec, unit)
             return
         for row, value in enumerate(unit.payload, start=unit.first):
-            yield row_entry(f"{unit.file}:{row}", row, value)
+            yield _unchecked(f"{unit.file}:{row}", row, value)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The row of that number. A stream moves forward to it, and begins anew where it has passed it."""
@@ -62,7 +62,7 @@ class HFDataset:
             return self._arrow.read_at(spec, file, plain, at, origin)
         try:
             with self._lock:
-                return row_entry(origin, at, self._streamed(spec, at) if spec.streaming else self._random(spec, at))
+                return _unchecked(origin, at, self._streamed(spec, at) if spec.streaming else self._random(spec, at))
         except PacktrainError:
             raise
         except Exception as error:  # the library raises whatever its many readers and the network raise
@@ -126,6 +126,13 @@ def hub_revision(spec: SourceSpec) -> str | None:
         return str(HfApi().dataset_info(spec.path).sha)
     except Exception:  # offline, or no such dataset, which loading it will say
         return None
+
+
+def _unchecked(origin: str, row: int, value: Any) -> Entry:
+    """A row of what `load_dataset` makes. Streamed it may have other Python types than at random: so no checksum."""
+    if isinstance(value, RecordError):
+        return Entry(origin=origin, error=value, at=row)
+    return Entry(origin=origin, value=value, at=row)
 
 
 def _split(spec: SourceSpec) -> Any:

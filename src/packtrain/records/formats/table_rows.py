@@ -181,6 +181,27 @@ def is_sound(batch: pa.RecordBatch) -> bool:
     return True
 
 
+def plain_bytes(batch: pa.RecordBatch) -> int:
+    """How much a sound batch is at the most as plain Python, where each row has its own copy of what rows share."""
+    shared = any(_shares(field.type) for field in batch.schema)
+    return int(batch.nbytes) * (batch.num_rows if shared else 1)
+
+
+def _shares(kind: pa.DataType) -> bool:
+    """May several rows of this type stand for the same bytes, so that its size says nothing of theirs?"""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    tests = (
+        pa.types.is_dictionary,
+        pa.types.is_run_end_encoded,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+        pa.types.is_list_view,
+        pa.types.is_large_list_view,
+    )
+    return any(test(kind) for test in tests) or any(_shares(kind.field(at).type) for at in range(kind.num_fields))
+
+
 def _until_fault(lengths: Iterator[int]) -> Iterator[int]:
     """What stands before a fault was measured, and is delivered; a fault of the system itself is raised."""
     try:

@@ -105,7 +105,7 @@ def _identify(path: str) -> Identity:
         state = os.stat(local_path(path))
         if not stat.S_ISREG(state.st_mode):
             raise RecordError("read", NOT_A_FILE, path)
-        return Identity(size=state.st_size, stamp=f"{state.st_size}-{state.st_mtime_ns}-{state.st_ino}")
+        return _identity_of(state)
     system, inner = file_system(path)
     try:
         found = system.info(inner)
@@ -118,6 +118,15 @@ def _identify(path: str) -> Identity:
     names = [name for name in _STAMPS if found.get(name)] or [name for name in _TIMES if found.get(name)]
     text = json.dumps([size, {name: str(found[name]) for name in names}])
     return Identity(size=size, stamp=hashlib.sha256(text.encode()).hexdigest()[:24])
+
+
+def _identity_of(state: os.stat_result) -> Identity:
+    return Identity(size=state.st_size, stamp=f"{state.st_size}-{state.st_mtime_ns}-{state.st_ino}")
+
+
+def identity_of_open(file: BinaryIO) -> Identity:
+    """The identity of a local file that is open."""
+    return _identity_of(os.fstat(file.fileno()))
 
 
 def open_raw(path: str) -> BinaryIO:

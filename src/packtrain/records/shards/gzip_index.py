@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.compression import DAMAGED
-from packtrain.records.shards.address import Identity
+from packtrain.records.formats.compression import CUT_OFF, DAMAGED
+from packtrain.records.shards.address import Identity, identity_of_open, open_raw
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.folder import CacheFault, NoRoom
 from packtrain.records.shards.forward import decompressed
@@ -28,6 +29,52 @@ def indexed_gzip() -> Any | None:
     return package
 
 
+class _Stored(io.RawIOBase):
+    """The compressed file for the package: kept open, since it crashes where a file that it opens for a read is gone.
+
+    A file that ends early is an error here: the package would look for the rest without end.
+    """
+
+    def __init__(self, path: str, identity: Identity) -> None:
+        self._path, self._file, self._size = path, open_raw(path), identity.size or 0
+        self._position = 0
+        if identity_of_open(self._file) != identity:
+            self._file.close()
+            raise OSError(f"{path}: the file has changed while it was opened")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = max(0, self._size - self._position)
+        piece = os.pread(self._file.fileno(), wanted if size < 0 else min(size, wanted), self._position)
+        if wanted and size and not piece:
+            raise OSError(f"{self._path} ends at byte {self._position:,} of {self._size:,}")
+        self._position += len(piece)
+        return piece
+
+    def whole(self) -> bool:
+        """Has the file still all of its bytes?"""
+        return os.fstat(self._file.fileno()).st_size >= self._size
+
+    def fileno(self) -> int:
+        raise OSError("to be read through this object only")
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 class IndexedGzip:
     """The content of a gzip file at any place. Its index is made in one pass, and kept in the cache if there is one."""
 
@@ -37,9 +84,17 @@ class IndexedGzip:
         self._path, self._identity = path, identity
         self._spacing = max(SPACING, (identity.size or 0) // MOST_POINTS)
         self._file: Any = None
+        self._stored = _Stored(path, identity)
+        try:
+            self._begin(cache)
+        except BaseException:
+            self._stored.close()
+            raise
+
+    def _begin(self, cache: ShardCache | None) -> None:
         if cache is not None:
             try:
-                ready = cache.made(path, KIND, self._index())
+                ready = cache.made(self._path, KIND, self._index())
             except (NoRoom, CacheFault):
                 pass
             else:
@@ -53,6 +108,8 @@ class IndexedGzip:
 
     def read_at(self, position: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only where the file ends."""
+        if not self._stored.whole():
+            raise RecordError("read", CUT_OFF, f"{self._path} has fewer bytes than when it was opened")
         try:
             return self._file.pread(max(0, length), position)  # type: ignore[no-any-return]
         except EOFError:
@@ -61,11 +118,12 @@ class IndexedGzip:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._stored.close()
 
     def _open(self, **options: Any) -> Any:
         package = indexed_gzip()
         assert package is not None, "the caller has asked"
-        return package.IndexedGzipFile(self._path, spacing=self._spacing, buffer_size=BUFFER, **options)
+        return package.IndexedGzipFile(fileobj=self._stored, spacing=self._spacing, buffer_size=BUFFER, **options)
 
     def _build(self) -> None:
         """Go through the whole file; first on our own, since the package takes a cut-off file for a shorter one."""
