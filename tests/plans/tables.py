@@ -41,7 +41,13 @@ def write_table(
     for field in COST_SCHEMA:
         filled.setdefault(field.name, np.zeros(count))
     arrays = [pa.array(filled[field.name]).cast(field.type) for field in COST_SCHEMA]
-    pq.write_table(pa.table(arrays, schema=COST_SCHEMA), folder / COSTS, row_group_size=row_group)
+    pq.write_table(
+        pa.table(arrays, schema=COST_SCHEMA),
+        folder / COSTS,
+        row_group_size=row_group,
+        compression="zstd",
+        write_page_checksum=True,
+    )
     pq.write_table(MEDIA_SCHEMA.empty_table(), folder / MEDIA)
     (folder / LEDGER).write_text("")
     summary: dict[str, Any] = {

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.costs.table import CostTable
 from packtrain.plans.build import Progress, build_plan
-from packtrain.plans.plan import KIND, PLAN, VERSION, PackPlan
+from packtrain.plans.plan import KIND, PLAN, SUMS, VERSION, PackPlan
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
 # ---- files
@@ -56,7 +57,7 @@ def test_what_is_written_is_what_was_made(table: CostTable, tmp_path: Path, sett
             assert mine.rows.tolist() == [row for pack in packs(made, epoch) for row, _, _ in pack]
             assert mine.offsets.tolist() == [0, *mine.ends.tolist()]
             assert (loaded.predicted_work(epoch) == made.predicted_work(epoch)).all()
-        summary = {name: value for name, value in loaded.summary.items() if name not in ("kind", "version")}
+        summary = {name: value for name, value in loaded.summary.items() if name not in ("kind", "version", SUMS)}
         assert summary == json.loads(json.dumps(made.summary))
     assert made.folder is None
     assert written.folder == tmp_path / "plan"
@@ -105,8 +106,25 @@ def test_files_of_two_plans_are_not_taken_for_one(table: CostTable, tmp_path: Pa
     for folder, length in (("a", LENGTH), ("b", 30_000)):
         build_plan(table, config(packing_length=length), WORK, tmp_path / folder)
     shutil.copy(tmp_path / "b" / "packs-0000.arrow", tmp_path / "a")
+    with pytest.raises(ArtifactError, match=r"packs-0000\.arrow"):
+        PackPlan.load(tmp_path / "a", checked=True)
     with pytest.raises(ArtifactError, match="file 0"):
-        PackPlan.load(tmp_path / "a")
+        PackPlan.load(tmp_path / "a", checked=False)
+
+
+def test_one_process_of_a_node_checks_for_all(
+    table: CostTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_plan(table, config(), WORK, tmp_path / "plan")
+    file = tmp_path / "plan" / "packs-0000.arrow"
+    content = bytearray(file.read_bytes())
+    at = content.index(int(PackPlan.load(tmp_path / "plan").epoch(0).ends[0]).to_bytes(8, "little"))
+    content[at] ^= 1
+    file.write_bytes(content)
+    for rank, refused in (("0", True), ("3", False)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(ArtifactError, match="not those that were written") if refused else nullcontext():
+            PackPlan.load(tmp_path / "plan")
 
 
 @pytest.mark.parametrize(("kind", "version"), [(KIND, VERSION + 1), ("cost-table", VERSION), (KIND, None)])

@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from packtrain.core.errors import ArtifactError
+from packtrain.core.fingerprint import digest
 from packtrain.training.checkpoints import (
     MARKER,
     CheckpointFolder,
@@ -23,6 +25,7 @@ from packtrain.training.checkpoints import (
     find_latest,
     read_checkpoint,
     refuse_broken,
+    survey,
 )
 
 
@@ -82,7 +85,36 @@ def test_a_disk_that_is_too_small_is_not_even_begun_with(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("what", ["marker", "file", "size", "version", "kind"])
+SHAPES: dict[str, Any] = {
+    "files": 5,
+    "files of a list": [1],
+    "files without sums": {"weights": 100},
+    "step": "two",
+    "world": None,
+    "resumable": 1,
+    "version": 99,
+    "older version": 1,
+    "kind": 99,
+}
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("what", SHAPES)
+def test_a_list_of_another_shape_is_refused(tmp_path: Path, what: str, checked: bool) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 1)
+    marker = save(folder, 2) / MARKER
+    body = json.loads(marker.read_text()) | {what.split()[-1 if "version" in what else 0]: SHAPES[what]}
+    del body["checksum"]
+    if checked:
+        body["checksum"] = digest(body)
+    marker.write_text(json.dumps(body))
+    found = survey(tmp_path)
+    assert [one.step for one in found.complete] == [1]
+    assert "checkpoint-2" in found.broken[2]
+
+
+@pytest.mark.parametrize("what", ["marker", "file", "size"])
 def test_what_is_incomplete_is_never_chosen(tmp_path: Path, what: str) -> None:
     folder = folder_of(tmp_path)
     save(folder, 1)
@@ -93,9 +125,6 @@ def test_what_is_incomplete_is_never_chosen(tmp_path: Path, what: str) -> None:
         (broken / "inner" / "part").unlink()
     elif what == "size":
         os.truncate(broken / "weights", 99)
-    else:
-        marker = json.loads((broken / MARKER).read_text())
-        (broken / MARKER).write_text(json.dumps({**marker, what: 99}))
     found = find_latest(tmp_path)
     assert found is not None
     assert found.step == 1
@@ -139,6 +168,7 @@ def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from packtrain.training import checkpoints
 folder = checkpoints.CheckpointFolder(folder=Path(sys.argv[1]), writes=True)
 write = lambda path: [(path / f"part-{n}").write_bytes(b"x" * 1000) for n in range(20)]

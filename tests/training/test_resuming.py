@@ -55,6 +55,15 @@ def test_ranks_take_the_newest_that_all_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.contract
+@pytest.mark.parametrize("shared", [True, False])
+def test_damage_that_one_rank_finds_is_damage_for_all(tmp_path: Path, shared: bool) -> None:
+    disks = [made(tmp_path / "a", 1, 2), tmp_path / "a" if shared else made(tmp_path / "b", 1, 2)]
+    (disks[1] / "checkpoint-2" / "w").write_text("x")
+    answers = on_ranks(tmp_path, disks, [NEWEST, NEWEST])
+    assert answers == [(1, str(disk / "checkpoint-1")) for disk in disks]
+
+
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ import torch
 from small_run import dataset, losses, model_of, same, shared, trainer_of, weights
 from transformers import TrainerCallback
 
+from packtrain.core.artifacts import write_json
+from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
-from packtrain.training.checkpoints import MARKER, find_latest
+from packtrain.training.checkpoints import KIND, MARKER, VERSION, find_latest
 
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
 from processes import process_of
@@ -190,6 +194,46 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path) -> None:
         trainer_of(dataset(), run, small()).train(resume_from_checkpoint=str(run / "checkpoint-3"))
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def zero_half(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+
+
+@pytest.mark.parametrize("damage", [flip, zero_half])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", MARKER])
+def test_damage_of_the_same_size_is_passed_over_and_said(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    run = tmp_path / "run"
+    for step in (2, 3):
+        shutil.copytree(Path(uninterrupted().args.output_dir) / f"checkpoint-{step}", run / f"checkpoint-{step}")
+    damage(run / "checkpoint-3" / name)
+    again = trainer_of(dataset(), run, small(), save_strategy="no")
+    with pytest.warns(UserWarning, match=r"passed over.*checkpoint-3"):
+        assert again._checkpoint(True) == str(run / "checkpoint-2")
+    with pytest.raises(ArtifactError, match=name):
+        again._checkpoint(str(run / "checkpoint-3"))
+    damage(run / "checkpoint-2" / "model.safetensors")
+    with pytest.raises(ArtifactError, match=r"model\.safetensors are not those that were written"):
+        again._checkpoint(True)
+
+
+def test_weights_of_another_step_in_its_place_are_noticed(tmp_path: Path) -> None:
+    for step in (2, 3):
+        shutil.copytree(Path(uninterrupted().args.output_dir) / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    shutil.copy(tmp_path / "checkpoint-2" / "model.safetensors", tmp_path / "checkpoint-3")
+    again = trainer_of(dataset(), tmp_path, small(), save_strategy="no")
+    with pytest.warns(UserWarning, match=r"passed over.*checkpoint-3.*bytes of model\.safetensors"):
+        again.train(resume_from_checkpoint=True)
+    assert_is_the_same(again)
+
+
 def test_weights_only_cannot_be_resumed(tmp_path: Path) -> None:
     trainer_of(dataset(), tmp_path, small(), save_only_model=True, max_steps=1).train()
     with pytest.raises(ArtifactError, match="weights only"):
@@ -225,10 +269,11 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         broken = tmp_path / name / "checkpoint-2"
         shutil.copytree(source, broken)
         marked = tmp_path / f"{name}-was-here"
-        real = (broken / name).stat().st_size
         torch.save(Evil(str(marked)), broken / name)
-        marker = (broken / MARKER).read_text()
-        (broken / MARKER).write_text(marker.replace(str(real), str((broken / name).stat().st_size)))
+        listed = json.loads((broken / MARKER).read_text())
+        facts = {key: value for key, value in listed.items() if key not in ("kind", "version", "checksum")}
+        facts["files"][name] = FileSum.of(broken / name).plain()
+        write_json(broken / MARKER, KIND, VERSION, facts, checked=True)
         with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot read as tensors"):
             trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
         assert not marked.exists()

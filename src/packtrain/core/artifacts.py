@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ArtifactError
+from packtrain.core.fingerprint import digest
+
+_CHECKSUM = "checksum"  # of a JSON artifact without this one
 
 
 @contextmanager
@@ -82,24 +85,33 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
-    """Write a JSON artifact with its kind and format version."""
+def write_json(path: Path, kind: str, version: int, content: Mapping[str, Any], *, checked: bool = False) -> None:
+    """Write a JSON artifact with its kind and format version; a checked one also has a checksum of its content."""
     body = {"kind": kind, "version": version, **content}
+    if checked:
+        body[_CHECKSUM] = digest({name: value for name, value in body.items() if name != _CHECKSUM})
     with atomic_path(path) as temporary:
         text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
         # a lone surrogate, as in a file name that is not UTF-8, becomes the escape that JSON has for it
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-def read_json(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Read a JSON artifact; another kind or version is refused."""
+def read_json(
+    path: Path,
+    kind: str,
+    version: int,
+    *,
+    checked: bool = False,
+    fix: str = "make it again with this version of packtrain",
+) -> dict[str, Any]:
+    """Read a JSON artifact; another kind or version is refused, and a checked one that is not as it was written."""
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(
             str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file") from None
     found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
     if found != (kind, version):
@@ -109,6 +121,9 @@ def read_json(path: Path, kind: str, version: int) -> dict[str, Any]:
             got=f"kind {found[0]!r}, format version {found[1]!r}"
             + (", made by an older version of packtrain" if older else ""),
             expected=f"kind {kind!r}, format version {version}",
-            fix="make it again with this version of packtrain",
+            fix=fix,
         )
+    if checked and body.pop(_CHECKSUM, None) != digest(body):
+        got = "content that its checksum does not fit"
+        raise ArtifactError(str(path), got=got, expected=f"a {kind} file as it was written", fix=fix)
     return dict(body)

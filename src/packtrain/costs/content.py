@@ -54,7 +54,7 @@ class Content:
 def content_of(costs: Path, media: Path) -> dict[str, Any]:
     """The content of a table's files, row group by row group."""
     found = Content()
-    rows, seen = pq.ParquetFile(costs), pq.ParquetFile(media)
+    rows, seen = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
     for number in range(rows.num_row_groups):
         found.add(rows.read_row_group(number), MEDIA_SCHEMA.empty_table())
     for number in range(seen.num_row_groups):

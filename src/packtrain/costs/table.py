@@ -129,7 +129,7 @@ class CostTable:
     def source_codes(self) -> SourceCodes:
         """The source column as names and integers."""
         with _whole(self.folder / COSTS):
-            column = pq.read_table(self.folder / COSTS, columns=["source"])["source"].combine_chunks()
+            column = _read(self.folder / COSTS, "source").combine_chunks()
         if self._rows is not None:
             column = column.take(pa.array(self._rows))
         encoded = pc.dictionary_encode(column)
@@ -171,12 +171,17 @@ class CostTable:
 
 def _numpy(path: Path, name: str) -> np.ndarray:
     with _whole(path):
-        return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())
+        return np.asarray(_read(path, name).to_numpy())
+
+
+def _read(path: Path, name: str) -> pa.ChunkedArray:
+    """One column, its pages compared with the checksums that parquet keeps of them."""
+    return pq.read_table(path, columns=[name], page_checksum_verification=True)[name]
 
 
 def _take(path: Path, names: Sequence[str], positions: np.ndarray) -> pa.Table:
     """Rows of a parquet file by increasing position, row group by row group."""
-    with _whole(path), pq.ParquetFile(path) as file:
+    with _whole(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         edges = np.searchsorted(positions, starts)

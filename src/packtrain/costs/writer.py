@@ -100,7 +100,7 @@ class _Groups:
     """A parquet file in row groups of one fixed size, whatever the sizes of the pieces that come."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
         self._held: list[pa.Table] = []
         self._rows = 0
 

@@ -1,6 +1,7 @@
 """The rows of a cost table as delivery needs them: one file, written once, memory-mapped by every process.
 
 rows-<fingerprint>.arrow   one row for each row of the table, in its order; the list of data files is in its metadata
+rows-<fingerprint>.json    size and checksum of that, written after it: without this there are no rows
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packtrain.core.artifacts import atomic_path, remove_leftovers
-from packtrain.core.errors import ArtifactError
+from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.checksums import checks_here, require_sums, sums_of
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
 from packtrain.core.locks import alone
 from packtrain.costs.table import COSTS, CostTable, DataFile
 
-VERSION = 1
+KIND, VERSION = "rows", 2
+_AGAIN = "delete it (packtrain cache clear --kind rows), it is made again"
 ROWS_PER_BATCH = 65_536  # in memory at a time while the file is written
+SUMS = "sums"
 _FINGERPRINT, _FILES = b"packtrain.fingerprint", b"packtrain.files"
 _COPIED = ("tokens", "patches", "supervised_tokens", "images", "videos", "frames")
 ROW_SCHEMA = pa.schema(
@@ -49,7 +53,10 @@ class Row:
 
 
 class RowTable:
-    """The rows of one cost table under one set of limits. It pickles as its path."""
+    """The rows of one cost table under one set of limits. It pickles as its path.
+
+    Whoever makes or opens it compares it with its checksum, once for all processes of a node.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,16 +67,17 @@ class RowTable:
         fingerprint = fingerprint_of(table)
         path = Path(folder) / f"rows-{fingerprint}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        if not sum_of(path).exists():
             with alone(path.with_name(f".{path.name}.lock")) as held:  # without locks each writes the same
                 if held:
-                    remove_leftovers(path.parent, (path.name,))
-                if not path.exists():
+                    remove_leftovers(path.parent, (path.name, sum_of(path).name))
+                if not sum_of(path).exists():
                     _write(table, path, fingerprint)
-        made = cls(path)
+                    write_json(sum_of(path), KIND, VERSION, {SUMS: sums_of(path.parent, [path.name])}, checked=True)
+        made = cls(path).checked()
         if made.fingerprint != fingerprint or len(made) != len(table):
             got = f"{len(made):,} rows of {made.fingerprint}"
-            raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix="delete it")
+            raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix=_AGAIN)
         return made
 
     @classmethod
@@ -82,9 +90,17 @@ class RowTable:
                 names = ", ".join(file.name for file in found) or "none"
                 raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
             path = found[0]
-        made = cls(path)
+        made = cls(path).checked()
         len(made)  # so that a file that cannot be used is noticed here
         return made
+
+    def checked(self) -> RowTable:
+        """This one, if it is as it was written."""
+        if checks_here():
+            found = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
+            sums = found if isinstance(found, dict) else {}
+            require_sums(self.path.parent, {self.path.name: sums.get(self.path.name)}, fix=_AGAIN)
+        return self
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -113,12 +129,13 @@ class RowTable:
     def _table(self) -> pa.Table:
         try:
             found = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-        except (OSError, pa.ArrowInvalid) as error:
-            fix = "delete it, it is made again"
-            raise ArtifactError(str(self.path), got=str(error), expected="rows of a cost table", fix=fix) from None
+            found.validate()
+        except (OSError, pa.ArrowException) as error:
+            got = in_one_line(error)
+            raise ArtifactError(str(self.path), got=got, expected="rows of a cost table", fix=_AGAIN) from None
         if not found.schema.equals(ROW_SCHEMA) or _FILES not in (found.schema.metadata or {}):
             got, expected = ", ".join(found.schema.names), ", ".join(ROW_SCHEMA.names)
-            raise ArtifactError(str(self.path), got=got, expected=expected, fix="delete it, it is made again")
+            raise ArtifactError(str(self.path), got=got, expected=expected, fix=_AGAIN)
         return found
 
     @cached_property
@@ -127,6 +144,11 @@ class RowTable:
 
     def __reduce__(self) -> tuple[type[RowTable], tuple[Path]]:
         return RowTable, (self.path,)
+
+
+def sum_of(path: Path) -> Path:
+    """The file beside a file of rows that has its checksum."""
+    return path.with_suffix(".json")
 
 
 def fingerprint_of(table: CostTable) -> str:

@@ -148,7 +148,7 @@ class PackSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if not isinstance(self.plan, PackPlan):
-            self.plan = PackPlan.load(self.plan)
+            self.plan = PackPlan.load(self.plan, checked=False)  # by the process that this one comes from
 
 
 def _left_out(row: Row, error: RecordError) -> LedgerEntry:

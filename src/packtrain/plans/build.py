@@ -56,7 +56,7 @@ def build_plan(
         builder.check_anything()
         summary = builder.summary(files)
         sink.finish(summary)
-    return PackPlan(summary, sink.epochs()) if out is None else PackPlan.load(out)
+    return PackPlan(summary, sink.epochs()) if out is None else PackPlan.load(out, checked=False)
 
 
 @dataclass(slots=True)

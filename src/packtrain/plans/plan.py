@@ -1,6 +1,7 @@
 """The pack plan: which samples share a pack, in each epoch. A folder that is written once and memory-mapped after.
 
-plan.json            config, fingerprints of the inputs, counts, fill, what each limit stopped, work coefficients
+plan.json            config, fingerprints of the inputs, counts, fill, what each limit stopped, work coefficients,
+                     checksums of the other files and of itself
 entries-0000.arrow   one row for each entry, pack by pack: row of the cost table (and the piece of it, where cut)
 packs-0000.arrow     one row for each pack: where it ends, its window, what it holds of every resource
 ledger.jsonl         samples that are in no pack, with the reason
@@ -19,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import read_json, write_json
-from packtrain.core.errors import ArtifactError
+from packtrain.core.checksums import checks_here, require_sums
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import differences, digest
 from packtrain.costs.content import identity_of
 from packtrain.costs.table import SUMMARY as TABLE
@@ -28,9 +30,11 @@ from packtrain.estimates.flops import WorkModel
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
-KIND, VERSION = "pack-plan", 2
+KIND, VERSION = "pack-plan", 3
 PACKER_VERSION = 1  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
+SUMS = "sums"
+_AGAIN = "pack again: packtrain pack COSTS --out NEW; one of the cache: packtrain cache clear --kind plans"
 _KEYS = ("config", "inputs", "packer_version", "cost_table", "work", "files", "epochs", "blocked", "ledger")
 ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
 CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64())])
@@ -115,17 +119,26 @@ class PackPlan:
         self._files = files
 
     @classmethod
-    def load(cls, path: str | Path) -> PackPlan:
-        """Open a plan folder. Its packs are memory-mapped, so every process of a machine shares them."""
+    def load(cls, path: str | Path, *, checked: bool | None = None) -> PackPlan:
+        """Open a plan folder. Its packs are memory-mapped, so every process of a machine shares them.
+
+        Unless said otherwise the first process of a node compares all of them with their checksums, for the others.
+        """
         folder = Path(path)
         if folder.name == PLAN:
             folder = folder.parent
-        summary = read_json(folder / PLAN, KIND, VERSION)
-        missing = [name for name in _KEYS if name not in summary]
+        summary = read_json(folder / PLAN, KIND, VERSION, checked=True, fix=_AGAIN)
+        missing = [name for name in (*_KEYS, SUMS) if name not in summary]
         if missing:
             raise ArtifactError(str(folder / PLAN), got=f"no {', '.join(missing)}", expected="a whole plan.json")
+        if checks_here() if checked is None else checked:
+            names = (f"{kind}-{n:04d}.arrow" for n in range(summary["files"]) for kind in ("entries", "packs"))
+            require_sums(folder, {name: summary[SUMS].get(name) for name in (*names, LEDGER)}, fix=_AGAIN)
         files = [
-            EpochPacks(_mapped(folder / f"entries-{n:04d}.arrow"), _mapped(folder / f"packs-{n:04d}.arrow"))
+            EpochPacks(
+                _mapped(folder / f"entries-{n:04d}.arrow", ENTRY_SCHEMA, CUT_SCHEMA),
+                _mapped(folder / f"packs-{n:04d}.arrow", PACK_SCHEMA),
+            )
             for n in range(summary["files"])
         ]
         for number, (found, counts) in enumerate(zip(files, summary["epochs"], strict=False)):
@@ -134,7 +147,7 @@ class PackPlan:
                     f"{folder}: file {number}",
                     got=f"{found.num_packs} packs, {found.num_entries} entries",
                     expected=f"{counts['packs']} packs, {counts['entries']} entries",
-                    fix="pack again into a new folder",
+                    fix=_AGAIN,
                 )
         return cls(summary, files, folder)
 
@@ -190,7 +203,7 @@ class PackPlan:
         if self.folder is not None and not (before / TABLE).is_file():
             body = {name: value for name, value in summary.items() if name not in ("kind", "version")}
             with suppress(OSError):  # a plan that may only be read
-                write_json(self.folder / PLAN, KIND, VERSION, body)
+                write_json(self.folder / PLAN, KIND, VERSION, body, checked=True)
         return PackPlan(summary, self._files, self.folder)
 
     def check_inputs(self, table: CostTable) -> None:
@@ -217,10 +230,13 @@ def inputs_of(table: CostTable) -> dict[str, Any]:
     }
 
 
-def _mapped(path: Path) -> pa.Table:
+def _mapped(path: Path, *schemas: pa.Schema) -> pa.Table:
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ArtifactError(
-            str(path), got=str(error), expected="a file of a whole pack plan", fix="pack again into a new folder"
-        ) from None
+        found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        found.validate()
+        if not any(found.schema.equals(one) for one in schemas):
+            raise pa.ArrowInvalid(f"other columns: {', '.join(found.schema.names)}")
+        return found
+    except (OSError, pa.ArrowException) as error:
+        got = in_one_line(error)
+        raise ArtifactError(str(path), got=got, expected="a file of a whole pack plan", fix=_AGAIN) from None

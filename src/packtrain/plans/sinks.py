@@ -13,8 +13,9 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 
 from packtrain.core.artifacts import sync, write_json
+from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError
-from packtrain.plans.plan import KIND, LEDGER, PLAN, VERSION, EpochPacks
+from packtrain.plans.plan import KIND, LEDGER, PLAN, SUMS, VERSION, EpochPacks
 
 
 class Sink(Protocol):
@@ -147,7 +148,8 @@ class FolderSink:
 
     def finish(self, summary: dict[str, Any]) -> None:
         self._ledger.close()
-        write_json(self._work / PLAN, KIND, VERSION, summary)
+        sums = sums_of(self._work, (path.name for path in self._work.iterdir()))
+        write_json(self._work / PLAN, KIND, VERSION, {**summary, SUMS: sums}, checked=True)
         for path in self._work.iterdir():
             sync(path)
         sync(self._work)

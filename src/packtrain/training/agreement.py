@@ -18,6 +18,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def own_rank() -> int:
+    """The number of this process among them."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 def summed(values: Sequence[torch.Tensor | float], device: torch.device) -> torch.Tensor:
     """These numbers added up over all ranks, as one float64 vector on the device; the host waits for nothing."""
     together = torch.stack(

@@ -3,8 +3,9 @@
 A checkpoint is written into a hidden folder beside the others; when every rank has written its part, a file that lists
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
-files of other sizes, is never resumed from. One that cannot be read at the moment is another matter: nothing is
-resumed or begun then, since a run that begins anew writes over what the other left.
+files of other sizes, is never resumed from; before one is, its bytes are compared with the checksums in that list, too.
+One that cannot be read at the moment is another matter: nothing is resumed or begun then, since a run that begins anew
+writes over what the other left.
 
 A run that goes on from an earlier step, or begins anew where one was, leaves the later checkpoints of the other in
 folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
@@ -26,11 +27,17 @@ from typing import Any
 import torch
 
 from packtrain.core.artifacts import read_json, refuse_links, sync, write_json
-from packtrain.core.errors import ArtifactError
+from packtrain.core.checksums import FileSum
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.training.agreement import faults_of_all, world_size
+from packtrain.training.shared_sums import Sums, shared_sums
 
 MARKER = "checkpoint.json"
-KIND, VERSION = "checkpoint", 1
+KIND, VERSION = "checkpoint", 2
+_OLD = (
+    "resume from an earlier one; where all are of an older version, go on with that, or begin a new run from the "
+    "weights: packtrain train CONFIG model.model_name_or_path=CHECKPOINT"
+)
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE = "set-aside-"
 _ASIDE_NAME = re.compile(r"set-aside-checkpoint-(\d+)(?:\.(\d+))?")
@@ -50,6 +57,8 @@ class Checkpoint:
     bytes: int
     world: int  # ranks that wrote it
     resumable: bool  # it has more than weights
+    files: Mapping[str, FileSum]
+    passed_over: tuple[str, ...] = ()  # newer ones of its folder that cannot be used, and why
 
 
 class UnreadableError(ArtifactError):
@@ -74,36 +83,78 @@ def read_checkpoint(path: Path) -> Checkpoint:
             expected="a checkpoint that was written to its end by this trainer",
             fix="resume from an earlier one",
         )
-    found = read_json(path / MARKER, KIND, VERSION)
-    files: Mapping[str, int] = found["files"]
-    wrong = [name for name, size in files.items() if not _has_size(path / name, size)]
+    found = _Listed.read(path)
+    wrong = [name for name, one in found.files.items() if not _has_size(path / name, one.bytes)]
     if wrong:
         raise ArtifactError(
             str(path),
             got=f"{wrong[0]} is missing or has another size than when it was written ({len(wrong)} files)",
-            expected=f"the {len(files)} files that {MARKER} lists",
+            expected=f"the {len(found.files)} files that {MARKER} lists",
             fix="resume from an earlier one",
         )
     return Checkpoint(
-        path=path, step=found["step"], bytes=sum(files.values()), world=found["world"], resumable=found["resumable"]
+        path=path,
+        step=found.step,
+        bytes=sum(one.bytes for one in found.files.values()),
+        world=found.world,
+        resumable=found.resumable,
+        files=found.files,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listed:
+    """What the list of a checkpoint says."""
+
+    step: int
+    world: int
+    resumable: bool
+    files: Mapping[str, FileSum]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Listed:
+        content = read_json(folder / MARKER, KIND, VERSION, checked=True, fix=_OLD)
+        try:
+            files = {str(name): FileSum.from_plain(one) for name, one in content["files"].items()}
+            if any(type(content[name]) is not kind for name, kind in _FACTS.items()):
+                raise ValueError("facts that are none")
+            return cls(files=files, **{name: content[name] for name in _FACTS})
+        except (KeyError, AttributeError, ValueError) as error:
+            expected = f"{', '.join(_FACTS)} and files with their sizes and checksums"
+            raise ArtifactError(str(folder / MARKER), got=in_one_line(error), expected=expected) from None
+
+
+_FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surveyed:
+    """The checkpoints of a folder."""
+
+    complete: tuple[Checkpoint, ...]  # by step
+    broken: Mapping[int, str]  # why another one is not, by step
+
+
+def survey(folder: Path) -> Surveyed:
+    """All checkpoints of a folder; files are looked at, not read."""
+    complete, broken = [], {}
+    for path in _named(folder):
+        try:
+            complete.append(read_checkpoint(path))
+        except UnreadableError:
+            raise
+        except ArtifactError as error:
+            broken[int(_digits(path.name))] = f"{path}: {error.got}"
+    return Surveyed(complete=tuple(sorted(complete, key=lambda checkpoint: checkpoint.step)), broken=broken)
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     """All that are complete, by step."""
-    found = []
-    for path in _named(folder):
-        try:
-            found.append(read_checkpoint(path))
-        except UnreadableError:
-            raise
-        except ArtifactError:
-            continue
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return list(survey(folder).complete)
 
 
 def find_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run folder that a run can go on from."""
+    """The newest checkpoint of a run folder that a run can go on from, unless its bytes have changed."""
     return next((found for found in reversed(complete_checkpoints(folder)) if found.resumable), None)
 
 
@@ -146,8 +197,9 @@ class CheckpointFolder:
         self._part(saving, needed, lambda: self._begin(saving, needed))
         for part in parts:
             self._part(saving, needed, lambda part=part: part(saving))  # type: ignore[misc]
-        self._part(saving, needed, lambda: self._finish(saving, step, resumable))
-        self._part(saving, needed, lambda: self._finish_elsewhere(saving, step, resumable))
+        found = shared_sums(saving)
+        self._part(saving, needed, lambda: self._finish(saving, step, resumable, found))
+        self._part(saving, needed, lambda: self._finish_elsewhere(saving, step, resumable, found))
         if self.writes:
             self._rotate(keep={self.path(step), *([best] if best is not None else [])})
         if resumable and (self.writes or self.per_machine):
@@ -209,23 +261,23 @@ class CheckpointFolder:
         if self.writes and (free := _free(self.folder)) < needed:
             raise OSError(f"{free:,} bytes are free, and it needs about {needed:,}")
 
-    def _finish(self, saving: Path, step: int, resumable: bool) -> None:
+    def _finish(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
         if self.writes:
-            self._name(saving, step, resumable)
+            self._name(saving, step, resumable, found)
 
-    def _finish_elsewhere(self, saving: Path, step: int, resumable: bool) -> None:
+    def _finish_elsewhere(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
         """Where disks are shared, the folder has its name for all ranks now."""
         if self.per_machine and not self.writes and saving.is_dir():
             with suppress(OSError):  # a shared disk may show what is no longer there
-                self._name(saving, step, resumable)
+                self._name(saving, step, resumable, found)
 
-    def _name(self, saving: Path, step: int, resumable: bool) -> None:
-        files = [path for path in sorted(saving.rglob("*")) if path.is_file()]
-        for path in files:
-            sync(path)
-        sizes = {path.relative_to(saving).as_posix(): path.stat().st_size for path in files}
-        facts = {"step": step, "world": world_size(), "resumable": resumable, "files": sizes}
-        write_json(saving / MARKER, KIND, VERSION, facts)
+    def _name(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
+        found.require()
+        for name in found.files:
+            sync(saving / name)
+        files = {name: one.plain() for name, one in found.files.items()}
+        facts = {"step": step, "world": world_size(), "resumable": resumable, "files": files}
+        write_json(saving / MARKER, KIND, VERSION, facts, checked=True)
         for folder in (*(path for path in saving.rglob("*") if path.is_dir()), saving):
             sync(folder)
         final = self.path(step)

@@ -1,14 +1,19 @@
-"""From which checkpoint a run goes on: one that every rank has, or none, with what each of them has."""
+"""From which checkpoint a run goes on: one that every rank has undamaged, or none, with what each of them has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packtrain.core.checksums import Checking
 from packtrain.core.errors import ArtifactError
 from packtrain.training.agreement import on_all, said_by_all, world_size
-from packtrain.training.checkpoints import Checkpoint, complete_checkpoints, read_checkpoint
+from packtrain.training.checkpoints import MARKER, Checkpoint, read_checkpoint, survey
 from packtrain.training.sharded_files import refuse_code
+from packtrain.training.shared_sums import shared_sums
+
+_ANEW = "start without resuming"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,23 +32,26 @@ class _Choice:
         return f"has steps {', '.join(map(str, self.steps))}" if self.steps else "has no complete checkpoint"
 
 
-def checkpoint_to_resume(given: str | Path | bool | None, folder: Path) -> Checkpoint | None:
+def checkpoint_to_resume(
+    given: str | Path | bool | None, folder: Path, report: Callable[[Checking], None] = lambda _: None
+) -> Checkpoint | None:
     """The checkpoint that was named, or the newest of the folder; all ranks call it, and all get the same step.
 
-    Disks that are not shared may lack what others have: then it is the newest that all ranks have. Where there is none,
-    all of them raise.
+    Disks that are not shared may lack what others have: then it is the newest that all ranks have. Its bytes are
+    compared with their checksums, which takes as long as reading it; where they differ on any rank, all take the one
+    before. Where there is none, all of them raise.
     """
-    found, error = _own(given, folder)
+    found = _own(given, folder)
     mine = _Choice(
         asked=given is not None and given is not False,
-        steps=tuple(sorted(found)),
-        fault=None if error is None else " ".join(str(error).split()),
+        steps=tuple(sorted(found.by_step)),
+        fault=None if found.error is None else " ".join(str(found.error).split()),
     )
     all_of_them = said_by_all(mine)
     if not any(choice.asked for choice in all_of_them):
         return None
-    if error is not None and world_size() == 1:
-        raise error
+    if found.error is not None and world_size() == 1:
+        raise found.error
     common = set.intersection(*(set(choice.steps) for choice in all_of_them))
     if not common:
         raise ArtifactError(
@@ -52,28 +60,73 @@ def checkpoint_to_resume(given: str | Path | bool | None, folder: Path) -> Check
             expected="a checkpoint of this trainer" + (" that all ranks have" if len(all_of_them) > 1 else ""),
             fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _ANEW,
         )
-    chosen = found[max(common)]
+    chosen = _undamaged([found.by_step[step] for step in sorted(common, reverse=True)], report)
+    newer = sorted(step for step in found.broken if step > chosen.step)
+    chosen = replace(chosen, passed_over=(*(found.broken[step] for step in newer), *chosen.passed_over))
     on_all(lambda: refuse_code(chosen.path), str(chosen.path), "files that all ranks can read")
     return chosen
 
 
-_ANEW = "start without resuming"
+def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None] = lambda _: None) -> None:
+    """Refuse a checkpoint whose bytes are not those that were written. All ranks call it, and all of them raise."""
+    faults = _damage(checkpoint, report)
+    if faults:
+        raise ArtifactError(
+            str(checkpoint.path),
+            got="; ".join(faults),
+            expected=f"files whose checksums are those in {MARKER}: a disk, or whatever copied them, has damaged them",
+            fix="resume from an earlier checkpoint, or bring this one back from a copy",
+        )
 
 
-def _own(given: str | Path | bool | None, folder: Path) -> tuple[dict[int, Checkpoint], ArtifactError | None]:
-    """What this rank could go on from, by step; and why not from what was named."""
+def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], None]) -> Checkpoint:
+    """The first of them whose bytes are as they were written, on all ranks."""
+    passed: list[str] = []
+    for number, candidate in enumerate(candidates):
+        try:
+            require_undamaged(candidate, report)
+            return replace(candidate, passed_over=tuple(passed))
+        except ArtifactError as error:
+            if number == len(candidates) - 1:
+                raise
+            passed.append(f"{candidate.path}: {error.got}")
+    raise AssertionError("there is one")
+
+
+def _damage(checkpoint: Checkpoint, report: Callable[[Checking], None]) -> list[str]:
+    """What all ranks find wrong with the bytes of one; the same on all of them."""
+    now = shared_sums(checkpoint.path, report)
+    wrong = [name for name, one in checkpoint.files.items() if now.files.get(name) != one]
+    mine = [*now.faults, *(f"the bytes of {name} are not those that were written" for name in wrong)]
+    more = f" and {len(mine) - 3} more" if len(mine) > 3 else ""
+    said = said_by_all("; ".join(mine[:3]) + more)
+    return list(dict.fromkeys(words for words in said if words))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Own:
+    """What this rank has."""
+
+    by_step: dict[int, Checkpoint]  # what it could go on from
+    broken: dict[int, str]
+    error: ArtifactError | None = None  # why not from what was named
+
+
+def _own(given: str | Path | bool | None, folder: Path) -> _Own:
     if given is None or given is False:
-        return {}, None
+        return _Own(by_step={}, broken={})
     try:
         if given is True:
-            return {one.step: one for one in complete_checkpoints(folder) if one.resumable}, None
+            found = survey(folder)
+            return _Own(by_step={one.step: one for one in found.complete if one.resumable}, broken=dict(found.broken))
         named = read_checkpoint(Path(given))
     except ArtifactError as error:
-        return {}, error
+        return _Own(by_step={}, broken={}, error=error)
     if not named.resumable:
         expected = "a checkpoint of this trainer"
-        return {}, ArtifactError(str(given), got="weights only (save_only_model)", expected=expected, fix=_ANEW)
-    return {named.step: named}, None
+        refused = ArtifactError(str(given), got="weights only (save_only_model)", expected=expected, fix=_ANEW)
+        return _Own(by_step={}, broken={}, error=refused)
+    return _Own(by_step={named.step: named}, broken={})
 
 
 def _words(choices: list[_Choice]) -> list[str]:

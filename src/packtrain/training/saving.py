@@ -27,11 +27,11 @@ from transformers.utils import logging
 from packtrain.core.errors import ArtifactError
 from packtrain.models.reload import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
-from packtrain.training.checkpoints import CheckpointFolder, bytes_to_save, read_checkpoint
+from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.evaluation import EvaluationStopped
 from packtrain.training.flow import RunFlow, is_due
 from packtrain.training.memory_errors import is_memory_error
-from packtrain.training.resuming import checkpoint_to_resume
+from packtrain.training.resuming import checkpoint_to_resume, require_undamaged
 from packtrain.training.settings import StepSettings
 from packtrain.training.sharded_files import refuse_code
 
@@ -64,9 +64,13 @@ class SafeCheckpoints:
     is_deepspeed_enabled: bool
     _resumed: Path | None = None  # the checkpoint that the present call of `train` goes on from
 
-    def _checkpoint(self, given: str | Path | bool | None) -> str | None:
-        """The folder to go on from; all ranks agree on its step."""
-        found = checkpoint_to_resume(given, Path(str(self.args.output_dir)))
+    def _checkpoint(self, given: Checkpoint | str | Path | bool | None) -> str | None:
+        """The folder to go on from; all ranks agree on its step. One that was chosen before is as it was then."""
+        found = given
+        if not isinstance(found, Checkpoint):
+            found = checkpoint_to_resume(found, Path(str(self.args.output_dir)))
+            for words in found.passed_over if found is not None else ():
+                warnings.warn(f"passed over, the run goes on from an earlier step: {words}", stacklevel=3)
         self._resumed = None if found is None else found.path
         return None if found is None else str(found.path)
 
@@ -79,6 +83,7 @@ class SafeCheckpoints:
         """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
         best = Path(str(self.state.best_model_checkpoint))
         on_all(lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read")
+        require_undamaged(read_checkpoint(best))
         if not self._reload(self.model, str(best)):
             super()._load_best_model()  # type: ignore[misc]
 

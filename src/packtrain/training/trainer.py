@@ -36,6 +36,7 @@ from packtrain.proofs.values import Verdict
 from packtrain.training import evaluation
 from packtrain.training.agreement import summed, world_size
 from packtrain.training.arguments import SHARDED, refuse_arguments
+from packtrain.training.checkpoints import Checkpoint
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
 from packtrain.training.interrupts import Interrupts
@@ -153,8 +154,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
 
     # ---- the run
 
-    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> Any:
-        """Trainer's own; True resumes from the newest complete checkpoint of the output folder."""
+    def train(self, resume_from_checkpoint: Checkpoint | str | Path | bool | None = None, **options: Any) -> Any:
+        """Trainer's own; True resumes from the newest complete checkpoint of the output folder that is undamaged."""
         checkpoint = self._checkpoint(resume_from_checkpoint)
         self._checkpoints.clean()
         with self._interrupts, self._watching(), self._settled:

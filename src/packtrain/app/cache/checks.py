@@ -67,7 +67,7 @@ def _names(table: Path) -> str:
 
 
 def _of_plan(path: Path) -> str:
-    plan = PackPlan.load(path)
+    plan = PackPlan.load(path, checked=False)
     counts, config = plan.summary["epochs"][0], plan.config
     how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
     about = _names(Path(plan.summary["cost_table"]))
@@ -75,7 +75,7 @@ def _of_plan(path: Path) -> str:
 
 
 def _of_rows(path: Path) -> str:
-    rows = RowTable.open(path)
+    rows = RowTable(path)
     files = [Path(file.file).name for file in rows.files]
     return f"{len(rows):,} rows of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
 
@@ -126,7 +126,7 @@ def _stale_table(path: Path, root: Path) -> Faults:
 
 
 def _stale_plan(path: Path, root: Path) -> Faults:
-    plan = PackPlan.load(path)
+    plan = PackPlan.load(path, checked=False)
     if plan.summary["packer_version"] != PACKER_VERSION:
         yield f"packed by version {plan.summary['packer_version']} of the packer, now {PACKER_VERSION}"
     folder = Path(plan.summary["cost_table"])
@@ -189,8 +189,8 @@ def _check_table(path: Path) -> Faults:
 
 
 def _check_plan(path: Path) -> Faults:
-    """Totals of all packs, and every row within its cost table."""
-    plan = PackPlan.load(path)
+    """Every byte against its checksum; totals of all packs, and every row within its cost table."""
+    plan = PackPlan.load(path, checked=True)
     rows = plan.summary["inputs"]["rows"]
     for number, counts in enumerate(plan.summary["epochs"]):
         packs = plan.epoch(number)

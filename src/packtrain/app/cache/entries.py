@@ -17,6 +17,7 @@ from pathlib import Path
 
 from packtrain.app.cache.checks import CHECKS, described, staleness
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.packs.rows import sum_of
 from packtrain.records.shards.entries import MARKER, is_ours
 from packtrain.records.shards.folder import CacheFolder
 
@@ -101,6 +102,8 @@ def clear_cache(entries: Iterable[Cached], root: Path) -> int:
             shutil.rmtree(hidden)
         else:
             entry.path.unlink(missing_ok=True)
+            if entry.kind == "rows":
+                sum_of(entry.path).unlink(missing_ok=True)
             with suppress(OSError):
                 entry.path.with_name(f".{entry.path.name}.lock").unlink(missing_ok=True)
         freed += before - (_size(entry.path) if entry.path.exists() else 0)

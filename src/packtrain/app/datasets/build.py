@@ -27,7 +27,7 @@ from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
 from packtrain.estimates.shapes import read_shape
 from packtrain.models.tiny import resolve
-from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
+from packtrain.plans.plan import PACKER_VERSION, VERSION, PackPlan, inputs_of
 from packtrain.plans.schedule import Schedule
 
 if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
@@ -307,7 +307,7 @@ def _measured(config: DatasetConfig, root: Path, progress: Callable[[Any], None]
 def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Callable[[Any], None]) -> PackPlan:
     packing = config.packing_config(_context(config))
     work = asdict(work_of(table)[0])
-    named = digest([packing.describe(), inputs_of(table), PACKER_VERSION, work])
+    named = digest([packing.describe(), inputs_of(table), PACKER_VERSION, VERSION, work])
     return pack_outcome(table, packing, root / "plans" / named, progress).plan
 
 

@@ -15,6 +15,7 @@ from packtrain.advice.words import counted, duration
 from packtrain.app.show.bars import Bar
 from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.values import Learning, Ready, TrainOutcome
+from packtrain.core.checksums import Checking
 from packtrain.costs.run import Progress as Measuring
 from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
@@ -37,6 +38,8 @@ class PrepareBar(Bar):
             self.show(state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}")
         elif isinstance(state, Tokenizing):
             self.show(state.rows, state.total, "tokenizing")
+        elif isinstance(state, Checking):
+            self.show(state.bytes >> 20, state.total >> 20, f"reading {state.path.name} (MiB)")
 
 
 def show_ready(ready: Ready, console: Console) -> None:

@@ -68,9 +68,12 @@ def train(
     with folder.alone() if writes else nullcontext():
         from packtrain.app.train.session import Session
 
-        prepared = prepare(run, progress if here.first else lambda _: None)
+        watched = progress if here.first else lambda _: None
+        prepared = prepare(run, watched)
         written = {"written": _written(config), "overrides": list(overrides)}
-        session = Session.open(prepared, here, resume=resume, batch_stats=batch_stats, written=written)
+        session = Session.open(
+            prepared, here, resume=resume, batch_stats=batch_stats, written=written, progress=watched
+        )
         if here.first:
             ready(session.ready)
         if dry_run:

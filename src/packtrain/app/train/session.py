@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -60,7 +60,14 @@ class Session:
 
     @classmethod
     def open(
-        cls, prepared: Prepared, here: Place, *, resume: bool, batch_stats: int, written: Mapping[str, Any]
+        cls,
+        prepared: Prepared,
+        here: Place,
+        *,
+        resume: bool,
+        batch_stats: int,
+        written: Mapping[str, Any],
+        progress: Callable[[Any], None] = lambda _: None,
     ) -> Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
         import torch
@@ -69,13 +76,14 @@ class Session:
         from packtrain.training.agreement import said_by_all
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.ready import ready_model, training_device, weights_dtype
+        from packtrain.training.resuming import checkpoint_to_resume
 
         run = prepared.run
         device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
         args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
         check_arguments(args)
         check_same_data(prepared)
-        checkpoint = find_latest(run.folder) if resume else None
+        checkpoint = checkpoint_to_resume(resume and find_latest(run.folder) is not None, run.folder, progress)
         if checkpoint is not None:
             check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary["inputs"])
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
@@ -98,7 +106,8 @@ class Session:
         if made.trains_half and not masters:
             notes = (*notes, _ROUNDED)
         if checkpoint is not None:
-            notes = (*notes, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
+            passed = (f"passed over, the run goes on from an earlier step: {one}" for one in checkpoint.passed_over)
+            notes = (*notes, *passed, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
         predicted = expected(prepared, machine)
@@ -146,7 +155,7 @@ class Session:
             try:
                 trainer = self._trainer(watch)
                 with shown:
-                    trainer.train(resume_from_checkpoint=self.checkpoint.path if self.checkpoint is not None else None)
+                    trainer.train(resume_from_checkpoint=self.checkpoint)
                 status, detail = _ended(trainer)
             except BaseException as error:
                 detail = in_one_line(error)

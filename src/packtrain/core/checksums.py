@@ -1,0 +1,118 @@
+"""Checksums of files: against damage on disks and on the way to them, not against those who want to deceive.
+
+A CRC-32 of each block, and a CRC-32 of those: blocks are read side by side, at several GB a second.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.artifacts import open_own
+from packtrain.core.errors import ArtifactError
+
+BLOCK = 16 << 20
+THREADS = 4
+_PIECE = 1 << 20  # read at a time; fits the processor's cache
+
+Report = Callable[[int], None]  # is told of so many more bytes that were read
+
+
+def _nobody(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checking:
+    """How much of a folder was read for its checksums; handed to the caller on the way."""
+
+    path: Path
+    bytes: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSum:
+    """What a file was when it was written."""
+
+    bytes: int
+    checksum: str
+
+    @classmethod
+    def of(cls, path: Path, report: Report = _nobody) -> FileSum:
+        """Of a file as it is now; a link is refused."""
+        descriptor = open_own(path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            return cls(bytes=size, checksum=_checksum(descriptor, size, report))
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def from_plain(cls, found: Any) -> FileSum:
+        """As JSON has it; ValueError where it is something else."""
+        if not isinstance(found, dict) or set(found) != {"bytes", "checksum"}:
+            raise ValueError("a file without its size and checksum")
+        if type(found["bytes"]) is not int or type(found["checksum"]) is not str:
+            raise ValueError("a file whose size or checksum is none")
+        return cls(**found)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"bytes": self.bytes, "checksum": self.checksum}
+
+    def fault(self, path: Path, report: Report = _nobody) -> str | None:
+        """What is wrong with the file as it is now, if anything is."""
+        try:
+            found = path.stat().st_size
+            if found == self.bytes:
+                return None if FileSum.of(path, report) == self else "its bytes are not those that were written"
+        except FileNotFoundError:
+            return "it is missing"
+        return f"it has {found:,} of {self.bytes:,} bytes"
+
+
+def checks_here() -> bool:
+    """Is it this process that checks for all processes of its node? Launchers number those."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Of some files of a folder, for its JSON."""
+    return {name: FileSum.of(folder / name).plain() for name in sorted(names)}
+
+
+def require_sums(folder: Path, found: Mapping[str, Any], *, fix: str) -> None:
+    """Refuse a folder of which a file is not as it was written; `found` has what its JSON says, by name."""
+    for name, plain in found.items():
+        try:
+            fault = FileSum.from_plain(plain).fault(folder / name)
+        except ValueError as error:
+            fault = str(error)
+        if fault is not None:
+            expected = "the file as it was written: its disk, or whatever copied it, has damaged it"
+            raise ArtifactError(str(folder / name), got=fault, expected=expected, fix=fix)
+
+
+def _checksum(descriptor: int, size: int, report: Report) -> str:
+    def block(start: int) -> bytes:
+        end, found, piece = min(start + BLOCK, size), 0, memoryview(bytearray(min(_PIECE, size - start)))
+        at = start
+        while at < end:
+            got = os.preadv(descriptor, [piece[: end - at]], at)
+            if not got:
+                raise OSError(f"the file ends after {at:,} of {size:,} bytes")
+            found, at = zlib.crc32(piece[:got], found), at + got
+        return found.to_bytes(4, "big")
+
+    starts, together = range(0, size, BLOCK), 0
+    with ThreadPoolExecutor(max(1, min(THREADS, len(os.sched_getaffinity(0))))) as pool:
+        for start, found in zip(starts, (pool.map if len(starts) > 1 else map)(block, starts), strict=True):
+            together = zlib.crc32(found, together)
+            report(min(BLOCK, size - start))
+    return f"{together:08x}"
