@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import run_ranks
+from processes import TORCH, run_ranks
 
 from packtrain.batches.failures import FailureWatch
 from packtrain.batches.values import BatchInfo
@@ -198,7 +198,7 @@ def spend(rank: int, world: int, path: str) -> tuple[str, int]:
 
 
 def test_all_ranks_stop_at_the_same_step_with_the_same_message(tmp_path: Path) -> None:
-    answers = run_ranks(2, spend, 2, str(tmp_path / "ledger.jsonl"), folder=tmp_path)
+    answers = run_ranks(2, spend, 2, str(tmp_path / "ledger.jsonl"), folder=tmp_path, preload=TORCH)
     assert answers[0] == answers[1], answers
     assert answers[0][1] == 1
     assert "12 of the first 40 samples" in answers[0][0]
@@ -217,10 +217,11 @@ def test_the_ledger_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> No
     alone = tmp_path / "alone.jsonl"
     end = train(FailureWatch(1.0, alone), steps())[-1]
     path = tmp_path / "ledger.jsonl"
-    two = run_ranks(2, run_part, 2, str(path), None, 0, 3, folder=tmp_path / "two")
+    two = run_ranks(2, run_part, 2, str(path), None, 0, 3, folder=tmp_path / "two", preload=TORCH)
     assert two[0] == two[1], "a state is the same on every rank"
-    run_ranks(2, run_part, 2, str(path), two[0], 3, 5, folder=tmp_path / "lost")  # this part is taken back
-    three = run_ranks(3, run_part, 3, str(path), two[1], 3, 6, folder=tmp_path / "three")
+    # This part is taken back.
+    run_ranks(2, run_part, 2, str(path), two[0], 3, 5, folder=tmp_path / "lost", preload=TORCH)
+    three = run_ranks(3, run_part, 3, str(path), two[1], 3, 6, folder=tmp_path / "three", preload=TORCH)
     assert three[0] == three[1] == three[2] == end
     assert path.read_bytes() == alone.read_bytes()
     assert max(Counter(path.read_text().splitlines()).values()) == 1
@@ -238,6 +239,6 @@ def cannot_write(rank: int, path: str) -> str:
 
 def test_a_ledger_that_cannot_be_written_stops_every_rank(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    answers = run_ranks(2, cannot_write, str(tmp_path / "folder"), folder=tmp_path)
+    answers = run_ranks(2, cannot_write, str(tmp_path / "folder"), folder=tmp_path, preload=TORCH)
     assert answers[0] == answers[1], answers
     assert "IsADirectoryError" in answers[0]

@@ -45,7 +45,7 @@ from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.options import SchemaOptions
 
 pytestmark = pytest.mark.contract
-QUICK, MANY, TRUE_SIZE = 60, 300, 25
+QUICK, MANY, TRUE_SIZE = 24, 120, 12
 
 
 @pytest.fixture(autouse=True)

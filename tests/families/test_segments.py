@@ -64,7 +64,7 @@ PLAIN = record_of(("s", "a", "b", "c", "d"), image=False, system=False)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(texts=st.tuples(TEXTS, TEXTS, TEXTS, TEXTS, TEXTS), image=st.booleans(), system=st.booleans())
 def test_pieces_count_as_the_whole(
     family: str,

@@ -9,11 +9,11 @@ import pytest
 from fault_groups import MakeRun, Run
 from fault_ledgers import Attempt, problems
 
+pytestmark = pytest.mark.full
 Sound = Callable[[Run], None]
 Reference = Callable[[str], Attempt]
 
 
-@pytest.mark.full
 def test_a_killed_group_goes_on_where_it_was_saved(make_run: MakeRun, sound: Sound) -> None:
     run = make_run("map")
     group = run.start(2, workers=1, parks=[(0, "line:0:2")])
@@ -30,8 +30,8 @@ def test_a_killed_group_goes_on_where_it_was_saved(make_run: MakeRun, sound: Sou
     ("broken", "kinds"),
     [
         ("drop", {"lost"}),
-        pytest.param("duplicate", {"twice"}, marks=pytest.mark.full),
-        pytest.param("swap", {"order"}, marks=pytest.mark.full),
+        ("duplicate", {"twice"}),
+        ("swap", {"order"}),
         ("change", {"content"}),
     ],
 )

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 from torch.distributed.tensor import DTensor
+
+sys.path.append(str(Path(__file__).parents[1] / "batches"))
+from processes import process_of
 
 FAMILY = "qwen3_vl"
 WORLD = 2
@@ -29,9 +31,7 @@ SPLIT = 16  # patches at once, where a scenario splits towers: less than a video
 
 def run_ranks(scenarios: tuple[str, ...], folder: Path, deadline: float, *, hook: bool = True) -> Any:
     """The results of both ranks by scenario, or what went wrong. Ends what it started when the deadline passes."""
-    context = multiprocessing.get_context("spawn")
-    here = str(Path(__file__).parent)
-    started = [context.Process(target=_rank, args=(rank, scenarios, str(folder), hook, here)) for rank in range(WORLD)]
+    started = [process_of(_rank, rank, scenarios, str(folder), hook) for rank in range(WORLD)]
     for process in started:
         process.start()
     for process in started:
@@ -47,9 +47,8 @@ def run_ranks(scenarios: tuple[str, ...], folder: Path, deadline: float, *, hook
     return {name: [torch.load(folder / f"{name}-{rank}.pt") for rank in range(WORLD)] for name in scenarios}
 
 
-def _rank(rank: int, scenarios: tuple[str, ...], folder: str, hook: bool, tests: str) -> None:
+def _rank(rank: int, scenarios: tuple[str, ...], folder: str, hook: bool) -> None:
     """One process; scenarios follow each other, because starting is what takes long."""
-    sys.path.insert(0, tests)
     torch.set_num_threads(1)
     out = Path(folder)
     timeout = timedelta(seconds=COLLECTIVE_SECONDS)

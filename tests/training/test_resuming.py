@@ -14,7 +14,7 @@ from packtrain.training.checkpoints import CheckpointFolder
 from packtrain.training.resuming import checkpoint_to_resume
 
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
-from processes import run_ranks
+from processes import TORCH, run_ranks
 
 NEWEST = "newest"
 
@@ -33,7 +33,7 @@ def chosen(rank: int, disks: list[str], asked: list[Any]) -> Any:
 
 
 def on_ranks(tmp_path: Path, disks: list[Path], asked: list[Any]) -> list[Any]:
-    return run_ranks(2, chosen, [str(disk) for disk in disks], asked, folder=tmp_path / "meeting")
+    return run_ranks(2, chosen, [str(disk) for disk in disks], asked, folder=tmp_path / "meeting", preload=TORCH)
 
 
 def test_alone_it_is_the_newest_or_the_one_that_is_named(tmp_path: Path) -> None:
