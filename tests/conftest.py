@@ -32,6 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(inside, ignore_errors=True))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked as more is full, too."""
+    for item in items:
+        if item.get_closest_marker("more") is not None:
+            item.add_marker(pytest.mark.full)
+
+
 def pytest_collection_finish() -> None:
     """Set modules and tests aside: each run of the trainer collects garbage twice, and would look at all of them."""
     gc.collect()

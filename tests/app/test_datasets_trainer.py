@@ -17,7 +17,7 @@ from packtrain.batches.trainer import PackedTraining, trainer_arguments
 from packtrain.core.errors import DataError
 from packtrain.models.tiny import build_model, write
 
-pytestmark = [pytest.mark.full, pytest.mark.contract]
+pytestmark = pytest.mark.full
 
 
 class PackTrainer(PackedTraining, Trainer):

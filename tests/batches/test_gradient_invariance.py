@@ -34,7 +34,7 @@ pytestmark = pytest.mark.contract
 SAMPLES = 32
 LAYOUTS = ("padded", "packed", "streamed")
 ACCUMULATIONS = (1, 4)
-FAMILIES = ("qwen3_vl", pytest.param("internvl", marks=pytest.mark.full))
+FAMILIES = ("qwen3_vl", pytest.param("internvl", marks=pytest.mark.more))
 TOLERANCE = 1e-5
 Gradients = dict[str, Tensor]
 Weigh = Callable[[Any, Tensor, Schedule, Batch], Tensor]

@@ -139,13 +139,13 @@ def test_records(family: str, tmp_path: Path) -> None:
     check(family, QUICK, tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("family", [*TEXT_FAMILIES, "nanovlm", *VISION_FAMILIES])
 def test_many_records(family: str, tmp_path: Path) -> None:
     check(family, MANY, tmp_path, seed=1, shapes=60)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("family", TILED)
 def test_records_in_tiles_of_true_size(family: str, tmp_path: Path) -> None:
     check(family, TRUE_SIZE, tmp_path, seed=2, true_size=True)

@@ -102,7 +102,7 @@ def as_counted(flops: Flops, recomputed_attention: float = 0.0) -> tuple[float, 
 
 
 def quick_or_full(families: tuple[str, ...]) -> list[Any]:
-    return [family if family in QUICK else pytest.param(family, marks=pytest.mark.full) for family in families]
+    return [family if family in QUICK else pytest.param(family, marks=pytest.mark.more) for family in families]
 
 
 @pytest.mark.contract

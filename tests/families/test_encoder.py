@@ -120,7 +120,7 @@ def answer_tokens(
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.full) if f in SLOW else f for f in FAMILIES])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.more) if f in SLOW else f for f in FAMILIES])
 def test_supervised_tokens(family: str, tmp_path: Path) -> None:
     folder = tiny.write(family, tmp_path)
     ids_of = real_ids(folder)

@@ -126,7 +126,7 @@ def test_an_appended_end_token_carries_loss_and_the_line_break_before_it_does_no
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("name", [pytest.param("LlamaTokenizer", marks=pytest.mark.full), "GPT2Tokenizer"])
+@pytest.mark.parametrize("name", [pytest.param("LlamaTokenizer", marks=pytest.mark.more), "GPT2Tokenizer"])
 def test_tokenizers_that_rebuild_themselves_are_saved_as_they_end_up(name: str, tmp_path: Path) -> None:
     """These classes take the vocabulary from tokenizer.json and bring their own rules."""
     transformers = pytest.importorskip("transformers")

@@ -48,7 +48,7 @@ def test_rule_equals_processor(name: str, cases: dict[str, Any]) -> None:
     compare(cases[name], 100, seed=1)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("name", IMAGE_CASES)
 def test_rule_equals_processor_on_a_thousand_sizes(name: str, cases: dict[str, Any]) -> None:
     compare(cases[name], 1000, seed=2)
@@ -77,7 +77,7 @@ def test_whole_call_writes_what_the_rule_says(name: str, cases: dict[str, Any]) 
     check_whole_calls(cases[name], [(1, 1), (300, 2), (2, 300), (364, 273), (640, 250), (225, 449)])
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("name", WHOLE_CALLS)
 def test_whole_call_writes_what_the_rule_says_for_forty_images(name: str, cases: dict[str, Any]) -> None:
     check_whole_calls(cases[name], [*image_sizes(42, longest=400, seed=4), (2000, 11), (5, 900)])

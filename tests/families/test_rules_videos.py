@@ -88,7 +88,7 @@ def test_rule_equals_processor(name: str, limits: MediaLimits, cases: dict[str, 
     compare(replace(cases[name], limits=limits), 50, seed=1)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize(("name", "limits"), RUNS, ids=label)
 def test_rule_equals_processor_on_three_hundred_videos(name: str, limits: MediaLimits, cases: dict[str, Any]) -> None:
     compare(replace(cases[name], limits=limits), 300, seed=2)

@@ -243,7 +243,7 @@ def test_many_more_texts(family: str, add_eos: bool, folders: dict[str, Processo
     layouter = layouter_for(found, add_eos=add_eos)
     skeletons = Skeletons(layouter)
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(record=records(layouter.template_literals, tuple(layouter.family.placeholders)))
     def same(record: Record) -> None:
         assert_same(layouter, skeletons, record)

@@ -24,7 +24,7 @@ from packtrain.models.settings import ModelSettings
 from packtrain.models.vision_batches import checkpoint_parts, split_vision
 
 SLOW = ("idefics3", "smolvlm", "llava_onevision", "internvl")
-FAMILIES = [pytest.param(family, marks=pytest.mark.full) if family in SLOW else family for family in VISION]
+FAMILIES = [pytest.param(family, marks=pytest.mark.more) if family in SLOW else family for family in VISION]
 
 
 def settings(**given: Any) -> ModelSettings:

@@ -36,7 +36,7 @@ from packtrain.models.parts import model_parts
 
 SLOW = ("idefics3", "smolvlm", "llava_next", "llava_onevision", "internvl", "qwen2_vl")
 FAMILIES = [
-    pytest.param(family, marks=pytest.mark.full) if family in SLOW else family for family in (*VISION, *TEXT_ONLY)
+    pytest.param(family, marks=pytest.mark.more) if family in SLOW else family for family in (*VISION, *TEXT_ONLY)
 ]
 CLOSE = 1e-5
 CUDA = torch.device("cuda")

@@ -110,7 +110,7 @@ def compile_recomputed(model: Any, compiler: Compiler, **options: Any) -> compil
 
 
 @pytest.mark.parametrize(
-    "views", [pytest.param(False, marks=pytest.mark.full), True], ids=["one graph", "a graph for views"]
+    "views", [pytest.param(False, marks=pytest.mark.more), True], ids=["one graph", "a graph for views"]
 )
 def test_blocks_with_windows(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, views: bool) -> None:
     """The first block is given a view. A graph is made for it, and the next, for what is none, would fit it as well."""

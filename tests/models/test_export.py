@@ -23,7 +23,7 @@ from packtrain.models.load import load_model
 from packtrain.models.settings import ModelSettings
 
 SLOW = ("idefics3", "smolvlm", "llava_onevision", "internvl", "qwen2_vl")
-FAMILIES = [pytest.param(f, marks=pytest.mark.full) if f in SLOW else f for f in (*VISION, *TEXT_ONLY)]
+FAMILIES = [pytest.param(f, marks=pytest.mark.more) if f in SLOW else f for f in (*VISION, *TEXT_ONLY)]
 METHODS = ("lora", "dora")
 
 

@@ -49,7 +49,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 QUICK = ("llama", "gemma3_text", "qwen2_5_vl", "qwen3_vl")
-FAMILIES = [f if f in QUICK else pytest.param(f, marks=pytest.mark.full) for f in (*VISION, *TEXT_ONLY)]
+FAMILIES = [f if f in QUICK else pytest.param(f, marks=pytest.mark.more) for f in (*VISION, *TEXT_ONLY)]
 
 
 @pytest.mark.parametrize("method", ["lora", "dora"])

@@ -23,7 +23,7 @@ from packtrain.models.vision_batches import checkpoint_parts, grid_pieces, split
 
 ROWS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 QUICK = ("qwen2_5_vl", "qwen3_vl", "gemma3")  # one of each kind of tower
-FAMILIES = [family if family in QUICK else pytest.param(family, marks=pytest.mark.full) for family in VISION]
+FAMILIES = [family if family in QUICK else pytest.param(family, marks=pytest.mark.more) for family in VISION]
 DEADLINE = 240.0
 
 

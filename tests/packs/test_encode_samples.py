@@ -101,7 +101,7 @@ def test_every_kind_of_record(family: str, media: Path, model: Folder) -> None:
     check_every_kind(family, media, model(family))
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("family", IMAGE_FAMILIES)
 def test_every_kind_of_record_in_tiles_of_true_size(family: str, media: Path, tmp_path: Path) -> None:
     check_every_kind(family, media, tiny.write(family, tmp_path / "model"))
@@ -235,7 +235,7 @@ def test_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check_conversations(family, 16, tmp_path, monkeypatch)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
 def test_many_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_conversations(family, 200, tmp_path, monkeypatch)

@@ -28,9 +28,14 @@ WIDE = ("qwen3_vl", "smolvlm", "internvl", "gemma3")  # also built with heads of
 COMPILED = ("qwen3_vl", "gemma3")
 
 
-def families(*quick: str) -> list[Any]:
+# Where backends and numbers differ and families do not: text, sliding windows, M-RoPE, tiles, whole images, and masks
+# that see both ways inside images.
+DIFFERENT = ("llama", "gemma3_text", "qwen3_vl", "smolvlm", "llava", "gemma3")
+
+
+def families(*quick: str, of: tuple[str, ...] = PROVED) -> list[Any]:
     """All of them; only these in the quick suite."""
-    return [family if family in quick else pytest.param(family, marks=pytest.mark.full) for family in PROVED]
+    return [family if family in quick else pytest.param(family, marks=pytest.mark.full) for family in of]
 
 
 def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folder: Any = None) -> Verdict:
@@ -61,7 +66,7 @@ def test_sdpa(subject: Callable[[str], Any], family: str) -> None:
     assert verdict.backend == "sdpa"
 
 
-@pytest.mark.parametrize("family", families("llama"))
+@pytest.mark.parametrize("family", families("llama", of=DIFFERENT))
 def test_varlen_through_the_loop(subject: Callable[[str], Any], family: str) -> None:
     if family == "gemma3":
         with pytest.raises(ConfigError, match="bidirectional attention inside images"):
@@ -72,8 +77,7 @@ def test_varlen_through_the_loop(subject: Callable[[str], Any], family: str) -> 
     assert verdict.backend == "varlen-loop", "on CPU the kernel does not run, and the verdict says so"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("family", PROVED)
+@pytest.mark.parametrize("family", families(of=DIFFERENT))
 def test_flex(subject: Callable[[str], Any], family: str) -> None:
     with torch.compiler.set_stance("default" if family in COMPILED else "force_eager"):
         verdict = prove(subject(family), "flex")
@@ -82,7 +86,7 @@ def test_flex(subject: Callable[[str], Any], family: str) -> None:
     assert not any("gradients" in finding.check for finding in verdict.findings)
 
 
-@pytest.mark.parametrize("family", families("qwen3"))
+@pytest.mark.parametrize("family", families("llama", of=DIFFERENT))
 def test_half_precision(subject: Callable[[str], Any], family: str) -> None:
     verdict = prove(subject(family), "sdpa", dtype=torch.bfloat16)
     assert verdict.passed, verdict.failures

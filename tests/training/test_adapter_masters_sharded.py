@@ -12,7 +12,7 @@ from test_trainer_sharded import FAMILY, answered, as_launched, fresh, launch, o
 
 from packtrain.training.masters import MASTER, masters_of
 
-pytestmark = [pytest.mark.contract, pytest.mark.full]
+pytestmark = pytest.mark.full
 STEPS = 4
 
 

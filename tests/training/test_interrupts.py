@@ -138,7 +138,6 @@ def held_out() -> dict[str, Any]:
 
 
 @pytest.mark.full
-@pytest.mark.contract
 @pytest.mark.parametrize(
     ("options", "step"),
     [(BY_STEPS, 2), (BY_EPOCHS, 4), (BY_EPOCHS, 8), ({**BY_EPOCHS, "max_steps": 3}, 3)],
@@ -163,7 +162,6 @@ def test_an_evaluation_that_a_signal_in_its_step_left_out_is_made(
 
 
 @pytest.mark.full
-@pytest.mark.contract
 @pytest.mark.parametrize("save", [{"save_strategy": "steps", "save_steps": 100}, {"save_strategy": "epoch"}])
 def test_a_final_evaluation_that_was_cut_short_is_made(tmp_path: Path, save: dict[str, Any]) -> None:
     options = {**BY_EPOCHS, **save}
@@ -198,7 +196,6 @@ def test_the_best_of_all_may_be_an_evaluation_that_was_made_later(tmp_path: Path
 
 
 @pytest.mark.full
-@pytest.mark.contract
 @pytest.mark.parametrize("packs", [1, 3])
 def test_no_step_is_begun_when_the_evaluation_before_it_is_cut_short_too(tmp_path: Path, packs: int) -> None:
     data = dataset(packs_per_step=packs)
@@ -219,7 +216,7 @@ def test_no_step_is_begun_when_the_evaluation_before_it_is_cut_short_too(tmp_pat
 @pytest.mark.contract
 @pytest.mark.parametrize(
     ("packs", "cut"),
-    [(1, True), *(pytest.param(3, cut, marks=pytest.mark.full) for cut in (True, False))],
+    [(1, True), *(pytest.param(3, cut, marks=pytest.mark.more) for cut in (True, False))],
 )
 def test_nor_when_it_is_the_one_that_ends_the_run(tmp_path: Path, packs: int, cut: bool) -> None:
     """Whether the signal came in the evaluation or in the step before it."""

@@ -321,7 +321,6 @@ def train_until_killed(folder: str, place: str, given: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.contract
 def test_killed_in_half_precision_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     given = {"learning_rate": 1e-4, "max_steps": 6}
     dataset()

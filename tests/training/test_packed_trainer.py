@@ -81,7 +81,7 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_batches(tmp_path: Path, l
     assert difference(found, alone("llama")) < TOLERANCE
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nor_with_pictures(tmp_path: Path, layout: str) -> None:
     found = first_gradients(tmp_path, "qwen3_vl", StepSettings(loss_chunk=7), **LAYOUTS[layout])

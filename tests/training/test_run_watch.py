@@ -80,7 +80,7 @@ class Stopped(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_an_evaluation_that_was_made_up_for_stands_there_once(tmp_path: Path) -> None:
     """Also where the run that made up for it has left no checkpoint."""
     data, path = dataset(epochs=1), tmp_path / "metrics.jsonl"

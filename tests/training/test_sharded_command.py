@@ -23,7 +23,7 @@ from packtrain.app.train.run import train
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
 
 ADAPTERS = "adapter_model.safetensors"
-pytestmark = [pytest.mark.contract, pytest.mark.full]
+pytestmark = pytest.mark.full
 FAMILY, STEPS = "qwen3_vl", 3
 FSDP, UNCHECKED = "training.sharding=fsdp", "training.quick_check=false"
 LORA = ("model.method=lora", "model.lora_rank=4", "model.lora_dropout=0", UNCHECKED)

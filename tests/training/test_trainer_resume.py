@@ -77,7 +77,7 @@ def test_random_numbers_that_are_not_restored_would_be_seen(tmp_path: Path) -> N
     assert losses(again) != losses(uninterrupted())
 
 
-@pytest.mark.parametrize("kind", [pytest.param("lora"), pytest.param("dora", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", [pytest.param("lora"), pytest.param("dora", marks=pytest.mark.more)])
 def test_adapters(tmp_path: Path, kind: str) -> None:
     checkpoint = Path(uninterrupted(kind).args.output_dir) / "checkpoint-3"
     assert not (checkpoint / "model.safetensors").exists(), "adapters only"
@@ -100,7 +100,7 @@ def test_models_that_are_saved_under_other_names(tmp_path: Path, family: str) ->
     assert same(weights(again), weights(before))
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_parts_that_are_trained_whole_beside_adapters(tmp_path: Path) -> None:
     def made() -> Any:
         return model_of("qwen3_vl", method="lora", train_connector=True)
@@ -138,7 +138,7 @@ def train_until_killed(folder: str, place: str, kind: str, family: str, step: in
     trainer.train(resume_from_checkpoint=find_latest(Path(folder)) is not None)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("kind", "family", "workers"),
     [("full", "llama", 0), ("full", "llama", 2), ("lora", "llama", 0), ("full", "qwen3_vl", 0)],

@@ -50,7 +50,7 @@ def test_hooks_are_gone_also_when_training_fails(tmp_path: Path) -> None:
     assert not any(weight._post_accumulate_grad_hooks for weight in model.parameters())
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
     first = trainer_of(dataset(), tmp_path, save_steps=2, max_steps=6)
     first.train()
