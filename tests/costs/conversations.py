@@ -172,7 +172,7 @@ def write_jsonl(path: Path, records: Iterable[list[Message]]) -> Path:
 
 
 def opened(messages: Sequence[Message], folder: Path) -> list[Message]:
-    """The messages as a processor takes them: images decoded, upright and in RGB, no empty texts."""
+    """The messages as a processor takes them: images decoded, upright and in RGB."""
 
     def part(given: Mapping[str, Any]) -> Message:
         if given["type"] != "image":
@@ -180,7 +180,7 @@ def opened(messages: Sequence[Message], folder: Path) -> list[Message]:
         with Image.open(folder / given["image"]) as image:
             return {"type": "image", "image": ImageOps.exif_transpose(image).convert("RGB")}
 
-    return [{"role": m["role"], "content": [part(p) for p in m["content"] if p.get("text") != ""]} for m in messages]
+    return [{"role": m["role"], "content": [part(p) for p in m["content"]]} for m in messages]
 
 
 def as_strings(messages: Sequence[Message]) -> list[Message]:

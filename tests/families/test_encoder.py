@@ -235,13 +235,13 @@ def test_the_first_token_is_predicted_from_nothing(tmp_path: Path) -> None:
     assert (cost.tokens, cost.supervised_tokens) == (3, 2)
 
 
-def test_media_in_an_answer_carry_no_loss_but_their_frame_does(tmp_path: Path) -> None:
+def test_media_in_an_answer_carry_no_loss_nor_does_what_is_around_them(tmp_path: Path) -> None:
     encoder = encoder_for(tiny.write("qwen2_5_vl", tmp_path))
     without = cost_of(encoder, record(("user", ["Draw!"]), ("assistant", ["Here:"])))
     cost, supervised = encoder.cost(record(("user", ["Draw!"]), ("assistant", ["Here:", image()])), [PICTURE])
-    assert supervised == (True,)
-    assert cost.supervised_tokens == without.supervised_tokens + 2  # <|vision_start|> and <|vision_end|>
-    assert cost.tokens == without.tokens + 2 + cost.image_tokens
+    assert supervised == (False,)
+    assert cost.supervised_tokens == without.supervised_tokens
+    assert cost.tokens == without.tokens + 2 + cost.image_tokens  # <|vision_start|> and <|vision_end|>
     _, supervised = encoder.cost(record(("user", [image(), "What?"]), ("assistant", ["Here:"])), [PICTURE])
     assert supervised == (False,)
 

@@ -33,8 +33,8 @@ DIALECTS = {
     "idefics3": Dialect("Assistant:", " ", "<end_of_utterance>", "\n"),
     "smolvlm": Dialect("Assistant:", " ", "<end_of_utterance>", "\n"),
     "llava": Dialect("ASSISTANT:", " ", "</s>"),
-    "llava_next": Dialect(" [/INST] ", "", "</s>"),
-    "mistral": Dialect(" [/INST] ", "", "</s>"),
+    "llava_next": Dialect(" [/INST]", " ", "</s>"),
+    "mistral": Dialect(" [/INST]", " ", "</s>"),
     "gemma3": Dialect("<start_of_turn>model\n", "", "<end_of_turn>", "\n"),
     "gemma3_text": Dialect("<start_of_turn>model\n", "", "<end_of_turn>", "\n"),
     "llama": Dialect("<|start_header_id|>assistant<|end_header_id|>\n\n", "", "<|eot_id|>"),
@@ -61,9 +61,9 @@ def spoken(template: ChatTemplate, finder: TurnFinder, messages: list[dict[str, 
     """The text of every span, after checking that spans are apart and in order."""
     rendered = template.render(messages)
     spans = finder.spans(rendered, messages)
-    edges = [edge for span in spans for edge in span]
+    edges = [edge for turn in spans for span in turn for edge in span]
     assert edges == sorted(edges)
-    return [rendered.text[start:end] for start, end in spans]
+    return ["".join(rendered.text[start:end] for start, end in turn) for turn in spans]
 
 
 def answer(family: str, text: str) -> str:
@@ -146,6 +146,149 @@ def test_an_answer_that_depends_on_what_follows(tmp_path: Path) -> None:
 
 # ---- templates written here
 
+
+def each(answer: str, prompt: str = "<a>", *, first: str = "", user: str = "<u>{{ m.content }}</u>\n") -> str:
+    """A template that writes answers by `answer`, and `prompt` where a generation prompt is asked for."""
+    return (
+        f"{first}{{% for m in messages %}}{{% if m.role == 'assistant' %}}{answer}{{% else %}}{user}{{% endif %}}"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
+    )
+
+
+LATEST = "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}"
+SHORT = "{% set t = m.content.split('</think>')[-1].lstrip() %}"
+QUESTION, REASONED = ("user", "q"), ("assistant", "<think>\nhm\n</think>\n\nyes")
+TWO = (QUESTION, ("assistant", "6"), QUESTION, ("assistant", "7 "))
+# name -> template, conversation, what carries loss of each answer
+KINDS: dict[str, tuple[str, tuple[tuple[str, str], ...], list[str]]] = {
+    "plain": (each("<a>{{ m.content }}</a>\n"), TWO, ["6</a>", "7 </a>"]),
+    "trimmed": (each("<a>{{ m.content | trim }}</a>\n"), TWO, ["6</a>", "7</a>"]),
+    "a blank before the answer": (each("<a> {{ m.content }}</a>"), TWO, [" 6</a>", " 7 </a>"]),
+    "no generation prompt": (
+        each(" {{ m.content }}</s>", "", first="<s>", user="[INST] {{ m.content }} [/INST]"),
+        TWO,
+        [" 6</s>", " 7 </s>"],
+    ),
+    "no generation prompt, but a header": (each("<a>{{ m.content }}</a>", ""), TWO, ["<a>6</a>", "<a>7 </a>"]),
+    "the prompt opens a thought, history has none": (
+        each("<a>" + LATEST + "{{ m.content }}</a>\n", "<a><think>\n"),
+        TWO,
+        ["6</a>", "\n</think>\n\n7 </a>"],
+    ),
+    "the prompt opens a thought, history closes it": (
+        each("<a><think></think>{{ m.content }}</a>\n", "<a><think>\n"),
+        TWO,
+        ["</think>6</a>", "</think>7 </a>"],
+    ),
+    "the prompt skips a thought, history has none": (
+        each("<a>{{ m.content }}</a>\n", "<a><think></think>"),
+        (*TWO[:3], ("assistant", "<b>")),
+        ["6</a>", "<b></a>"],
+    ),
+    "thoughts of the latest answer only": (
+        each("<a>" + SHORT + "{{ m.content if loop.last else t }}</a>\n"),
+        (QUESTION, REASONED, QUESTION, REASONED),
+        ["yes</a>", "<think>\nhm\n</think>\n\nyes</a>"],
+    ),
+    "the prompt opens a thought that the answer has": (
+        each("<a>" + SHORT + "{{ m.content if loop.last else t }}</a>\n", "<a><think>\n"),
+        (QUESTION, REASONED, QUESTION, REASONED),
+        ["yes</a>", "hm\n</think>\n\nyes</a>"],
+    ),
+    "thoughts dropped": (each("<a>" + SHORT + "{{ t }}</a>"), (QUESTION, REASONED), ["yes</a>"]),
+    "a thought or none, as the question says": (
+        each("<a>{{ m.content }}</a>", "<a>{{ '<think>' if 'why' in messages[-1].content else '' }}"),
+        (QUESTION, ("assistant", "<think>1"), ("user", "why"), ("assistant", "<think>2")),
+        ["<think>1</a>", "2</a>"],
+    ),
+    "only the last turn is not closed": (
+        each("<a>{{ m.content }}{% if not loop.last %}</a>{% endif %}"),
+        TWO,
+        ["6</a>", "7"],
+    ),
+    "the last turn is closed otherwise": (
+        each("<a>{{ m.content }}{{ '<end>' if loop.last else '</a>' }}"),
+        TWO,
+        ["6</a>", "7 <end>"],
+    ),
+    "roles that must alternate, the last turn not closed": (
+        each(
+            "<a>{{ m.content }}{% if not loop.last %}</s>{% endif %}",
+            first="<s>",
+            user="{% if loop.previtem is defined and loop.previtem.role == 'user' %}{{ raise_exception('no') }}"
+            "{% endif %}<u>{{ m.content }}",
+        ),
+        TWO,
+        ["6</s>", "7"],
+    ),
+    "an end of the whole text": (
+        each("<a>{{ m.content }}</a>\n") + "{% if not add_generation_prompt %}<eot>{% endif %}",
+        TWO,
+        ["6</a>", "7 </a>"],
+    ),
+    "never closed": (each("A: {{ m.content }}\n", "A:", user="U: {{ m.content }}\n"), TWO, [" 6", " 7"]),
+    "the header is marked": (
+        each("{% generation %}<a><think></think>{{ m.content }}</a>\n{% endgeneration %}", "<a><think>"),
+        TWO,
+        ["</think>6</a>", "</think>7 </a>"],
+    ),
+    "a date in the header": (
+        each("<a {{ strftime_now('%d') }}>{{ m.content }}</a>", "<a {{ strftime_now('%d') }}>"),
+        TWO,
+        ["6</a>", "7 </a>"],
+    ),
+    "two answers in a row": (
+        each("<a>{{ m.content }}</a>"),
+        (QUESTION, ("assistant", "6"), ("assistant", "6")),
+        ["6</a>", "6</a>"],
+    ),
+    "two answers in a row, no prompt behind the first": (
+        each(
+            "<a>{{ m.content }}{% if not loop.last %}</a>{% endif %}",
+            "{% if messages[-1].role == 'user' %}<a>{% endif %}",
+        ),
+        (QUESTION, ("assistant", "6"), ("assistant", "7")),
+        ["6</a>", "7"],
+    ),
+    "one turn of two answers": (
+        each(
+            "{% if loop.previtem.role != 'assistant' %}<a>{% endif %}{{ m.content }}"
+            "{% if not loop.last and loop.nextitem.role != 'assistant' %}</a>{% endif %}"
+        ),
+        (QUESTION, ("assistant", "6"), ("assistant", "7"), QUESTION, ("assistant", "8")),
+        ["6", "7</a>", "8"],
+    ),
+    "a question at the end": (each("<a>{{ m.content }}</a>"), (*TWO, QUESTION), ["6</a>", "7 </a>"]),
+    "an answer at the beginning": (each("<a>{{ m.content }}</a>", first="<s>"), TWO[1:], ["6</a>", "7 </a>"]),
+    "nothing to say": (each("<a>{{ m.content }}</a>"), (QUESTION, ("assistant", "")), ["</a>"]),
+    "a line break": (each("<a>{{ m.content }}</a>"), (QUESTION, ("assistant", "\n6")), ["\n6</a>"]),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_the_model_has_to_write(name: str) -> None:
+    source, turns, expected = KINDS[name]
+    template = ChatTemplate(source, {"eos_token": "</s>"}, "2026-01-01")
+    finder = TurnFinder(template, string_content=True)
+    assert spoken(template, finder, conversation("qwen2", *turns)) == expected
+
+
+def test_marks_of_the_parts_of_an_answer() -> None:
+    """One mark for each text: they belong to the answer in which they stand, whatever their number."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}A: {% for p in m.content %}"
+        "{% generation %}{{ p.text + ' ' }}{% endgeneration %}{% endfor %}{% else %}U: {{ m.content[0].text }} "
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    template = ChatTemplate(source, {})
+    texts = (("u",), ("one", "two"), ("u",), ("",))
+    messages = [
+        {"role": ("user", "assistant")[n % 2], "content": [{"type": "text", "text": text} for text in parts]}
+        for n, parts in enumerate(texts)
+    ]
+    assert spoken(template, TurnFinder(template, string_content=False), messages) == ["one two", ""]
+
+
 MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}!{% endgeneration %}"
     "{% else %}U:{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
@@ -177,6 +320,7 @@ def test_marks_around_something_else_are_not_taken_for_turns() -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}<e>\n"
         "{% else %}<u>{% generation %}{{ m.content }}{% endgeneration %}<e>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
     )
     assert found_by(source, ("user", "one"), ("user", "two"), ("assistant", "three")) == ["three<e>"]
 
@@ -193,7 +337,10 @@ def test_a_closing_that_is_not_always_written() -> None:
 
 def test_a_turn_without_any_end() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    assert found_by(source, ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d e ")) == ["b", "d e"]
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d e ")]
+    assert found_by(source, *turns) == ["assistant: b", "assistant: d e"], "nobody else writes the header"
+    prompt = "{% if add_generation_prompt %}assistant:{% endif %}"
+    assert found_by(source + prompt, *turns) == [" b", " d e"]
 
 
 def test_a_turn_that_cannot_be_found_is_said() -> None:

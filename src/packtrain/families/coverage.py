@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -19,6 +20,17 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
             break
         last += 1
     return first, last - first + 1
+
+
+def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> int:
+    """How many tokens cover a character of any of these stretches, which are in order; the first `behind` never do."""
+    total = 0
+    for start, end in spans:
+        first, count = covered_tokens(encoding, start, end)
+        if count:
+            total += max(0, first + count - max(first, behind))  # a token may reach from one stretch into the next
+            behind = max(behind, first + count)
+    return total
 
 
 def tokens_behind(encoding: Any, at: int) -> int:

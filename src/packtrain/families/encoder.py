@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
-from packtrain.families.coverage import covered_tokens, tokens_behind
+from packtrain.families.coverage import covered_by_all, tokens_behind
 from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
 from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of, texts_of, with_texts
@@ -233,9 +233,8 @@ def _count(layout: Layout, encoding: Any) -> Counts:
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
         return Counts(text_tokens, text_tokens - (not first_is_media), tail_tokens)
-    supervised = 0
-    for start, end in layout.supervised:
-        first, count = covered_tokens(encoding, start, end)
-        if count:
-            supervised += count - (first == 0) - sum([start <= run.at < end for run in layout.runs])
+    supervised = covered_by_all(encoding, layout.supervised, behind=1)
+    for run in layout.runs:
+        inside = any(start <= run.at < end for start, end in layout.supervised)
+        supervised -= inside and encoding.char_to_token(run.at) != 0
     return Counts(text_tokens, supervised, tail_tokens)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.core.values import Media, MediaHeader, MediaKind, Record, Text
+from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
-from packtrain.families.chat_template import ChatTemplate
+from packtrain.families.chat_template import ChatTemplate, Rendered
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder
 
@@ -111,7 +111,9 @@ class Layouter:
         template, turns = chat
         messages = self.messages(record)
         rendered = template.render(messages)
-        spans = None if self.loss_on == "all" else self._carrying(record, turns, rendered, messages)
+        spans = self._carrying(record, turns, rendered, messages)
+        if spans and self.loss_on != "all" and _answers_with_media(record):
+            spans = self._without_media(template, rendered.text, spans)
         bos = self.tokenizer.bos_token
         special = self._typed and not (bos and rendered.text.startswith(bos))
         text, spans = self._ended(rendered.text, spans, special=special)
@@ -170,8 +172,10 @@ class Layouter:
         if [message.role for message in record.messages] != ["user", "assistant"] or any(True for _ in record.media()):
             raise RecordError("template", "the model has no chat template")
         prompt, answer = ("".join(_texts(message.parts)) for message in record.messages)
-        span = ((len(prompt), len(prompt) + len(answer)),) if record.messages[1].train else ()
-        text, spans = self._ended(prompt + answer, None if self.loss_on == "all" else span, special=True)
+        places = ((0, len(prompt)), (len(prompt), len(prompt) + len(answer)))
+        carrying = [message.train and (self.loss_on == "all" or m) for m, message in enumerate(record.messages)]
+        spans = None if all(carrying) else tuple(place for place, one in zip(places, carrying, strict=True) if one)
+        text, spans = self._ended(prompt + answer, spans, special=True)
         return Layout(text=text, special=True, supervised=spans)
 
     def _ended(
@@ -185,16 +189,47 @@ class Layouter:
         return text + self._eos, spans
 
     def _carrying(
-        self, record: Record, turns: TurnFinder, rendered: Any, messages: list[dict[str, Any]]
-    ) -> tuple[Span, ...]:
-        """The spans of the assistant messages that carry loss."""
-        assistants = [message for message in record.messages if message.role == "assistant"]
-        if not assistants:
-            return ()
-        spans = turns.spans(rendered, messages)
+        self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[dict[str, Any]]
+    ) -> tuple[Span, ...] | None:
+        """The characters that carry loss; None means all of them."""
+        silent = [number for number, message in enumerate(record.messages) if not message.train]
+        if self.loss_on == "all" and not silent:
+            return None
+        assistants = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
+        spans = dict(zip(assistants, turns.spans(rendered, messages), strict=True)) if assistants else {}
+        if self.loss_on == "all":
+            left_out = [spans[n] if n in spans else (turns.content(rendered, messages, n),) for n in silent]
+            return _between([span for found in left_out for span in found], len(rendered.text))
+        wanted = [number for number in assistants if number not in silent]
         if self.loss_on == "completion":
-            return spans[-1:] if assistants[-1].train and record.messages[-1].role == "assistant" else ()
-        return tuple(span for span, message in zip(spans, assistants, strict=True) if message.train)
+            wanted = [number for number in wanted if number == len(record.messages) - 1]
+        return tuple(span for number in wanted for span in spans[number])
+
+    def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        """The spans less media and what the template writes around them: no model can write a picture."""
+        taken: list[Span] = []
+        for match in self.placeholders.finditer(text):
+            if any(start <= match.start() < end for start, end in spans):
+                kind = self._kinds[match.group()]
+                around = self._around(template, kind)
+                start, end = match.start() - len(around[0]), match.end() + len(around[1])
+                if text[start : match.start()] != around[0] or text[match.end() : end] != around[1]:
+                    raise RecordError("loss", f"{kind} in an answer that carries loss", "not written as in a question")
+                taken.append((start, end))
+        left = _between(taken, len(text))
+        return tuple((max(a, c), min(b, d)) for a, b in spans for c, d in left if max(a, c) < min(b, d))
+
+    def _around(self, template: ChatTemplate, kind: MediaKind) -> tuple[str, str]:
+        """What the template writes directly before and behind a medium of this kind."""
+        words = ("qzbefore", "qzbehind")
+        nothing = Media(kind, MediaRef(name=""))
+        question = {"role": "user", "content": self._content((Text(words[0]), nothing, Text(words[1])))}
+        text = template.render([question], add_generation_prompt=True).text
+        between = text.partition(words[0])[2].partition(words[1])[0]
+        before, found, behind = between.partition(self.placeholder(kind))
+        if not found:
+            raise RecordError("loss", f"{kind} in an answer that carries loss", "the template moves media")
+        return before, behind
 
     # ---- media
 
@@ -281,6 +316,21 @@ class _Writer:
 
     def joined(self) -> str:
         return "".join(self._pieces)
+
+
+def _answers_with_media(record: Record) -> bool:
+    parts = (part for message in record.messages if message.role == "assistant" for part in message.parts)
+    return any(isinstance(part, Media) for part in parts)
+
+
+def _between(spans: Sequence[Span], end: int) -> tuple[Span, ...]:
+    """What these stretches leave.
+
+    >>> _between([(0, 2), (5, 6)], 9)
+    ((2, 5), (6, 9))
+    """
+    edges = [0, *(edge for span in sorted(spans) for edge in span), end]
+    return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
 
 
 def _texts(parts: Sequence[Text | Media]) -> list[str]:

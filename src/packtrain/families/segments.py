@@ -12,13 +12,14 @@ whole text for a set of awkward texts.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packtrain.families.base import Expansion, Run
-from packtrain.families.coverage import covered_tokens, tokens_behind
+from packtrain.families.coverage import covered_by_all, tokens_behind
 from packtrain.families.skeleton import Skeleton, Slot
 from packtrain.families.tokenizer import LightTokenizer
 
@@ -58,12 +59,9 @@ class _Segment:
 
     def supervised(self, strings: Sequence[str], encoding: Any) -> int:
         """Its tokens that carry loss."""
-        total = 0
-        for (first, start), (last, end) in self.ranges:
-            begin = sum([len(text) for text in strings[:first]]) + start
-            stop = sum([len(text) for text in strings[:last]]) + end
-            total += covered_tokens(encoding, begin, stop)[1]
-        return total
+        starts = [0, *itertools.accumulate([len(text) for text in strings])]
+        spans = [(starts[first] + start, starts[last] + end) for (first, start), (last, end) in self.ranges]
+        return covered_by_all(encoding, spans)
 
 
 @dataclass(frozen=True, slots=True)

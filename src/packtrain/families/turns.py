@@ -1,15 +1,16 @@
 """Where the assistant's turns stand in a rendered conversation: the characters that carry loss.
 
-A turn is everything the model itself would have to write: from the end of the generation prompt to the end of the
-turn's closing token, without the white space that a template puts after it.
+A turn is what the model has to write after the generation prompt, its end token included, without the white space that
+a template puts after that. Where a rendered turn departs from the generation prompt, it begins at the departure:
 
-    <|im_start|>user\\nHow many?<|im_end|>\\n<|im_start|>assistant\\nThree.<|im_end|>\\n
+    <|im_start|>user\\nHow many?<|im_end|>\\n<|im_start|>assistant\\n<think>\\n            with a generation prompt
+    <|im_start|>user\\nHow many?<|im_end|>\\n<|im_start|>assistant\\nThree.<|im_end|>\\n   as history
                                                                   ^^^^^^^^^^^^^^^^
 """
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,144 +19,216 @@ from packtrain.core.errors import RecordError
 from packtrain.families.chat_template import ChatTemplate, Rendered
 
 Span = tuple[int, int]
+Messages = Sequence[Mapping[str, Any]]
 _ANOTHER = "qz\ue0f2another"  # a text that no record has
+_WORDS = ("qzuserone", "qzanswerone", "qzusertwo", "qzanswertwo")
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """The literal text around an assistant turn, found once per template; empty where it cannot be told."""
 
-    opening: str
-    closing: str
+    prompt: str = ""  # the generation prompt
+    header: str = ""  # as much of it as stands before earlier answers, too
+    closing: str = ""  # behind an answer that others follow, to the end token
+    last: str = ""  # behind the last answer, to the end token
+    tail: str = ""  # all that stands behind the last answer
 
 
 class TurnFinder:
-    """Finds assistant turns by the literal frame around them, and by rendering prefixes where that is ambiguous."""
+    """Finds assistant turns by rendering what comes before them with a generation prompt."""
 
     def __init__(self, template: ChatTemplate, *, string_content: bool, specials: Sequence[str] = ()) -> None:
         self._template = template
-        self._specials = specials
         self._string_content = string_content
+        # Special tokens and tags are never cut in two: `<think>` and `</think>` have nothing in common.
+        known = map(re.escape, sorted(specials, key=len, reverse=True))
+        self._piece = re.compile("|".join((*known, r"<[^<>\s]+>", ".")), re.DOTALL)
         self._frame = self._probe()
 
-    def spans(self, rendered: Rendered, messages: Sequence[Mapping[str, Any]]) -> tuple[Span, ...]:
-        """One span for each assistant message, in order."""
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if rendered.generated is not None and len(rendered.generated) == len(turns):
-            return rendered.generated
-        return self._by_frame(rendered.text, [messages[i] for i in turns]) or tuple(
-            self._by_prefix(rendered.text, messages, i) for i in turns
-        )
+    def spans(self, rendered: Rendered, messages: Messages) -> tuple[tuple[Span, ...], ...]:
+        """What carries loss of each assistant message, in order; several stretches where the template marks them."""
+        text = rendered.text
+        turns = [self._turn(text, messages, i) for i, message in enumerate(messages) if message["role"] == "assistant"]
+        marked = [[part for mark in rendered.generated or () if (part := _marked(turn, mark))] for turn in turns]
+        if any(marked):  # a template that marks none of them has other things in mind
+            return tuple(map(tuple, marked))
+        return tuple((turn,) for turn in turns)
 
-    def _by_frame(self, text: str, turns: list[Mapping[str, Any]]) -> tuple[Span, ...] | None:
-        """None where the frame is unknown, or occurs in the text more often than there are turns."""
-        opening, closing = self._frame.opening, self._frame.closing
-        if not opening or not closing or _occurrences(text, opening) != len(turns):
-            return None
-        spans, cursor = [], 0
-        for turn in turns:
-            texts = _texts(turn)
-            opened = text.find(opening, cursor)
-            start = opened + len(opening)
-            end = text.find(closing, start)
-            # A template may leave its closing out; then the next one found is that of another message.
-            if opened < 0 or end < 0 or any(closing in part for part in texts):
-                return None
-            if texts and not text[start:end].strip().endswith(texts[-1].strip()):
-                return None
-            cursor = end + len(closing)
-            spans.append((start, cursor))
-        return tuple(spans)
-
-    def _by_prefix(self, text: str, messages: Sequence[Mapping[str, Any]], turn: int) -> Span:
-        """What rendering one message more adds, less the opening that a template may count to the turn itself."""
-        opening = self._frame.opening
-        before = self._template.render(messages[:turn], add_generation_prompt=True).text if turn else ""
-        if not text.startswith(before):
-            before = self._template.render(messages[:turn]).text
-        through = self._template.render(messages[: turn + 1]).text
-        if not turn and opening:  # templates need a message, and before the first turn only they have written anything
-            before = through[: max(0, through.find(opening))]
-        start = len(before) + _missing(opening, before, text[len(before) :])
-        end = len(_common_prefix(text, through).rstrip())
-        if end < len(through.rstrip()):  # the turn is written otherwise once others follow it
-            end = self._end_by_tail(text, messages, turn)
-        if not text.startswith(before) or end < start:
+    def _turn(self, text: str, messages: Messages, turn: int) -> Span:
+        start = self._start(text, messages, turn)
+        end = None if start is None else self._end(text, messages, turn, start)
+        if start is None or end is None:
             raise RecordError("template", "assistant turn not found in the rendered text", f"message {turn + 1}")
-        return start, end
+        return start, max(start, end)  # of an answer of white space nothing is left
 
-    def _end_by_tail(self, text: str, messages: Sequence[Mapping[str, Any]], turn: int) -> int:
-        """Where a turn ends, told by what follows another text in its place; -1 where that is not what follows it."""
-        other = [*messages[:turn], self._message("assistant", _ANOTHER), *messages[turn + 1 :]]
-        _, found, tail = self._template.render(other).text.rpartition(_ANOTHER)
-        if not found or not text.endswith(tail):
-            return -1
-        closing = self._frame.closing
-        return len(text) - len(tail) + (len(closing) if tail.startswith(closing) else 0)
+    # ---- where a turn begins
 
-    def _probe(self) -> _Frame:
-        """Render two exchanges of marker words and read off what stands around the assistant's."""
-        words = ("qzuserone", "qzanswerone", "qzusertwo", "qzanswertwo")
-        roles = ("user", "assistant", "user", "assistant")
-        messages = [self._message(role, word) for role, word in zip(roles, words, strict=True)]
+    def _start(self, text: str, messages: Messages, turn: int) -> int | None:
+        """Where the generation prompt ends, or where the text departs from it."""
+        if turn and messages[turn - 1]["role"] != "assistant":  # behind an answer some templates write no prompt
+            prompt = self._rendered(messages[:turn], add_generation_prompt=True)
+            if prompt is not None and text.startswith(prompt):
+                return len(prompt)
+        return self._departure(text, messages, turn)
+
+    def _departure(self, text: str, messages: Messages, turn: int) -> int | None:
+        """Where the text behind the message before stops being the generation prompt; never before the header."""
+        before = shared = 0  # where that message ends, and how far the text behind it is the prompt
+        if turn:
+            longer = [*messages[: turn - 1], self._longer(messages[turn - 1]), *messages[turn:]]
+            following = self._behind(longer)
+            if following is None or not text.endswith(following):
+                return None
+            before = len(text) - len(following)
+            prompt = self._behind(longer[:turn], add_generation_prompt=True)
+            plain = self._behind(longer[:turn])
+            shared = self._shared(following, prompt or "")
+            if not self._frame.header and (plain is None or shared < len(plain.rstrip())):
+                return None  # not even the message before is written as it would be at its end
+        lead = self._before([*messages[:turn], self._message("assistant", _ANOTHER), *messages[turn + 1 :]])
+        if lead is None or len(lead) < before:
+            return None
+        at = lead.rfind(self._frame.header, before)
+        if not self._frame.header or at < 0:
+            return before + shared if turn else len(lead)
+        return max(before + shared, at + self._shared(text[at:], self._frame.prompt))
+
+    # ---- where it ends
+
+    def _end(self, text: str, messages: Messages, turn: int, start: int) -> int | None:
+        """Behind the end token, or behind the answer where there is none."""
+        is_last = turn + 1 == len(messages)
+        through = text if is_last else self._rendered(messages[: turn + 1])
+        if through is not None:
+            answered = through.removesuffix(self._frame.tail)
+            if through.endswith(self._frame.tail) and len(answered) >= start and text.startswith(answered):
+                end = self._closed(text, len(answered), is_last=is_last)
+                if end is not None:
+                    return end
+            if text.startswith(through.rstrip()) and not text[len(through.rstrip()) : start].strip():
+                return len(through.rstrip())
+        ends = self._answer_end(text, messages, turn)  # the turn is written otherwise once others follow it
+        if ends is None or text[ends:start].strip():
+            return None
+        end = self._closed(text, ends, is_last=is_last)
+        return end if end is not None else len(text.rstrip()) if is_last else ends
+
+    def _closed(self, text: str, ends: int, *, is_last: bool) -> int | None:
+        """Behind the closing of an answer that ends here; None where it has none."""
+        closing = self._frame.last if is_last else self._frame.closing
+        return ends + len(closing) if closing and text.startswith(closing, ends) else None
+
+    def _answer_end(self, text: str, messages: Messages, turn: int) -> int | None:
+        """Where the text of a message ends, told by what follows a longer one in its place."""
+        following = self._behind([*messages[:turn], self._longer(messages[turn]), *messages[turn + 1 :]])
+        return len(text) - len(following) if following is not None and text.endswith(following) else None
+
+    # ---- the texts of messages
+
+    def content(self, rendered: Rendered, messages: Messages, number: int) -> Span:
+        """Where the text of any message stands."""
+        text = rendered.text
+        another = self._message(messages[number]["role"], _ANOTHER)
+        lead = self._before([*messages[:number], another, *messages[number + 1 :]])
+        end = self._answer_end(text, messages, number)
+        if lead is None or end is None or not text.startswith(lead) or end < len(lead):
+            raise RecordError("template", "message not found in the rendered text", f"message {number + 1}")
+        return len(lead), end
+
+    # ---- renderings
+
+    def _rendered(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
+        """The text of a conversation; None where the template refuses it."""
         try:
-            text = self._template.render(messages).text
-            prompt = self._template.render(messages[:3], add_generation_prompt=True).text
-            without = self._template.render(messages[:3]).text
+            return self._template.render(messages, add_generation_prompt=add_generation_prompt).text
         except RecordError:
-            return _Frame("", "")
-        at = [text.find(word) for word in words]
-        if min(at) < 0 or sorted(at) != at:
-            return _Frame("", "")
-        ends = [start + len(word) for start, word in zip(at, words, strict=True)]
-        leads = (text[ends[0] : at[1]], text[ends[2] : at[3]])
-        generation_prompt = prompt[len(without) :] if prompt.startswith(without) else ""
-        if generation_prompt and all(generation_prompt in lead for lead in leads):
-            opening = generation_prompt
-        else:
-            opening = _common_suffix(*leads)
-        return _Frame(opening, self._closing(text[ends[1] : at[2]], text[ends[3] :]).rstrip())
+            return None
 
-    def _closing(self, *tails: str) -> str:
-        """What follows every turn alike; never a part of a special token that follows only some."""
-        common = _common_prefix(*tails)
-        for special in self._specials:
-            for cut in range(1, len(special)):
-                at = len(common) - cut
-                if common.endswith(special[:cut]) and any(tail.startswith(special, at) for tail in tails):
-                    return self._closing(*(tail[:at] for tail in tails))
-        return common
+    def _before(self, messages: Messages) -> str | None:
+        """What a template writes before the text that no record has."""
+        lead, found, _ = (self._rendered(messages) or "").partition(_ANOTHER)
+        return lead if found else None
+
+    def _behind(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
+        """What it writes behind that."""
+        text = self._rendered(messages, add_generation_prompt=add_generation_prompt) or ""
+        _, found, tail = text.rpartition(_ANOTHER)
+        return tail if found else None
+
+    def _longer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message with more text at its end."""
+        content = message["content"]
+        if isinstance(content, str):
+            return {**message, "content": content + _ANOTHER}
+        *others, last = content or [{"type": "text", "text": ""}]
+        if "text" in last:
+            return {**message, "content": [*others, {**last, "text": last["text"] + _ANOTHER}]}
+        return {**message, "content": [*others, last, {"type": "text", "text": _ANOTHER}]}
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         return {"role": role, "content": text if self._string_content else [{"type": "text", "text": text}]}
 
+    def _shared(self, a: str, b: str) -> int:
+        """How far two texts are the same, in whole pieces."""
+        same = _common(a, b)
+        if same in (len(a), len(b)):
+            return same
+        return min(self._whole(a, same), self._whole(b, same))
 
-def _occurrences(text: str, part: str) -> int:
-    """How often a part occurs, those that overlap included."""
-    count, at = 0, text.find(part)
-    while at >= 0:
-        count, at = count + 1, text.find(part, at + 1)
-    return count
+    def _whole(self, text: str, end: int) -> int:
+        """The end of the last piece that ends there or before."""
+        found = 0
+        for piece in self._piece.finditer(text):
+            if piece.end() > end:
+                break
+            found = piece.end()
+        return found
+
+    # ---- the template
+
+    def _probe(self) -> _Frame:
+        """Render two exchanges of marker words and read off what stands around the assistant's."""
+        roles = ("user", "assistant", "user", "assistant")
+        messages = [self._message(role, word) for role, word in zip(roles, _WORDS, strict=True)]
+        text, asked = self._rendered(messages), self._rendered(messages[:1])
+        prompted = self._rendered(messages[:1], add_generation_prompt=True)
+        if text is None or asked is None or prompted is None:
+            return _Frame()
+        at = [text.find(word) for word in _WORDS]
+        if min(at) < 0 or sorted(at) != at or _WORDS[0] not in asked or _WORDS[0] not in prompted:
+            return _Frame()
+        ends = [start + len(word) for start, word in zip(at, _WORDS, strict=True)]
+        prompt = prompted[self._shared(prompted, asked) :]
+        behind_user = prompted.rpartition(_WORDS[0])[2]
+        header = prompt[: max(0, self._shared(text[ends[0] : at[1]], behind_user) - len(behind_user) + len(prompt))]
+        history, tail = text[ends[1] : at[2]], text[ends[3] :]
+        user_header = self._user_header(history, text[: at[0]], messages, asked.rpartition(_WORDS[0])[2])
+        closing = history[: self._shared(history, tail)].rstrip()
+        if user_header and len(longer := history.removesuffix(user_header).rstrip()) > len(closing):
+            closing = longer
+        last = closing if closing and tail.startswith(closing) else tail.rstrip()
+        return _Frame(prompt=prompt, header=header, closing=closing, last=last, tail=tail)
+
+    def _user_header(self, history: str, beginning: str, messages: Messages, behind_user: str) -> str:
+        """What opens a user's turn behind an answer; empty where it cannot be told."""
+        again = self._rendered([messages[0], messages[2]]) or ""
+        between = again.partition(_WORDS[0])[2].partition(_WORDS[2])[0]
+        header = between[len(behind_user) :] if between.startswith(behind_user) else ""
+        if header and history.endswith(header):
+            return header
+        # Templates that want roles to alternate: what stands before the first question, too.
+        cut = len(history) - _common(history[::-1], beginning[::-1])
+        found = (piece.start() for piece in self._piece.finditer(history) if piece.start() >= cut > 0)
+        return history[next(found, len(history)) :]
 
 
-def _missing(opening: str, before: str, after: str) -> int:
-    """Characters of the opening that stand after a cut; none where it is not around the cut."""
-    cuts = range(len(opening), -1, -1)
-    return next(
-        (len(opening) - at for at in cuts if before.endswith(opening[:at]) and after.startswith(opening[at:])), 0
-    )
+def _common(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _texts(message: Mapping[str, Any]) -> list[str]:
-    content = message["content"]
-    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-    return [str.__str__(text) for text in texts]  # plain copies: markers note who looks into them
-
-
-def _common_prefix(a: str, b: str) -> str:
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
-    return "".join(character for character, _ in same)
-
-
-def _common_suffix(a: str, b: str) -> str:
-    return _common_prefix(a[::-1], b[::-1])[::-1]
+def _marked(turn: Span, mark: Span) -> Span | None:
+    """The part of a turn that a mark covers, which may be empty; None where the mark is not in the turn."""
+    start, end = max(turn[0], mark[0]), min(turn[1], mark[1])
+    return (start, end) if start < end or (start == end and mark[0] == mark[1]) else None

@@ -35,6 +35,8 @@ _REFUSED_FIELDS: Mapping[str, str] = {
     "thinking": "reasoning content is not supported",
 }
 _TRAIN_FIELDS = ("train", "weight", "loss")
+# Fields by which others say what carries loss, with the value that asks for nothing.
+_REFUSED_UNLESS: Mapping[str, bool] = {"trainable": True, "mask": False, "prefix": False}
 # Where a typed part may keep its reference, first match first.
 _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
     "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes")),
@@ -124,8 +126,10 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
         parts: tuple[Part, ...]
         if markers and "<" in content and pool is not None:
             parts = tuple(_split(content, markers, pool))
+            if known == "assistant" and (marked := next((p for p in parts if isinstance(p, Media)), None)):
+                raise RecordError("schema", f"{marked.kind} marker in an answer", "media there need typed parts")
         else:
-            parts = (Text(checked(content)),) if content else ()
+            parts = (Text(checked(content)),)
     elif isinstance(content, list | tuple):
         parts = tuple(_read_parts(content, pool))
     elif content is None:
@@ -140,6 +144,9 @@ def _read_extras(turn: Mapping[str, Any]) -> bool:
     for field, reason in _REFUSED_FIELDS.items():
         if turn.get(field):
             raise RecordError("schema", reason, field)
+    for field, harmless in _REFUSED_UNLESS.items():
+        if (wish := turn.get(field)) is not None and wish is not harmless:
+            raise RecordError("schema", f"{field} in a message is not supported", f"{_short(wish)}; use train: false")
     train = True
     for field in _TRAIN_FIELDS:
         wish = turn.get(field)
@@ -191,8 +198,7 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             text = part.get("text")
             if not isinstance(text, str):
                 raise RecordError("schema", "a text part has no text", type(text).__name__)
-            if text:
-                yield Text(checked(text))
+            yield Text(checked(text))
         elif isinstance(name, str) and name in _PART_FIELDS:
             medium = _read_media_part(part, name, pool)
             if medium is not None:

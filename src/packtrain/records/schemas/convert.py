@@ -107,6 +107,8 @@ def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...]) -> tup
     """A `system` column stands before a conversation that does not begin with a system message of its own."""
     if value.get("tools"):
         raise RecordError("schema", "tool definitions are not supported", "column tools")
+    if value.get("chat_template_kwargs"):
+        raise RecordError("schema", "arguments of the chat template are not supported", "column chat_template_kwargs")
     system = value.get("system")
     if system is None or system == "":
         return messages

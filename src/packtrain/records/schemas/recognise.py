@@ -28,7 +28,7 @@ MEDIA_COLUMNS: Mapping[str, MediaKind] = {
     "audio": "audio",
 }
 ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
-OTHER_COLUMNS = ("system", "tools", "input", "history", "width", "height", *ID_COLUMNS)
+OTHER_COLUMNS = ("system", "tools", "chat_template_kwargs", "input", "history", "width", "height", *ID_COLUMNS)
 
 _MAX_PLANS = 1024  # datasets have a handful of shapes; junk must not grow the cache without end
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     schemas: tuple[tuple[str, tuple[str, ...]], ...]  # candidates with the columns each would use
     media: tuple[tuple[str, MediaKind], ...]
     id_column: str | None
-    extras: bool  # has a column that changes the conversation as a whole (system, tools)
+    extras: bool  # has a column that changes the conversation as a whole (system, tools, chat_template_kwargs)
 
 
 def known_columns() -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def _make_plan(value: Mapping[str, Any]) -> Plan:
         ),
         media=tuple((column, kind) for column, kind in MEDIA_COLUMNS.items() if column in value),
         id_column=next((column for column in ID_COLUMNS if column in value), None),
-        extras="system" in value or "tools" in value,
+        extras=any(name in value for name in ("system", "tools", "chat_template_kwargs")),
     )
 
 
