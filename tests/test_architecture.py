@@ -24,7 +24,7 @@ ALLOWED = {
     "core": {"numpy"},
     "records": {
         *("numpy", "pyarrow", "PIL", "av", "yaml", "jinja2", "zstandard", "datasets", "huggingface_hub"),
-        *("fsspec", "indexed_gzip"),
+        *("fsspec", "aiohttp", "indexed_gzip"),
     },
     "families": {"numpy", "jinja2", "tokenizers", "num2words"},
     "costs": {"numpy", "pyarrow", "ray"},

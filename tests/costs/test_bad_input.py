@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import os
@@ -17,11 +18,13 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import zstandard
 from measuring import chat, chats, command, ledger, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError
 from packtrain.costs.run import Outcome
+from packtrain.records.formats import compression
 
 GOOD = 40
 PLACEHOLDERS = "media placeholders in the text do not match the media"
@@ -292,6 +295,44 @@ def test_a_cut_shard(
     assert lines == {f"a.tar:{key}": ("read", reason), "missing.tar": ("read", "file cannot be read")}
     counts = outcome.table.summary["counts"]
     assert (counts["rows"], counts["entries"]) == (rows + 5, rows + 7)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(lambda data: data[: len(data) * 2 // 3], id="cut"),
+        pytest.param(lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:], id="another checksum"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl.gz", "json.gz", "tar.gz", "jsonl.zst"])
+def test_what_cannot_be_delivered_is_not_measured(
+    tmp_path: Path, qwen: Path, kind: str, harm: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delivery reads a compressed file as a whole, so the records before a fault are failures as well."""
+    monkeypatch.setattr("packtrain.records.formats.jsonl.JsonLines.block", 400)  # several units
+    records = [{**record, "noise": os.urandom(40).hex()} for record in chats(60)]
+    plain = "\n".join(map(json.dumps, records)).encode()
+    if kind == "json.gz":
+        plain = json.dumps(records).encode()
+    if kind == "tar.gz":
+        shard(tmp_path / "a.tar", 60)
+        plain = (tmp_path / "a.tar").read_bytes()
+    pack = zstandard.ZstdCompressor(write_checksum=True).compress if kind.endswith("zst") else gzip.compress
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / f"bad.{kind}").write_bytes(harm(pack(plain)))
+    (tmp_path / "data" / f"good.{kind}").write_bytes(pack(plain))
+    options: dict[str, Any] = {"model": str(qwen), "out": tmp_path / "out", "workers": 1, "check": 0}
+    table = measure_outcome(tmp_path / "data", **options, max_failure_rate=1.0).table
+    counts, lines = table.summary["counts"], ledger(tmp_path / "out")
+    assert {file.file for file in table.files} == {str(tmp_path / "data" / f"good.{kind}")}
+    assert counts["rows"] == 60
+    assert counts["entries"] == 60 + len(lines)
+    assert counts["cut_short"] == 1
+    assert {line["reason"] for line in lines} <= {compression.SPOILT, compression.CUT_OFF, compression.DAMAGED}
+    if kind.endswith("gz"):
+        assert sum(line["reason"] == compression.SPOILT for line in lines) > 20
+        with pytest.raises(DataError, match=compression.SPOILT):
+            measure_outcome(tmp_path / "data", **{**options, "out": tmp_path / "again"})
 
 
 def test_a_name_that_is_not_unicode(tmp_path: Path, qwen: Path) -> None:

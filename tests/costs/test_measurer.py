@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -19,11 +21,12 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.show.terminal import show_measured
 from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, MediaRef
-from packtrain.costs.measurer import Measurer
+from packtrain.costs.measurer import Measurer, _characters
 from packtrain.costs.request import Filters, Request
 from packtrain.costs.work import work_items
+from packtrain.families.tokenizer import LightTokenizer
 from packtrain.models.tiny import write
-from packtrain.records.open import open_sources
+from packtrain.records.open import iter_units, open_sources, read_unit
 from packtrain.records.source import Entry
 
 
@@ -154,6 +157,54 @@ def test_batches_are_bounded_by_what_they_hold(tmp_path: Path) -> None:
     entries = (Entry(origin=f"d:{n}", value=value, media={"png": ref}) for n in range(100))
     assert len(list(measurer.measure(entries, 0))) == 100
     assert max(sizes) <= 33
+
+
+def test_batches_are_bounded_by_their_texts(tmp_path: Path) -> None:
+    """A few bytes of a table may stand for the same long text in every row."""
+    sizes: list[int] = []
+
+    class Rule:
+        def price(self, batch: Any, store: Any) -> list[Any]:
+            sizes.append(sum(_characters(sized.record) for sized in batch))
+            return [RecordError("test", "not priced") for _ in batch]
+
+    text = "x" * 300_000
+    pq.write_table(pa.Table.from_pylist([chat(text)] * 40), tmp_path / "d.parquet", compression="zstd")
+    assert (tmp_path / "d.parquet").stat().st_size < 20_000
+    request = Request(specs=tuple(open_sources(str(tmp_path / "d.parquet"))), model="unused")
+    measurer = Measurer(request, Rule())
+    entries = (entry for unit in iter_units(request.specs) for entry in read_unit(request.specs, unit))
+    assert len(list(measurer.measure(entries, 0))) == 40
+    assert max(sizes) < Measurer.batch_characters + 400_000
+    measurer.most_characters = 200_000
+    found = next(measurer.measure(read_unit(request.specs, next(iter_units(request.specs))), 0))
+    assert isinstance(found, LedgerEntry)
+    assert (found.reason, found.filtered) == ("text is too long", False)
+
+
+@pytest.mark.parametrize("text", ["word " * 60_000, "x" * 300_000, "é" * 300_000], ids=["words", "a word", "accents"])
+def test_a_text_that_cannot_fit_is_not_tokenized(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+    for name in ("encode", "encode_batch"):
+        real = getattr(LightTokenizer, name)
+
+        def seen(self: Any, texts: Any, real: Any = real, **options: Any) -> Any:
+            nonlocal longest
+            longest = max(longest, *map(len, [texts] if isinstance(texts, str) else texts or [""]))
+            return real(self, texts, **options)
+
+        monkeypatch.setattr(LightTokenizer, name, seen)
+    data = lines(tmp_path / "d.jsonl", chat("short"), chat(text), chat("short again"))
+    options: dict[str, Any] = {"model": "tiny:llama", "workers": 1, "check": 0}
+    table = packtrain.measure(data, out=tmp_path / "o", max_sample_length=1000, **options)
+    (line,) = [json.loads(line) for line in (tmp_path / "o" / "ledger.jsonl").read_text().splitlines()]
+    assert (len(table), line["reason"], line["filtered"]) == (2, "longer than max_sample_length", True)
+    assert longest < 70_000
+    whole = packtrain.measure(data, out=tmp_path / "p", **options)
+    assert whole.column("tokens").max() > 2 * 1000
+    assert longest > 250_000
+    most = int(whole.column("tokens").max())
+    assert len(packtrain.measure(data, out=tmp_path / "q", max_sample_length=most, **options)) == 3
 
 
 def test_an_error_nobody_thought_of_is_one_ledger_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from every_format import RECORDS, SOURCES, write_mixture
+from every_format import RECORDS, SOURCES, picture, write_mixture, write_tar
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError, RecordError
@@ -238,6 +238,50 @@ class TestChangedData:
             reader_of(table, tmp_path).record(4)
 
 
+class TestDamagedCopies:
+    """A copy in the cache that is not what its source has is fetched again; only then is the source blamed."""
+
+    def flip(self, folder: Path, what: bytes) -> None:
+        """Arrow may write a text into every batch of its file: all of them."""
+        (path,) = (folder / "cache").glob("*.ready")
+        data = path.read_bytes()
+        assert what in data
+        path.write_bytes(data.replace(what, bytes([what[0] ^ 1]) + what[1:]))
+
+    @pytest.mark.parametrize("kind", ["lines", "parquet", "file"])
+    def test_a_text(self, tmp_path: Path, model: Model, kind: str) -> None:
+        rows = [{"id": f"r{i}", "messages": chat_of(f"what {i}?")} for i in range(6)]
+        data = tmp_path / f"d.{ {'lines': 'jsonl', 'file': 'arrow'}.get(kind, kind) }"
+        if kind == "lines":
+            data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            write_rows(data, kind, rows)
+        table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
+        files = CachedFiles(ShardCache(tmp_path / "cache", 1 << 22), copy_local=True)
+        reader = reader_of(table, tmp_path, files)
+        assert reader.record(0).id == "r0"
+        for used in (reader, pickle.loads(pickle.dumps(reader))):
+            self.flip(tmp_path, b"hat 4")
+            assert used.record(4).id == "r4"
+            (copy,) = (tmp_path / "cache").glob("*.ready")
+            assert copy.read_bytes() == data.read_bytes()
+
+    def test_a_picture(self, tmp_path: Path, model: Model) -> None:
+        write_tar(tmp_path / "d.tar", "tar", bytes)
+        options: dict[str, Any] = {"workers": 1, "check": 0}
+        data, out = tmp_path / "d.tar", tmp_path / "costs"
+        table = measure_outcome(data, model=str(model("qwen2_5_vl")), out=out, **options).table
+        reader = reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 22), copy_local=True))
+        assert reader.record(1).media()
+        assert not reader.mended(1)
+        self.flip(tmp_path, b"IDAT")
+        assert reader.mended(1)
+        (ref,) = [medium.ref for medium in reader.record(1).media()]
+        with reader.store(0).open(ref) as file:
+            assert file.read() == picture(1)
+        assert not reader.mended(1)
+
+
 def chat_of(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": "b"}]
 
@@ -260,6 +304,12 @@ class Failing:
 
     def plain(self, file: str) -> AbstractContextManager[Plain]:
         return self._plain(file)
+
+    def renew(self, file: str) -> bool:
+        return False
+
+    def damaged_on_the_way(self, file: str, position: int, length: int) -> bool:
+        return False
 
     @contextmanager
     def _plain(self, file: str) -> Iterator[Plain]:

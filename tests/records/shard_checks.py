@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,80 @@ def opens(path: Path) -> int:
     """How often the remote copy of a file was opened."""
     log = Path(f"{path}{OPENS}")
     return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+class WebServer(ThreadingHTTPServer):
+    """The files of a folder on the loopback, with faults: `faults[name]` are statuses for its next requests.
+
+    "stall" in place of a status sends half of the body and then nothing, until `ended` is set; "stall at once" nothing.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _WebHandler)
+        self.folder, self.ended = folder, threading.Event()
+        self.faults: dict[str, list[int | str]] = {}
+        self.requests: list[tuple[str, str]] = []
+
+    def url(self, name: str) -> str:
+        """Where a file of the folder is."""
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+
+class _WebHandler(BaseHTTPRequestHandler):
+    server: WebServer
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        name = self.path.lstrip("/")
+        self.server.requests.append((self.command, name))
+        faults = self.server.faults.get(name, [])
+        fault = faults.pop(0) if faults else 200
+        path = self.server.folder / name
+        if isinstance(fault, str) and "at once" in fault:
+            self.server.ended.wait(60)
+        status = fault if isinstance(fault, int) and fault >= 400 else 200 if path.is_file() else 404
+        data = path.read_bytes() if status == 200 else b"no"
+        part = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if status == 200 else None
+        if part:
+            first, last = int(part[1]), min(int(part[2] or len(data) - 1), len(data) - 1)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            data = data[first : last + 1]
+        else:
+            self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        if body and fault == "stall":
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            self.server.ended.wait(60)
+        elif body:
+            self.wfile.write(data)
+
+
+@contextmanager
+def web_server(folder: Path) -> Iterator[WebServer]:
+    """A server for the length of a block."""
+    server = WebServer(folder)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
 
 
 def content(size: int, seed: int = 0) -> bytes:

@@ -305,6 +305,18 @@ def test_attached_media_are_found_by_name(written: str) -> None:
     assert [medium.ref.data for medium in convert(value, attached).media()] == [b"B", b"A"]
 
 
+@pytest.mark.timeout(60)  # looking through all of them for each would take hours
+@pytest.mark.parametrize("named", [False, True])
+def test_very_many_attached_media_of_one_record(named: bool) -> None:
+    number = 60_000
+    attached = {f"{n}.png": MediaRef(name=f"s.{n}.png", data=b"%d" % n) for n in range(number)}
+    value: dict[str, Any] = {"messages": user("<image>" * number)}
+    if named:
+        value["images"] = [f"s.{n}.png" for n in reversed(range(number))]
+    order = range(number - 1, -1, -1) if named else range(number)
+    assert [medium.ref.data for medium in convert(value, attached).media()] == [b"%d" % n for n in order]
+
+
 def test_attached_media_are_found_by_extension_and_order() -> None:
     attached = {"jpg": MediaRef(name="1.jpg", data=b"J"), "png": MediaRef(name="1.png", data=b"P")}
     value = {"conversations": user("<image><image>"), "images": ["x/original.png", "y/original.gif"]}

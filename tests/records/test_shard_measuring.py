@@ -19,8 +19,8 @@ import zstandard
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.records.formats import compression
 from packtrain.records.open import count_unit, iter_units, open_sources, read_unit, recognise
+from packtrain.records.shards import address, measuring
 from packtrain.records.shards import cache as cache_module
-from packtrain.records.shards import measuring
 
 ROWS = [{"id": f"r{n}", "text": "x" * n} for n in range(3000)]
 
@@ -201,3 +201,22 @@ def test_a_copy_stays_while_its_entries_are_read_whoever_needs_the_room(
         list(read_unit(specs, second))
     assert len(list(reading)) == len(ROWS) - 1
     assert len(list(read_unit(specs, second))) == len(ROWS)
+
+
+def test_a_shard_of_a_server_that_is_ill_for_a_moment_is_measured_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp")
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "d.jsonl").write_bytes(lines())
+    monkeypatch.setenv(measuring.FOLDER, str(tmp_path / "cache"))
+    with checks.web_server(tmp_path / "web") as server:
+        specs = open_sources(server.url("d.jsonl"), format="jsonl")
+        server.faults["d.jsonl"] = [500, 500]
+        entries = [entry for unit in iter_units(specs) for entry in read_unit(specs, unit)]
+        assert [entry.value for entry in entries] == ROWS
+        assert server.faults["d.jsonl"] == []
+    again = open_sources("http://127.0.0.1:1/d.jsonl", format="jsonl")
+    monkeypatch.setattr(cache_module.ShardCache, "_identity", lambda self, file: address.identify(file, ()))
+    with pytest.raises(DataError, match="see whether its server works"):
+        [entry for unit in iter_units(again) for entry in read_unit(again, unit)]

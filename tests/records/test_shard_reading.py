@@ -8,7 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +19,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import ConfigError, DataError, RecordError
+from packtrain.core.retries import Unreachable
 from packtrain.records.formats import compression
 from packtrain.records.shards import address, forward
 from packtrain.records.shards.cache import ShardCache
@@ -128,6 +129,81 @@ def test_a_source_that_changes_while_it_is_read_is_not_mixed(tmp_path: Path) -> 
     os.utime(path, ns=(1, 1))
     with pytest.raises(OSError, match="changed"):
         list(chunks)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[checks.WebServer]:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv(address.READ_TIMEOUT, "0.3")
+    checks.make_files(tmp_path / "web", 1, SIZE)
+    with checks.web_server(tmp_path / "web") as served:
+        yield served
+
+
+NAME = "shard-000.bin"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([500, 500, 503, 503], id="HEAD and GET of the first look"),
+        pytest.param([200, 502, 504], id="GET"),
+        pytest.param([429, 408], id="asked to wait"),
+        pytest.param(["stall"] * 6, id="stops in the middle"),
+        pytest.param(["stall at once", "stall at once"], id="does not answer"),
+    ],
+)
+def test_a_server_that_is_ill_for_a_moment_loses_nothing(server: checks.WebServer, faults: list[int | str]) -> None:
+    server.faults[NAME] = list(faults)
+    url = server.url(NAME)
+    whole = b"".join(address.raw_chunks(url, address.identify(url, (0.001,) * 4), (0.001,) * 4))
+    assert whole == (server.folder / NAME).read_bytes()
+    assert not server.faults[NAME], "the faults were met"
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind", "said", "asked"),
+    [
+        pytest.param([503] * 99, Unreachable, "HTTP 503, in each of 3 attempts", 6, id="503"),
+        pytest.param([403] * 99, Unreachable, "access is refused, HTTP 403$", 2, id="403"),
+        pytest.param([404] * 99, RecordError, "file cannot be read.*HTTP 404", 2, id="404"),
+        pytest.param(
+            ["stall at once"] * 99, Unreachable, r"nothing for 0\.3 s.*, in each of 3 attempts", 6, id="silent"
+        ),
+        pytest.param(["stall"] * 99, Unreachable, r"nothing for 0\.3 s", 9, id="stalls"),
+    ],
+)
+def test_a_server_that_stays_ill_ends_in_words(
+    server: checks.WebServer, faults: list[int | str], kind: type[Exception], said: str, asked: int
+) -> None:
+    server.faults[NAME] = list(faults)
+    url = server.url(NAME)
+    with pytest.raises(kind, match=said) as caught:
+        list(address.raw_chunks(url, address.identify(url, QUICK), QUICK))
+    assert url in str(caught.value)
+    assert len(server.requests) == asked
+
+
+def test_a_port_where_nobody_listens_is_unreachable_and_not_missing(server: checks.WebServer) -> None:
+    url = server.url(NAME)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1.*, in each of 3 attempts"):
+        address.identify(url, QUICK)
+    with pytest.raises(DataError, match="see whether its server works"):
+        address.remote_state(url, QUICK)
+
+
+def test_settings_of_fsspec_stay_beside_our_timeout(server: checks.WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"headers": {"X-Token": "secret"}}})
+    system, _ = address.file_system(server.url(NAME))
+    assert system.client_kwargs["headers"] == {"X-Token": "secret"}
+    assert system.client_kwargs["timeout"].sock_read == 0.3
+    monkeypatch.setenv(address.READ_TIMEOUT, "soon")
+    with pytest.raises(ConfigError, match="a number of seconds"):
+        address.file_system(server.url(NAME))
 
 
 def flipped(data: bytes) -> bytes:

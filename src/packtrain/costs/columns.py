@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 import pyarrow as pa
 
@@ -75,6 +76,12 @@ class Rows:
             media["supervised"].append(supervised)
             for name in ("kind", "width", "height", "frames", "fps", "seconds"):
                 media[name].append(getattr(header, name))
+
+
+def ledger_lines(entries: Iterable[LedgerEntry]) -> bytes:
+    """Entries of a ledger as JSON lines."""
+    text = "".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
+    return text.encode("utf-8", "backslashreplace")  # a lone surrogate becomes the escape that JSON has for it
 
 
 def to_ipc(columns: dict[str, list[object]], schema: pa.Schema) -> bytes:

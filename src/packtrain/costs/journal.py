@@ -18,11 +18,12 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from packtrain.core.artifacts import open_own
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
+from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 4
 _FRAME = struct.Struct("<QI")
@@ -52,6 +53,7 @@ class Journal:
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
         self._offsets: dict[int, int] = {}
+        self.spoilt: set[tuple[int, str]] = set()  # source and name of files that cannot be delivered
         self._synced = time.monotonic()
 
     @classmethod
@@ -84,7 +86,7 @@ class Journal:
         body = json.dumps(head).encode() + b"\n" + result.costs + result.media + result.ledger
         offset = self._stream.seek(0, os.SEEK_END)
         self._stream.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
-        self._offsets[result.number] = offset
+        self._note(head, offset)
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self.sync()
 
@@ -116,6 +118,11 @@ class Journal:
         self._stream.close()
         self._path.unlink(missing_ok=True)
 
+    def _note(self, head: dict[str, Any], offset: int) -> None:
+        self._offsets[head["number"]] = offset
+        if spoils_file(head["reasons"]):
+            self.spoilt.add((head["source"], head["file"]))
+
     def _scan(self) -> None:
         """Find the complete records and cut off what a crash left behind them."""
         size = self._stream.seek(0, os.SEEK_END)
@@ -130,7 +137,7 @@ class Journal:
             body = self._stream.read(length)
             if zlib.crc32(body) != checksum:
                 break
-            self._offsets[json.loads(body[: body.index(b"\n")])["number"]] = end
+            self._note(json.loads(body[: body.index(b"\n")]), end)
             end += _FRAME.size + length
         self._stream.truncate(end)
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.costs.journal import UnitResult
+from packtrain.records.formats.compression import SPOILT
+from packtrain.records.open import spoils_file
 
 JUDGED_AFTER = 1000  # records, before a rate means anything
 
@@ -36,6 +38,8 @@ class Judge:
         self._next = 0
         self._judged = self._failed = 0  # records that no filter left out, and how many of them cannot be used
         self._reasons: Counter[str] = Counter()
+        self._file: tuple[int, str] | None = None  # the one whose units are looked at, and its rows so far
+        self._rows = 0
 
     def take(self, result: UnitResult) -> None:
         """Take a finished unit; raises DataError as soon as the budget is spent."""
@@ -46,10 +50,20 @@ class Judge:
             self._judged += ready.rows + ready.failed
             self._failed += ready.failed
             self._reasons.update(ready.reasons)
+            self._give_up(ready)
             if ready.failed and self._budget.on_error == "fail":
                 raise DataError("a record cannot be used", got=_first(ready.ledger), fix="mend it, or --on-error skip")
             if self._judged >= JUDGED_AFTER:
                 self._judge()
+
+    def _give_up(self, unit: UnitResult) -> None:
+        """A fault in a compressed file takes the rows before it along."""
+        self._rows = unit.rows + (self._rows if self._file == (unit.source, unit.file) else 0)
+        self._file = unit.source, unit.file
+        if spoils_file(unit.reasons):
+            self._failed += self._rows
+            self._reasons[f"read: {SPOILT}"] += self._rows
+            self._rows = 0
 
     def finish(self) -> None:
         """The last word, for datasets of any size."""

@@ -9,11 +9,14 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
 from packtrain.costs.converter import Converter, Filtered
 from packtrain.costs.request import Filters, Request
-from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
 from packtrain.families.registry import load_family
+from packtrain.families.skeleton import texts_of
 from packtrain.records.media import MediaStore
 from packtrain.records.schemas.recognise import ID_COLUMNS
 from packtrain.records.source import Entry
+
+TOO_LONG = "longer than max_sample_length"
 
 
 class CostRule(Protocol):
@@ -32,9 +35,10 @@ class FamilyRule:
         family = load_family(settings, request.limits)
         assert family is not None, "the caller chooses the processor for families without a rule"
         self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
+        self._most = request.filters.max_sample_length
 
     def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
-        return self.encoder.costs(batch)
+        return self.encoder.costs(batch, self._most)
 
 
 class Measurer:
@@ -42,6 +46,8 @@ class Measurer:
 
     batch = 256  # entries that are tokenized together
     batch_bytes = 32 << 20  # of media that travel with their records
+    batch_characters = 1 << 20  # of texts: while they are tokenized, each takes some hundred bytes
+    most_characters = 8 << 20  # of one record: minutes and gigabytes for a text that no model takes
 
     def __init__(self, request: Request, rule: CostRule) -> None:
         self._filters = request.filters
@@ -51,15 +57,16 @@ class Measurer:
     def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
         """The row for each entry, or why there is none; in order."""
         batch: list[Sized | LedgerEntry] = []
-        held = 0
+        held = characters = 0
         for entry in entries:
             found = self._size(entry, source)
             batch.append(found)
             if isinstance(found, Sized):
                 held += sum([len(medium.ref.data) for medium in found.record.media() if medium.ref.data is not None])
-            if len(batch) >= self.batch or held >= self.batch_bytes:
+                characters += _characters(found.record)
+            if len(batch) >= self.batch or held >= self.batch_bytes or characters >= self.batch_characters:
                 yield from self._price(batch, source)
-                batch, held = [], 0
+                batch, held, characters = [], 0, 0
         yield from self._price(batch, source)
 
     def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
@@ -73,7 +80,9 @@ class Measurer:
             record = found.record
             too_long = self._filters.max_sample_length
             if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
-                price = Filtered("longer than max_sample_length", f"{price[0].tokens} tokens")
+                price = Filtered(TOO_LONG, f"{price[0].tokens} tokens")
+            elif isinstance(price, TooManyTokens):
+                price = Filtered(TOO_LONG, price.detail)
             if isinstance(price, RecordError):
                 yield _ledger(record.id, record.origin, price)
                 continue
@@ -90,6 +99,9 @@ class Measurer:
         record: Record | None = None
         try:
             record = self.record(entry, source)
+            if (length := _characters(record)) > self.most_characters:
+                detail = f"{length:,} characters, the limit is {self.most_characters:,}"
+                raise RecordError("schema", "text is too long", detail)
             return Sized(record, self.headers(record, source))
         except RecordError as error:
             fault = error
@@ -118,6 +130,11 @@ class Measurer:
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)
+
+
+def _characters(record: Record) -> int:
+    """How much text a record has."""
+    return sum(map(len, texts_of(record)))
 
 
 def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:

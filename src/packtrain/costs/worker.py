@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from packtrain.core.values import LedgerEntry
-from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, Rows, to_ipc
+from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, Rows, ledger_lines, to_ipc
 from packtrain.costs.journal import UnitResult
 from packtrain.costs.measurer import Measurer
 from packtrain.costs.request import Request
@@ -71,10 +70,7 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
         reasons=dict(Counter(f"{entry.stage}: {entry.reason}" for entry in failures)),
         costs=to_ipc(rows.costs, COST_SCHEMA),
         media=to_ipc(rows.media, MEDIA_SCHEMA),
-        ledger="".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in rows.ledger).encode(
-            "utf-8",
-            "backslashreplace",  # a lone surrogate becomes the escape that JSON has for it
-        ),
+        ledger=ledger_lines(rows.ledger),
     )
 
 

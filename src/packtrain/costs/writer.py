@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +14,12 @@ import pyarrow.parquet as pq
 
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
-from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, shifted
+from packtrain.core.values import LedgerEntry
+from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, ledger_lines, shifted, to_ipc
 from packtrain.costs.content import Content
 from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.table import COSTS, LEDGER, MEDIA, DataFile
+from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import loses_more
 
 _ROW_GROUP = 65_536
@@ -66,7 +69,7 @@ def write_table(out: Path, journal: Journal) -> Counts:
         costs = stack.enter_context(_Groups(costs_path, COST_SCHEMA))
         media = stack.enter_context(_Groups(media_path, MEDIA_SCHEMA))
         ledger = stack.enter_context(ledger_path.open("wb"))
-        for unit in journal.in_order():
+        for unit in deliverable(journal):
             rows = shifted(from_ipc(unit.costs), "index", counts.entries)
             rows = shifted(rows, "file", counts.file_number(unit)) if unit.rows else rows
             seen = shifted(from_ipc(unit.media), "record", counts.entries)
@@ -92,8 +95,27 @@ def write_table(out: Path, journal: Journal) -> Counts:
 def write_ledger(out: Path, journal: Journal) -> None:
     """Write the ledger.jsonl of a run that was stopped, from the units that are complete."""
     with atomic_path(out / LEDGER) as temporary, temporary.open("wb") as ledger:
-        for unit in journal.in_order():
+        for unit in deliverable(journal):
             ledger.write(unit.ledger)
+
+
+def deliverable(journal: Journal) -> Iterator[UnitResult]:
+    """The units in order. Rows of a compressed file that has a fault are ledger lines: none of it can be delivered."""
+    for unit in journal.in_order():
+        yield _given_up(unit) if unit.rows and (unit.source, unit.file) in journal.spoilt else unit
+
+
+def _given_up(unit: UnitResult) -> UnitResult:
+    rows = from_ipc(unit.costs).select(["id", "origin"]).to_pylist()
+    lines = (LedgerEntry(**row, stage="read", reason=SPOILT, detail="before the fault") for row in rows)
+    return replace(
+        unit,
+        rows=0,
+        failed=unit.failed + unit.rows,
+        costs=to_ipc({name: [] for name in COST_SCHEMA.names}, COST_SCHEMA),
+        media=to_ipc({name: [] for name in MEDIA_SCHEMA.names}, MEDIA_SCHEMA),
+        ledger=ledger_lines(lines) + unit.ledger,
+    )
 
 
 class _Groups:

@@ -16,7 +16,7 @@ from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of, texts_of, with_texts
 from packtrain.families.tokenizer import LightTokenizer
 
-__all__ = ["LossOn", "Priced", "RecordEncoder", "Sized"]
+__all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
 
 Priced = tuple[Cost, tuple[bool, ...]]  # a cost, and for each medium whether it stands where loss is taken
 
@@ -32,6 +32,16 @@ _AWKWARD = (
     "_end|> begins with one",
     "a" * 40,
 )
+
+
+FIRST_LOOK = 1 << 16  # characters of a text that are tokenized to see whether it can be short enough
+
+
+class TooManyTokens(RecordError):
+    """A record that is known to have more tokens than are wanted before all of it is tokenized."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("template", "too many tokens", detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +90,8 @@ class RecordEncoder:
             raise found
         return found
 
-    def costs(self, batch: Sequence[Sized]) -> list[Priced | RecordError]:
-        """A cost, or an error, for each record.
+    def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[Priced | RecordError]:
+        """A cost, or an error, for each record; TooManyTokens where the beginning of a text has far more than allowed.
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
         """
@@ -90,6 +100,7 @@ class RecordEncoder:
         for sized in batch:
             try:
                 one = self._prepare(sized)
+                self._require_short(one, most_tokens)
             except RecordError as error:
                 prepared.append(error)
                 continue
@@ -108,6 +119,16 @@ class RecordEncoder:
             except RecordError as error:
                 found.append(error)
         return found
+
+    def _require_short(self, prepared: _Prepared, most: int | None) -> None:
+        """Refuse a text by its beginning. Where it is cut tokens may change, so only twice too many are too many."""
+        for text in prepared.texts if most is not None else ():
+            look = FIRST_LOOK
+            while most is not None and look < len(text):
+                tokens = len(self.tokenizer.encode(text[:look], special=False))
+                if tokens > 2 * most:
+                    raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
+                look *= 4
 
     def _prepare(self, sized: Sized) -> _Prepared:
         record, headers = sized.record, sized.headers

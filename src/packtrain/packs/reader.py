@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.fingerprint import differences
+from packtrain.core.retries import of_the_moment, retried
 from packtrain.core.values import MediaRef, Record
 from packtrain.costs.converter import Converter
 from packtrain.costs.fingerprint import inputs_of
@@ -54,6 +55,18 @@ class RecordReader:
         with self._found(self._rows.row(number), keep=False) as record:
             yield record
 
+    def mended(self, number: int) -> bool:
+        """After a medium of a row could not be decoded: was it damaged on its way into a copy that is given up now?"""
+        row = self._rows.row(number)
+        file = self._rows.files[row.file].file
+        with self._found(row, keep=False) as record:
+            inside = [medium.ref for medium in record.media() if medium.ref.archive not in (None, file)]
+        try:
+            damaged = any(self._files.damaged_on_the_way(file, ref.offset, ref.size) for ref in inside)
+            return damaged and self._files.renew(file)
+        except (OSError, RecordError) as error:
+            self._unreadable(row, error)
+
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)
@@ -61,32 +74,47 @@ class RecordReader:
     @contextmanager
     def _found(self, row: Row, keep: bool) -> Iterator[Record]:
         with ExitStack() as stack:
-            yield self._converted(row, self._entry(row, stack, keep))
+            entry = self._entry(row, stack, keep)
+            if self._differs(row, entry):
+                stack.close()
+                if self._renewed(row):  # a copy may have been damaged on its way: the source is asked first
+                    entry = self._entry(row, stack, keep)
+            yield self._converted(row, entry)
+
+    def _renewed(self, row: Row) -> bool:
+        try:
+            return in_files(self._request.specs[row.source]) and self._files.renew(self._rows.files[row.file].file)
+        except (OSError, RecordError) as error:
+            self._unreadable(row, error)
+
+    def _differs(self, row: Row, entry: Entry) -> str:
+        """What tells an entry from the measured one; empty where nothing does."""
+        if entry.error is not None:
+            return str(entry.error)
+        return "another text at that place" if entry.check != row.check else ""
 
     def _entry(self, row: Row, stack: ExitStack, keep: bool) -> Entry:
         """The entry at a row's place, after as many attempts as are worth it; its file stays open with the stack."""
         file = self._rows.files[row.file].file
-        for pause in (*self._pauses, None):
-            try:
-                inside = in_files(self._request.specs[row.source])
-                plain = stack.enter_context(self._files.plain(file)) if inside else _Nowhere()
+        inside = in_files(self._request.specs[row.source])
+
+        def read() -> Entry:
+            with ExitStack() as attempt:
+                plain = attempt.enter_context(self._files.plain(file)) if inside else _Nowhere()
                 entry = read_place(self._request.specs, row.source, file, plain, row.at, row.origin)
-                return _in_memory(entry, plain) if keep and plain.path != file else entry
-            except OSError as error:
-                stack.close()
-                if pause is None:
-                    self._unreadable(row, error)
-                self._sleep(pause)
-            except RecordError as error:  # a file that is gone, or damaged as a whole
-                self._unreadable(row, error)
-        raise AssertionError("the last attempt returns or raises")
+                entry = _in_memory(entry, plain) if keep and plain.path != file else entry
+                stack.push(attempt.pop_all())
+                return entry
+
+        try:
+            return retried(read, self._pauses, passes=of_the_moment, sleep=self._sleep)
+        except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
+            self._unreadable(row, error)
 
     def _converted(self, row: Row, entry: Entry) -> Record:
         """The record, if it is the one that was measured."""
-        if entry.error is not None:
-            self._changed(row, str(entry.error))
-        if entry.check != row.check:
-            self._changed(row, "another text at that place")
+        if found := self._differs(row, entry):
+            self._changed(row, found)
         try:
             record = self._converter.record(entry, row.source)
         except RecordError as error:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packtrain.core.errors import DataError, RecordError
+from packtrain.core.retries import of_the_moment, retried
 from packtrain.core.values import LedgerEntry, Record
 from packtrain.packs.expected import Expected
 from packtrain.packs.rows import Row
@@ -39,6 +40,10 @@ class Reader(Protocol):
 
     def opened(self, number: int) -> AbstractContextManager[Record]:
         """The record of one row, for the length of a block. DataError where it is not what was measured."""
+        ...
+
+    def mended(self, number: int) -> bool:
+        """After a medium of a row could not be decoded: is it worth another attempt?"""
         ...
 
     def store(self, source: int) -> MediaStore:
@@ -115,17 +120,20 @@ class PackSource:
             videos=row.videos,
         )
         store = self._reader.store(row.source)
-        for pause in (*PAUSES, None):
+
+        def encode() -> EncodedSample:
+            with self._reader.opened(number) as record:
+                return self._encoder.encode(record, store, row=number, expected=expected, start=start, tokens=tokens)
+
+        try:
             try:
-                with self._reader.opened(number) as record:
-                    return self._encoder.encode(
-                        record, store, row=number, expected=expected, start=start, tokens=tokens
-                    )
-            except OSError as error:
-                if pause is None:
-                    raise _unreadable(row, error) from error
-                self._sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+                return retried(encode, PAUSES, passes=of_the_moment, sleep=self._sleep)
+            except RecordError:
+                if not self._reader.mended(number):
+                    raise
+                return retried(encode, PAUSES, passes=of_the_moment, sleep=self._sleep)
+        except OSError as error:
+            raise _unreadable(row, error) from error
 
     def _require_root(self, row: Row) -> None:
         """One file may be gone for good; a whole folder that is gone is a disk or a mount that comes back."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.records.formats import json_object
-from packtrain.records.formats.compression import file_blocks
+from packtrain.records.formats.compression import SPOILING, SPOILT, file_blocks
 from packtrain.records.formats.files import (
     ENDINGS,
     YAML_ENDINGS,
@@ -37,7 +37,7 @@ from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, o
 OF_ONE_RECORD = frozenset(
     {json_object.TOO_LONG, json_object.NOT_UTF8, json_object.NOT_JSON, json_object.NOT_OBJECT, json_object.TOO_DEEP}
     | {json_object.LONE_SURROGATE, "row cannot be read", "link in archive", "special file in archive"}
-    | {"two members with the same extension", "member has no extension", "media member is too large"}
+    | {"two members with the same extension", "member has no extension", "media member is too large", SPOILT}
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
@@ -140,6 +140,11 @@ def _files_of(spec: SourceSpec) -> list[str]:
 def loses_more(stage: str, reason: str) -> bool:
     """Does a fault stand for a whole file, or for the rest of one?"""
     return stage == "read" and reason not in OF_ONE_RECORD
+
+
+def spoils_file(reasons: Container[str]) -> bool:
+    """Is one of these ("stage: reason") a fault for which none of its file's records can be delivered?"""
+    return any(f"read: {reason}" in reasons for reason in SPOILING)
 
 
 def recognise(path: str) -> str:

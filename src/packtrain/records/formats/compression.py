@@ -19,6 +19,9 @@ CANNOT_OPEN = "file cannot be read"
 DAMAGED = "compressed file is damaged"
 CUT_OFF = "compressed file is cut off"
 
+SPOILING = frozenset((DAMAGED, CUT_OFF))  # faults behind which nothing of a file can be trusted, nor read at its place
+SPOILT = "in a compressed file that is damaged or cut off"
+
 # The first byte of a zstd frame that holds no content; a file may begin with one.
 SKIPPABLE_ZSTD = frozenset(range(0x50, 0x60))
 

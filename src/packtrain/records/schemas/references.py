@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,11 +95,19 @@ class MediaPool:
     there is, or for less, is found at the end, when both numbers are known.
     """
 
-    __slots__ = ("_attached", "_columns", "_short", "_taken", "_used", "asked", "given")
+    __slots__ = ("_attached", "_columns", "_free", "_names", "_short", "_taken", "asked", "given")
 
     def __init__(self, columns: Mapping[MediaKind, list[object]], attached: Mapping[str, MediaRef]) -> None:
         self._attached = {key: (attached_kind(key, ref), ref) for key, ref in attached.items()}
-        self._used: set[str] = set()
+        # By kind, and by kind and extension: those that nobody has asked for, in their order.
+        self._free: dict[tuple[MediaKind | None, str | None], OrderedDict[str, None]] = {}
+        self._names: tuple[dict[tuple[MediaKind | None, str], str], ...] = ({}, {})  # whole, and last components
+        for key, (its_kind, ref) in self._attached.items():
+            for place in ((its_kind, None), (its_kind, _extension(key))):
+                self._free.setdefault(place, OrderedDict())[key] = None
+            for names, name in zip(self._names, (ref.name, os.path.basename(ref.name)), strict=True):
+                names.setdefault((its_kind, key), key)
+                names.setdefault((its_kind, name), key)
         self._columns: dict[MediaKind, list[MediaRef]] = {
             kind: [self.resolve(kind, item) for item in items] for kind, items in columns.items()
         }
@@ -112,8 +121,7 @@ class MediaPool:
         if self._attached:
             key = self._match(kind, item)
             if key is not None:
-                self._used.add(key)
-                return self._attached[key][1]
+                return self._use(key)
         return make_ref(kind, item)
 
     def _match(self, kind: MediaKind, item: object) -> str | None:
@@ -124,17 +132,18 @@ class MediaPool:
         name = item.get("path") or item.get("url") if isinstance(item, Mapping) and not item.get("bytes") else item
         if not isinstance(name, str) or not name or name.startswith("data:"):
             return None
-        same_kind = {key: ref for key, (its_kind, ref) in self._attached.items() if its_kind == kind}
         base = os.path.basename(name)
-        for key, ref in same_kind.items():
-            if name in (key, ref.name):
-                return key
-        for key, ref in same_kind.items():
-            if base in (key, os.path.basename(ref.name)):
-                return key
-        free = [key for key in same_kind if key not in self._used]
-        extension = base.rpartition(".")[2].lower()
-        return next((key for key in free if key.rpartition(".")[2].lower() == extension), free[0] if free else None)
+        for names, wanted in zip(self._names, (name, base), strict=True):
+            if (kind, wanted) in names:
+                return names[kind, wanted]
+        free = self._free.get((kind, _extension(base))) or self._free.get((kind, None))
+        return next(iter(free), None) if free else None
+
+    def _use(self, key: str) -> MediaRef:
+        kind, ref = self._attached[key]
+        for place in ((kind, None), (kind, _extension(key))):
+            self._free[place].pop(key, None)
+        return ref
 
     def take(self, kind: MediaKind) -> Media | None:
         """The next medium of a kind, or None when there is none left; the shortage is reported by `close`."""
@@ -144,10 +153,8 @@ class MediaPool:
         if position < len(column):
             self._taken[kind] = position + 1
             return Media(kind, column[position])
-        for key, (its_kind, ref) in self._attached.items():
-            if its_kind == kind and key not in self._used:
-                self._used.add(key)
-                return Media(kind, ref)
+        if free := self._free.get((kind, None)):
+            return Media(kind, self._use(next(iter(free))))
         self._short[kind] = self._short.get(kind, 0) + 1
         return None
 
@@ -155,8 +162,7 @@ class MediaPool:
         """How many media of each kind nobody has asked for."""
         rest = []
         for kind in KINDS:
-            attached = sum(k == kind and key not in self._used for key, (k, _) in self._attached.items())
-            number = len(self._columns.get(kind, [])) - self._taken[kind] + attached
+            number = len(self._columns.get(kind, [])) - self._taken[kind] + len(self._free.get((kind, None)) or ())
             if number:
                 rest.append((kind, number))
         return rest
@@ -173,6 +179,11 @@ class MediaPool:
         for kind, number in self._short.items():
             asked = self.asked[kind]
             raise RecordError("schema", f"more {kind} markers than {_PLURAL[kind]}", f"{asked} for {asked - number}")
+
+
+def _extension(name: str) -> str:
+    """What stands behind the last dot; the whole name where there is none."""
+    return name.rpartition(".")[2].lower()
 
 
 def attached_kind(key: str, ref: MediaRef) -> MediaKind | None:

@@ -8,26 +8,33 @@ import json
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar, cast
 
-from packtrain.core.errors import ConfigError, PacktrainError, RecordError
-from packtrain.records.formats.compression import CANNOT_OPEN
+from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
+from packtrain.core.retries import Unreachable, retried
+from packtrain.records.formats.compression import CANNOT_OPEN, compression_of
 
 READ = 1 << 20  # bytes asked for at once
 AHEAD = 4 << 20  # bytes that a file system may fetch in one request
 PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault that may pass
+READ_TIMEOUT = "PACKTRAIN_READ_TIMEOUT"  # environment variable: seconds for which a web server may send nothing
+SECONDS = 30.0  # by default
 NOT_A_FILE = "not a regular file"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _FILE = "file://"
 # What file systems call the version of a file; a modification time is one where there is nothing better.
-_STAMPS = ("ETag", "etag", "md5Hash", "md5", "sha256", "checksum", "version_id", "generation")
-_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
+_STAMPS = ("ETag", "etag", "md5Hash", "md5", "Content-MD5", "Digest", "sha256", "checksum", "version_id", "generation")
+_TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
 Answer = TypeVar("Answer")
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_OURS = (PacktrainError, RecordError, MemoryError)
+_NOT_THERE = (404, 410)  # HTTP
+_REFUSED = (401, 403)
+_PASSING = (408, 425, 429)  # and all from 500 on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +72,7 @@ def file_system(url: str) -> tuple[Any, str]:
             url, got="no module named 'fsspec'", expected="fsspec", fix="pip install 'packtrain[remote]'"
         ) from None
     try:
-        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(url, **_patience(url, fsspec.config.conf))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:
         raise ConfigError(url, got=str(error), expected="a URL that an installed file system can read") from error
 
@@ -78,26 +85,95 @@ def identify(path: str, pauses: Sequence[float] = PAUSES) -> Identity:
 def remote_state(url: str, pauses: Sequence[float] = PAUSES) -> dict[str, object]:
     """What identifies a remote file, for fingerprints; one that is not there is a state too."""
     try:
-        found = identify(url, pauses)
+        with reaching(url):
+            found = identify(url, pauses)
     except RecordError:
         return {"missing": True}
     return {"size": found.size, "version": found.stamp}
 
 
 def with_retries(path: str, ask: Callable[[], Answer], pauses: Sequence[float]) -> Answer:
-    """What a file system answers, through faults that pass. RecordError for those that do not, OSError at last."""
-    for pause in (*pauses, None):
-        try:
-            return ask()
-        except (PacktrainError, RecordError, MemoryError):
-            raise
-        except Exception as error:
-            if isinstance(error, _PERMANENT):
-                raise gone(path, error) from error
-            if pause is None:
-                raise unreachable(path, error) from error
-            time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
+    """What a file system answers, through faults that pass. RecordError where there is no file, Unreachable at last."""
+    try:
+        return retried(ask, pauses, passes=_may_pass)
+    except (*_OURS, _Changed):
+        raise
+    except Exception as error:
+        raise _said(path, error, attempts=len(pauses) + 1 if _may_pass(error) else 1) from error
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """A server that cannot be reached ends the run, in words: what it has may not be taken for missing."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"data file {url}",
+            got=str(error),
+            fix="see whether its server works and lets you in; the same command continues where this one ended",
+        ) from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """May the same question be answered when it is asked again?"""
+    if isinstance(error, (*_OURS, _Changed, Unreachable)):
+        return False
+    if (status := _status(error)) is not None:
+        return status in _PASSING or status >= 500
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        return True  # what fsspec calls any failure of a web server, a connection that broke for one
+    return not isinstance(error, _PERMANENT)
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status behind an error, where there is one."""
+    found = getattr(error, "status", None)
+    if isinstance(found, int) and found >= 100:
+        return found
+    return _status(error.__cause__) if error.__cause__ is not None else None
+
+
+def _said(path: str, error: Exception, attempts: int) -> RecordError | Unreachable:
+    """A fault that stays, in words. Only a file that is not there is the file's own: others could be served again."""
+    status, cause = _status(error), error.__cause__ if isinstance(error, FileNotFoundError) else None
+    refused = is_remote(path) and isinstance(error, PermissionError)
+    missing = status is None and cause is None and isinstance(error, _PERMANENT) and not refused
+    if missing or status in _NOT_THERE:
+        return gone(path, error)
+    if status is not None:
+        found = ("access is refused, " if status in _REFUSED else "") + f"HTTP {status}"
+    elif isinstance(cause or error, TimeoutError):
+        found = f"the server sent nothing for {_read_timeout():g} s (${READ_TIMEOUT})"
+    else:
+        found = in_one_line(cause or error)
+    return Unreachable(f"{path}: {found}" + (f", in each of {attempts} attempts" if attempts > 1 else ""))
+
+
+def _read_timeout() -> float:
+    given = os.environ.get(READ_TIMEOUT) or str(SECONDS)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(READ_TIMEOUT, got=given, expected="a number of seconds")
+    return seconds
+
+
+def _patience(url: str, settings: Any) -> dict[str, Any]:
+    """Settings with which a web server that stops sending is an error soon; the user's own for fsspec stay."""
+    schemes = [scheme for scheme in ("http", "https") if re.search(rf"(^|::){scheme}://", url)]
+    if not schemes:
+        return {}
+    from aiohttp import ClientTimeout
+
+    seconds = _read_timeout()
+    timeout = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+    given: dict[str, Any] = {}
+    for scheme in ("http", "https"):
+        given |= settings.get(scheme, {}).get("client_kwargs", {})
+    return {scheme: {"client_kwargs": {"timeout": timeout, **given}} for scheme in schemes}
 
 
 def _identify(path: str) -> Identity:
@@ -150,31 +226,65 @@ def raw_chunks(path: str, identity: Identity, pauses: Sequence[float] = PAUSES) 
     After a fault the file is opened again and followed from the same byte, by a seek where the source can, otherwise
     by reading up to there. RecordError where the file is gone, OSError where it cannot be reached or has changed.
     """
-    position = failures = 0
-    while True:
+    followed = _Followed(path, identity)
+    try:
+        while chunk := with_retries(path, followed.read, pauses):
+            yield chunk
+    finally:
+        followed.close()
+
+
+class _Followed:
+    """A file from its beginning; after a fault the next `read` goes on behind the last byte that came."""
+
+    def __init__(self, path: str, identity: Identity) -> None:
+        self._path, self._identity = path, identity
+        self._file: BinaryIO | None = None
+        self._position, self._failed = 0, False
+
+    def read(self) -> bytes:
+        """The next bytes; none at the end, where all have come."""
         try:
-            with _open_at(path, position) as file:
-                while chunk := file.read(READ):
-                    position, failures = position + len(chunk), 0
-                    if identity.size is not None and position > identity.size:
-                        break
-                    yield chunk
-            if identity.size is None or position == identity.size:
-                return
-            if position > identity.size:
-                raise _changed(path)
-            raise OSError(f"the source delivered {position:,} of {identity.size:,} bytes")
-        except (PacktrainError, RecordError, MemoryError, _Changed):
+            if self._failed and _identify(self._path) != self._identity:
+                raise _changed(self._path)
+            if self._file is None:
+                self._file = _open_at(self._path, self._position)
+            self._failed = False
+            chunk = self._file.read(READ)
+            size, end = self._identity.size, self._position + len(chunk)
+            if size is not None and end > size:
+                raise _changed(self._path)
+            if size is not None and not chunk and end < size:
+                raise OSError(f"the source delivered {end:,} of {size:,} bytes")
+        except BaseException:
+            self._failed = True
+            self.close()
             raise
-        except Exception as error:
-            if isinstance(error, _PERMANENT):
-                raise gone(path, error) from error
-            if failures >= len(pauses):
-                raise unreachable(path, error) from error
-            time.sleep(pauses[failures])
-            failures += 1
-        if identify(path, pauses) != identity:
-            raise _changed(path)
+        self._position = end
+        return chunk
+
+    def close(self) -> None:
+        """Give the source back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_range(path: str, position: int, length: int, pauses: Sequence[float] = PAUSES) -> bytes | None:
+    """Some bytes of a file as stored; None where it is compressed, so that places in its content are others."""
+
+    def read() -> bytes | None:
+        with _open_at(path, 0) as file:
+            if compression_of(file.read(4)) != "none":
+                return None
+        with _open_at(path, position) as file:
+            parts, left = [], length
+            while left > 0 and (piece := file.read(left)):
+                parts.append(piece)
+                left -= len(piece)
+        return b"".join(parts)
+
+    return with_retries(path, read, pauses)
 
 
 def _open_at(path: str, position: int) -> BinaryIO:
@@ -203,9 +313,6 @@ def _changed(path: str) -> _Changed:
 
 def gone(path: str, error: Exception) -> RecordError:
     """A file that is not there, or that we may not read."""
-    return RecordError("read", CANNOT_OPEN, f"{path}: {getattr(error, 'strerror', None) or type(error).__name__}")
-
-
-def unreachable(path: str, error: Exception) -> OSError:
-    """A file that could not be read however often it was tried."""
-    return OSError(f"{path}: {type(error).__name__}: {error}")
+    status = _status(error)
+    said = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
+    return RecordError("read", CANNOT_OPEN, f"{path}: {said}")

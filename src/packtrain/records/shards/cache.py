@@ -27,6 +27,7 @@ IN_MEMORY = 256 << 20  # bytes of a table that is held in memory where there is 
 NO_ROOM_REST = (1.0, 30.0)  # seconds of direct reading before the cache is tried again: at first, at most
 FAULT_REST = (10.0, 120.0)
 COPY_PATIENCE = 600.0  # seconds to wait for room where there is no other way
+DROP_PATIENCE = 5.0  # seconds for which others may read a copy that is to be removed
 PATIENCE = 60.0  # seconds for which a fetch by another process may stand still
 
 
@@ -154,6 +155,21 @@ class ShardCache:
         Raises NoRoom or CacheFault. The caller releases it.
         """
         return self._stored(_Order(key=key_of(file, self._identity(file), kind), file=kind + file, blocks=blocks))
+
+    def drop(self, file: str, kind: str = "") -> bool:
+        """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
+        self._handles.forget([file])
+        key, end = key_of(file, self._identity(file), kind), time.monotonic() + DROP_PATIENCE
+        self._identities.pop(file, None)  # the source is looked at again, too
+        try:
+            while not self._folder.remove(key):
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.05)  # others read it for a moment
+        except CacheFault as fault:
+            self._notice(fault)
+            return False
+        return True
 
     def release(self, ready: Ready) -> None:
         """Close what `made` has returned."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import Compression, compression_of
-from packtrain.records.shards.address import PAUSES, gone, identify, is_remote, local_path, open_raw
+from packtrain.records.shards.address import PAUSES, gone, identify, is_remote, local_path, open_raw, read_range
 from packtrain.records.shards.cache import IN_MEMORY, ShardCache
 from packtrain.records.shards.forward import direct_plain
-from packtrain.records.shards.gzip_index import IndexedGzip, indexed_gzip
+from packtrain.records.shards.gzip_index import KIND, IndexedGzip, indexed_gzip
 from packtrain.records.shards.handles import FreeHandle, Handle, HandleTable, StretchPlain
 from packtrain.records.shards.plain import Plain
 from packtrain.records.stretch import Stretch
@@ -36,6 +36,23 @@ class LocalFiles:
         if self._cache is not None and self._goes_through_cache(file):
             return self._cache.open(file)
         return self._handles.use(file, self._acquire)
+
+    def renew(self, file: str) -> bool:
+        """Forget a copy of a file, or its index, so that it is fetched or made again; False where there is none."""
+        if self._cache is None:
+            return False
+        if self._goes_through_cache(file):
+            return self._cache.drop(file)
+        self._handles.forget([file])
+        return _compression(file) == "gzip" and self._cache.drop(local_path(file), KIND)
+
+    def damaged_on_the_way(self, file: str, position: int, length: int) -> bool:
+        """Does a copy of a file hold other bytes there than the file has? Compressed ones were verified as a whole."""
+        if self._cache is None or not self._goes_through_cache(file):
+            return False
+        stored = read_range(file, position, length)
+        with self.plain(file) as plain:
+            return stored is not None and plain.read_at(position, length) != stored
 
     def want(self, files: Sequence[str]) -> None:
         """Declare which files this process needs now and next, in order."""

@@ -196,6 +196,12 @@ class CacheFolder:
             os.unlink(self._at(writing.entry))
         self.close(writing.fd)
 
+    def remove(self, key: Key) -> bool:
+        """Remove a complete file; False where someone is reading it."""
+        with self.locked() as (entries, _):
+            found = [entry for entry in entries if entry.key == key and entry.state == "ready"]
+            return not [entry for entry in found if not remove_if_unused(self._at(entry))]
+
     def join(self) -> int:
         """A file that says what this process wants; the descriptor holds the lock that says that it lives."""
         with self.locked():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packtrain.records.shards.address import PAUSES, file_system, with_retries
+from packtrain.records.shards.address import PAUSES, file_system, reaching, with_retries
 
 
 def has_wildcards(url: str) -> bool:
@@ -23,12 +23,13 @@ def list_remote(names: Sequence[str], endings: tuple[str, ...], pauses: Sequence
     """
     found: list[str] = []
     for name in names:
-        if has_wildcards(name):
-            found.extend(with_retries(name, lambda name=name: _matching(name), pauses))  # type: ignore[misc]
-        elif len(names) == 1 and not name.lower().endswith(endings):
-            found.extend(with_retries(name, lambda name=name: _inside(name, endings), pauses))  # type: ignore[misc]
-        else:
-            found.append(name)
+        with reaching(name):
+            if has_wildcards(name):
+                found.extend(with_retries(name, lambda name=name: _matching(name), pauses))  # type: ignore[misc]
+            elif len(names) == 1 and not name.lower().endswith(endings):
+                found.extend(with_retries(name, lambda name=name: _inside(name, endings), pauses))  # type: ignore[misc]
+            else:
+                found.append(name)
     return found
 
 

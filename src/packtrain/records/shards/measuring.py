@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
-from packtrain.core.errors import ConfigError, DataError, RecordError
+from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.places import cache_dir
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.compression import CANNOT_OPEN
 from packtrain.records.formats.files import list_files, shown_name
-from packtrain.records.shards.address import identify
+from packtrain.records.shards.address import identify, reaching
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.forward import decompressed
 from packtrain.records.source import Entry, Format, SourceSpec, Unit
@@ -48,19 +48,13 @@ def remote_entries(spec: SourceSpec, reader: Format, unit: Unit) -> Iterator[Ent
     """The entries of one remote file, as those of a local file with the same name would be."""
     name = shown_name(spec, unit.file)
     try:
-        with measuring_cache().copy(unit.file) as path:
+        with reaching(unit.file), measuring_cache().copy(unit.file) as path:
             local = replace(spec, path=path)
             for piece in reader.units(local):
                 for entry in reader.read(local, piece):
                     yield _renamed(entry, shown_name(local, path), name)
     except RecordError as error:
         yield Entry(origin=name, error=error)
-    except OSError as error:
-        raise DataError(
-            f"data file {unit.file}",
-            got=str(error),
-            fix="see whether its server can be reached; the same command continues where this one ended",
-        ) from error
 
 
 def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None:
@@ -68,10 +62,11 @@ def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None
     for file in list_files(path, format):
         head = b""
         try:
-            for block in decompressed(file, identify(file)):
-                head += block
-                if len(head) >= length:
-                    break
+            with reaching(file):
+                for block in decompressed(file, identify(file)):
+                    head += block
+                    if len(head) >= length:
+                        break
         except RecordError as error:
             if error.reason == CANNOT_OPEN:
                 continue

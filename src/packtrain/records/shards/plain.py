@@ -22,3 +22,11 @@ class Files(Protocol):
     def plain(self, file: str) -> AbstractContextManager[Plain]:
         """One data file; it stays readable until the block ends."""
         ...
+
+    def renew(self, file: str) -> bool:
+        """Forget what was copied or made from a file, so that it is fetched again; False where nothing was."""
+        ...
+
+    def damaged_on_the_way(self, file: str, position: int, length: int) -> bool:
+        """Does a copy of a file hold other bytes there than the file has?"""
+        ...

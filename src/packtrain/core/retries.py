@@ -1,0 +1,36 @@
+"""Again after a pause: what disks, networks and servers sometimes refuse and give a moment later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Unreachable(OSError):
+    """A source that was asked as often as is worth it, or that will not answer: nobody has to ask again."""
+
+
+def retried(
+    ask: Callable[[], Answer],
+    pauses: Sequence[float],
+    *,
+    passes: Callable[[Exception], bool],
+    sleep: Callable[[float], None] = time.sleep,
+) -> Answer:
+    """What `ask` returns, in a new attempt after each pause while its fault is one that may pass; its error at last."""
+    for pause in (*pauses, None):
+        try:
+            return ask()
+        except Exception as error:
+            if pause is None or not passes(error):
+                raise
+            sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def of_the_moment(error: Exception) -> bool:
+    """Is this a fault of a disk or a network that may be gone when it is tried again?"""
+    return isinstance(error, OSError) and not isinstance(error, Unreachable)
