@@ -155,6 +155,41 @@ def test_names_are_printed_as_they_are(run: Run, data: Path, model: Path, tmp_pa
     assert repr(missing) in err
 
 
+ESCAPES = "\x1b[31m\x9b2J\u202e"
+
+
+def test_control_characters_of_names_reach_no_terminal(run: Run, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"a{ESCAPES}.jsonl"
+    path.write_text(json.dumps(RECORDS[0]) + "\n" + '{"id": "bad"}\n')
+    (tmp_path / "run.yaml").write_text(f'model: {{"a\\e[31m": 1}}\ndata: {{dataset_path: "{tmp_path}"}}\n')
+    commands = [
+        measure(path, model, tmp_path / "out", "--on-error", "fail"),
+        measure(path, model, tmp_path / f"out{ESCAPES}", "--max-failure-rate", 1),
+        measure(path, model, tmp_path / "json", "--max-failure-rate", 1, "--json"),
+        measure(tmp_path / f"missing{ESCAPES}", model, tmp_path / "none"),
+        ("train", tmp_path / "run.yaml", "--dry-run"),
+    ]
+    said = ["".join(run(*command)[1:]) for command in commands]
+    assert [one for one in said if set(one) & {"\x1b", "\x9b", "\u202e"}] == []
+    assert sum(r"\x1b[31m" in one for one in said) >= 3, "names are shown"
+
+
+def test_control_characters_of_warnings_and_logs_reach_no_terminal(tmp_path: Path) -> None:
+    program = (
+        "import logging, warnings, typer; from packtrain.cli.common import run\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def main(text: str) -> None:\n"
+        "    warnings.warn('w' + text); logging.getLogger('other').warning('l' + text)\n"
+        "    raise RuntimeError('t' + text)\n"
+        "run(app)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "\x1b[31m"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout + done.stderr
+    assert [letter for letter in "wlt" if rf"{letter}\x1b[31m" not in done.stderr] == []
+
+
 def test_a_mixture_by_its_format(run: Run, data: Path, model: Path, tmp_path: Path) -> None:
     """The help promises the format yaml, for a file of any name."""
     for name in ("mix.yaml", "mix"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,9 +191,35 @@ def test_ray_from_the_command_line(tmp_path: Path, parts: Path, qwen: Path) -> N
     assert hashes(tmp_path / "ray") == expected
 
 
-def test_ray_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, parts: Path, qwen: Path) -> None:
-    import sys
+LISTENING = """
+import psutil
+from packtrain.costs import engines
+cluster = engines.RayCluster()
+def items():
+    own = {one.pid for one in psutil.Process().children(recursive=True)} | {psutil.Process().pid}
+    for one in psutil.net_connections("tcp"):
+        if one.status == "LISTEN" and one.pid in own:
+            print(one.laddr.ip.rpartition(":")[2])
+    return
+    yield
+list(cluster.run(None, items()))
+"""
 
+
+@pytest.mark.ray
+@pytest.mark.full
+def test_a_cluster_of_our_own_cannot_be_reached_from_outside(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING], capture_output=True, text=True, env=environment, check=True, cwd=tmp_path
+    )
+    found = done.stdout.split()
+    assert len(found) > 2, "nothing listens, so nothing was tested"
+    assert set(found) == {"127.0.0.1"}
+
+
+def test_ray_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, parts: Path, qwen: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"packtrain\[ray\]"):
         list(RayCluster().run(task_of(parts, qwen), []))

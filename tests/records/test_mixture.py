@@ -55,6 +55,29 @@ def test_a_mixture_is_its_sources(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert [entry.value for entry in entries] == [{"from": n} for n in ("a.jsonl", "sub/a.jsonl", "b.jsonl")]
 
 
+def _grown(first: str, more: str) -> str:
+    """Nine levels, each nine times the one before."""
+    lines = [f"- &l0 {first}", *(f"- &l{n} {more.replace('*', f'*l{n - 1}')}" for n in range(1, 10))]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _grown("{k0: 1, k1: 1}", "{<<: [" + ",".join("*" * 9) + "]}"),
+        _grown("{path: x, name: [" + ",".join("x" * 9) + "]}", "{path: [" + ",".join("*" * 9) + "]}"),
+        "- &a {path: [*a]}",
+        "[" * 5000,
+        "- path: !!python/object/apply:os.getcwd []",
+        "- {path: a, path: b}",
+    ],
+)
+def test_texts_that_grow_or_do_anything_are_refused(folder: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_sources(mixture(folder, text))
+    assert len(str(caught.value)) < 3000
+
+
 def test_a_list_at_the_top_and_defaults_from_outside(folder: Path) -> None:
     specs = open_sources(
         mixture(folder, "- path: a.jsonl\n- path: b.jsonl\n  split: test"), media_root="/usr", split="val"

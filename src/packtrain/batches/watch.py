@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from packtrain.batches.rank_signs import Judge, Patience, Sign
 from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.visible import visible
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -37,7 +38,7 @@ _BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connect
 
 def end_process(message: str) -> None:
     """End this process at once: its main thread may wait in a collective that nothing can interrupt."""
-    os.write(2, f"{message}\n".encode("utf-8", "backslashreplace"))  # sys.stderr may be locked by that thread
+    os.write(2, f"{visible(message)}\n".encode("utf-8", "backslashreplace"))  # sys.stderr may be locked by that thread
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(1)

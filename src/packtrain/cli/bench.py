@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from packtrain.cli.common import Json, numbers, output, print_json
+from packtrain.cli.common import Json, numbers, output, print_json, progress_console
 from packtrain.cli.interrupts import STARTS_OVER, interruptible
 from packtrain.core.errors import ConfigError
 
@@ -58,7 +57,7 @@ def pack(
     """
     from packtrain.bench.pack import bench_pack, show_bench
 
-    with interruptible(), Console(stderr=True).status("warming up") as status:
+    with interruptible(), progress_console().status("warming up") as status:
         result = bench_pack(
             lengths,
             numbers("--capacities", capacities),
@@ -105,7 +104,7 @@ def loader(
     usual = (16, 100_000, 300) if quick else (64, 1_000_000, 2_000)
     given = (samples, rows, steps)
     sizes = [own if one is None else one for one, own in zip(given, usual, strict=True)]
-    with interruptible(STARTS_OVER), Console(stderr=True).status("making data") as status:
+    with interruptible(STARTS_OVER), progress_console().status("making data") as status:
         result = bench_loader(
             samples=sizes[0],
             rows=sizes[1],
@@ -151,7 +150,7 @@ def train(
     if tokens is not None:
         settings = replace(settings, tokens=tokens)
     words = [word.strip() for word in rows.split(";") if word.strip()]
-    with interruptible(STARTS_OVER), Console(stderr=True).status("starting") as status:
+    with interruptible(STARTS_OVER), progress_console().status("starting") as status:
         result = bench_train(
             model=name,
             only=words,

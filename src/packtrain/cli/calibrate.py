@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from packtrain.cli.common import Json, output, print_json
+from packtrain.cli.common import Json, output, print_json, progress_console
 from packtrain.cli.interrupts import STARTS_OVER, interruptible
 
 
@@ -55,7 +54,7 @@ def calibrate(
     from packtrain.app.show.bars import Bar
     from packtrain.app.show.calibration import markdown, show_calibration
 
-    with interruptible(STARTS_OVER), Bar("calibrating", Console(stderr=True), quiet=as_json) as bar:
+    with interruptible(STARTS_OVER), Bar("calibrating", progress_console(), quiet=as_json) as bar:
         if again is not None:
             outcome = refit(again, out=out)
         else:

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
+from rich.segment import Segment
 
 from packtrain.cli.interrupts import CONTINUES, Interrupted, interruptible, never_lost
 from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.visible import visible, visible_json
 
-# Paths and data appear in what is printed: nothing in them may turn into colours or emoji, or be broken into lines.
-errors = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-output = Console(highlight=False, emoji=False)
+
+class Terminal(Console):
+    """Where all output goes. Paths and data appear in it: control characters in them are shown, not obeyed."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Rich's own segments; those that control the terminal are marked as such, and are not text."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+# Nothing in paths and data may turn into colours or emoji, or be broken into lines.
+errors = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+output = Terminal(highlight=False, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -28,6 +43,8 @@ def run(app: typer.Typer) -> None:
     """Run the command line; user mistakes are printed without a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
+    warnings.showwarning = _show_warning
+    logging.basicConfig(format="%(message)s", handlers=[_Logged()])
     try:
         with never_lost():
             app()
@@ -40,11 +57,39 @@ def run(app: typer.Typer) -> None:
     except (KeyboardInterrupt, Interrupted) as stop:
         errors.print(f"\n[yellow]interrupted[/]; {str(stop) or CONTINUES}")
         sys.exit(1)
+    except Exception:  # a mistake of ours
+        sys.stderr.write(visible(traceback.format_exc()))
+        sys.exit(1)
+
+
+def progress_console() -> Console:
+    """For a bar on stderr."""
+    return Terminal(stderr=True)
 
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    typer.echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """As Python shows it, made visible."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)  # type: ignore[arg-type]
+    (file or sys.stderr).write(visible(text))
+
+
+class _Logged(logging.Handler):
+    """What other libraries log, as Python shows it where nobody asks for it, made visible."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(visible(self.format(record)) + "\n")
 
 
 def text_of(option: str, path: Path) -> str:
@@ -68,5 +113,5 @@ def measuring(verb: str, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """A progress bar on stderr: how far, how fast, how long still, how many were skipped."""
     from packtrain.app.show.terminal import MeasureBar
 
-    with interruptible(), MeasureBar(verb, Console(stderr=True), quiet=quiet) as bar:
+    with interruptible(), MeasureBar(verb, progress_console(), quiet=quiet) as bar:
         yield bar.update

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from packtrain.cli.common import Json, output, print_json
+from packtrain.cli.common import Json, output, print_json, progress_console
 from packtrain.cli.interrupts import STARTS_OVER, interruptible
 from packtrain.core.errors import ConfigError
 
@@ -102,7 +101,7 @@ def pack(
     def then() -> str:
         return "the plan was complete already" if not there and (out / PLAN).exists() else STARTS_OVER
 
-    with interruptible(then), PackBar(Console(stderr=True), quiet=as_json) as bar:
+    with interruptible(then), PackBar(progress_console(), quiet=as_json) as bar:
         packed = pack_outcome(costs, config, out, bar.update)
     balance = balance_table(packed.plan)
     if as_json:

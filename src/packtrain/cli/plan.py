@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from packtrain.cli.common import Json, numbers, output, print_json
+from packtrain.cli.common import Json, numbers, output, print_json, progress_console
 from packtrain.cli.interrupts import STARTS_OVER, interruptible
 
 
@@ -65,7 +64,7 @@ def plan(
         "max_patches_per_pack": max_patches_per_pack,
         "max_samples_per_pack": max_samples_per_pack,
     }
-    with interruptible(STARTS_OVER), PlanBar(Console(stderr=True), quiet=as_json) as bar:
+    with interruptible(STARTS_OVER), PlanBar(progress_console(), quiet=as_json) as bar:
         planned = make_plan(
             costs,
             out=out,

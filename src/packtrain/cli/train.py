@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from packtrain.cli.common import Json, errors, output, print_json
+from packtrain.cli.common import Json, errors, output, print_json, progress_console
 from packtrain.cli.interrupts import is_interrupt
 
 INTERRUPTED = 130  # as shells say it of a command that was ended by Ctrl-C
@@ -50,7 +49,7 @@ def train(
     from packtrain.app.train.run import train as run
     from packtrain.app.train.values import Ready
 
-    bar = PrepareBar(Console(stderr=True), quiet=as_json)
+    bar = PrepareBar(progress_console(), quiet=as_json)
 
     def ready(found: Ready) -> None:
         bar.__exit__()

@@ -19,6 +19,8 @@ from packtrain.costs.worker import Task, WorkItem, measure_unit
 
 T = TypeVar("T")
 R = TypeVar("R")
+# With 0 a cluster that Ray starts listens on the loopback address alone: whoever reaches one can run code in it.
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _AHEAD = 2  # units in flight for each worker: enough to keep it busy, few enough to keep memory flat
 
 
@@ -134,7 +136,14 @@ class RayCluster:
     def __init__(self, address: str | None = None, max_retries: int = 3) -> None:
         self._address, self._max_retries = address, max_retries
 
+    @property
+    def _starts(self) -> bool:
+        """Is a cluster to be started on this machine?"""
+        return self._address is None and not os.environ.get("RAY_ADDRESS")
+
     def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
+        if self._starts:
+            os.environ.setdefault(_LOOPBACK, "0")
         ray = _import_ray()
         started = not ray.is_initialized()
         if started:
@@ -160,7 +169,8 @@ class RayCluster:
 
     def _connect(self, ray: Any) -> None:
         try:
-            ray.init(address=self._address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            address = "local" if self._starts else self._address
+            ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 "--address",

@@ -6,14 +6,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
 from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
+from packtrain.records.yaml_text import brief, read_any
 
 ALIASES: Mapping[str, str] = {"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"}
 TEXT_KEYS = ("path", "name", "format", "media_root", "split", "subset")
@@ -60,11 +60,7 @@ def mixture_error(file: str, problems: list[str]) -> ConfigError:
 def _items(file: str) -> list[Any]:
     """The list in the file, either at the top or under `datasets:`."""
     shape = "a list of datasets, or `datasets:` with such a list"
-    try:
-        with open(file, encoding="utf-8") as handle:
-            content = yaml.safe_load(handle)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(file, got=f"{type(error).__name__}: {error}", expected="a YAML file with " + shape) from error
+    content = read_any(Path(file), "a YAML file with " + shape)
     if isinstance(content, Mapping):
         if unknown := [str(key) for key in content if key != "datasets"]:
             hint = nearest(unknown[0], ["datasets"]) or "remove it, or move it into the run's config"
@@ -105,22 +101,22 @@ def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
     """Types and bounds of the values of one item."""
     for key in TEXT_KEYS:
         if key in values and (not isinstance(values[key], str) or not values[key]):
-            problems.append(f"{where}.{key}: {values[key]!r} instead of text")
+            problems.append(f"{where}.{key}: {brief(values[key])} instead of text")
     path = values.get("path")
     if path is None:
         problems.append(f"{where}: no path")
     elif isinstance(path, str) and path.lower().endswith(YAML_ENDINGS):
-        problems.append(f"{where}.path: {path!r} is a mixture inside a mixture; write its datasets here")
+        problems.append(f"{where}.path: {brief(path)} is a mixture inside a mixture; write its datasets here")
     chosen = values.get("format")
     if isinstance(chosen, str) and chosen not in FORMATS:
         hint = nearest(chosen, FORMATS) or "one of " + ", ".join(FORMATS)
-        problems.append(f"{where}.format: {chosen!r} is not a format. {hint}")
+        problems.append(f"{where}.format: {brief(chosen)} is not a format. {hint}")
     for key in SHARE_KEYS:
         share = values.get(key)
         if key not in values:
             continue
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
-            problems.append(f"{where}.{key}: {share!r} instead of a number above 0")
+            problems.append(f"{where}.{key}: {brief(share)} instead of a number above 0")
     if all(key in values for key in SHARE_KEYS):
         problems.append(f"{where}: weight and repeats exclude each other")
 

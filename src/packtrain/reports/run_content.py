@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.content import LONGEST, Content, plain
 from packtrain.reports.html import changes
 from packtrain.reports.numbers import shown
@@ -73,8 +72,8 @@ def _comparison(runs: Sequence[Run], found: Content) -> Content:
 def _config(run: Run) -> Mapping[str, Any]:
     """What run.yaml says; nothing where it is no config."""
     try:
-        found = yaml.safe_load(run.config)
-    except (yaml.YAMLError, RecursionError):
+        found = load_yaml(run.config)
+    except ValueError:
         return {}
     return plain(found) if isinstance(found, dict) else {}
 

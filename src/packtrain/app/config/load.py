@@ -17,9 +17,9 @@ from packtrain.app.config.keys import (
     SECTION_ALIASES,
     SECTIONS,
 )
-from packtrain.app.config.yaml_text import read_value, read_yaml
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.families.template_date import A_DAY, is_date
+from packtrain.records.yaml_text import brief, read_value, read_yaml
 
 _MOST_EXTENDS = 16
 
@@ -121,7 +121,7 @@ class _File:
         name, brings = ALIASES.get(key, (key, {}))
         if key == "filter_overlong":
             if not isinstance(value, bool):
-                self._problem(f"{at}: {_brief(value)} instead of true or false")
+                self._problem(f"{at}: {brief(value)} instead of true or false")
                 return
             name, value = "overlong", "drop" if value else "error"
             brings = {"overlong": value}
@@ -223,7 +223,7 @@ def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:
     while (below := found[-1][1].get("extends")) is not None:
         here = found[-1][0]
         if not isinstance(below, str):
-            raise ConfigError(f"{here}: extends", got=_brief(below), expected="the path of another config")
+            raise ConfigError(f"{here}: extends", got=brief(below), expected="the path of another config")
         paths = [*(one for one, _ in found), here.parent / below]
         if paths[-1].resolve() in {one.resolve() for one in paths[:-1]} or len(paths) > _MOST_EXTENDS:
             raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
@@ -238,7 +238,7 @@ def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, value in values.items():
             kind = KINDS.get(name)
             if kind is not None and not _is(kind, value):
-                found.append(f"{section}.{name}: {_brief(value)} instead of {kind}")
+                found.append(f"{section}.{name}: {brief(value)} instead of {kind}")
     limits = merged.get("data", {}).get("processor_config", {})
     if not isinstance(limits, Mapping):
         return [*found, f"data.processor_config: {type(limits).__name__} instead of a section"]
@@ -247,7 +247,7 @@ def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
             hint = nearest(str(name)[:100], PROCESSOR_KEYS)
             found.append(f"data.processor_config.{_short(str(name))}: unknown key. {hint}".rstrip())
         elif value is not None and not (_is("a number of at least 0", value) and value > 0):
-            found.append(f"data.processor_config.{name}: {_brief(value)} instead of a number above zero")
+            found.append(f"data.processor_config.{name}: {brief(value)} instead of a number above zero")
     return found
 
 
@@ -263,11 +263,6 @@ def _is(kind: str, value: Any) -> bool:
     if kind == "a positive whole number":
         return isinstance(value, int) and value > 0
     return math.isfinite(value) and value >= 0
-
-
-def _brief(value: Any) -> str:
-    """A value in a message; what references in the file can blow up to any size is only named."""
-    return _short(repr(value)) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,113 @@
+"""YAML as people write configs: 1e-5 is a number, a day is text, a key stands once, nothing in the file is run.
+
+Every YAML file of a user is read here. References to references can make a value of any size out of some hundred
+bytes: what would have more values than any config, written out, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from packtrain.core.errors import ConfigError, in_one_line
+
+# The library follows an older YAML, to which 1e-5 is text: it wants a point before and a sign after the e.
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
+
+_MOST_KEYS = 10_000  # of one mapping
+_MOST_VALUES, _DEEPEST = 1_000_000, 100  # of a whole file, with everything that is referred to counted again
+_ERRORS = (yaml.YAMLError, RecursionError, ValueError)
+
+
+def load_yaml(text: str) -> Any:
+    """What a text says. ValueError in one line where it is no YAML, or too much of it."""
+    try:
+        content = yaml.load(text, Loader=_loader())
+    except _ERRORS as error:
+        raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
+    _require_bounded(content)
+    return content
+
+
+def read_any(path: Path, expected: str = "a YAML file") -> Any:
+    """What a file says, whatever it is."""
+    try:
+        return load_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), got=in_one_line(error), expected=expected) from None
+    except ValueError as error:
+        raise ConfigError(str(path), got=str(error), expected=expected) from None
+
+
+def read_yaml(path: Path) -> dict[Any, Any]:
+    """The mapping in a YAML file; an empty file is an empty one."""
+    content = read_any(path)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), got=f"a {type(content).__name__}", expected="sections model, data, training")
+    return content
+
+
+def read_value(text: str) -> Any:
+    """One YAML value, as the command line gives it.
+
+    >>> [read_value(text) for text in ("1e-5", "true", "null", "[a, 2]", "org/name", "2026-01-31")]
+    [1e-05, True, None, ['a', 2], 'org/name', '2026-01-31']
+    """
+    try:
+        content = yaml.load(text, Loader=_loader())
+    except _ERRORS as error:
+        raise ValueError(f"no YAML value ({type(error).__name__})") from None
+    _require_bounded(content)
+    return content
+
+
+def brief(value: Any) -> str:
+    """A value in a message; a long one is cut, one that may have any size is only named."""
+    text = repr(value)[:101] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return text if len(text) <= 100 else text[:99] + "…"
+
+
+def _require_bounded(content: Any) -> None:
+    """Count all values as they would be written out; one that is inside itself is as deep as can be."""
+    left, found = [(content, 0)], 0
+    while left:
+        value, depth = left.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
+        found += 1 + len(inner)
+        if found > _MOST_VALUES or depth > _DEEPEST:
+            raise ValueError("more values than a config has: they refer to each other")
+        left.extend((one, depth + 1) for one in inner if isinstance(one, dict | list))
+
+
+def _as_text(loader: yaml.SafeLoader, node: yaml.Node) -> str:
+    return str(node.value)
+
+
+@cache
+def _loader() -> type[yaml.SafeLoader]:
+    class Loader(yaml.SafeLoader):
+        """Safe, with numbers as everyone writes them; a key that stands twice is refused."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    if key.value in seen:
+                        raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            super().flatten_mapping(node)
+            if len(node.value) > _MOST_KEYS:  # references to references multiply
+                raise yaml.constructor.ConstructorError(None, None, "more keys than a config has", node.start_mark)
+
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+    return Loader
