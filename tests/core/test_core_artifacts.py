@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.artifacts import atomic_path, read_json, refuse_links, remove_leftovers, write_json
+from packtrain.core.artifacts import DiskFull, atomic_path, read_json, refuse_links, remove_leftovers, write_json
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
 from packtrain.core.locks import alone
@@ -188,3 +189,16 @@ def test_errors_travel_between_processes(kind: type[PacktrainError]) -> None:
     assert (type(again), str(again), again.exit_code) == (kind, str(error), kind.exit_code)
     record = pickle.loads(pickle.dumps(RecordError("read", "not valid JSON", "at 7")))
     assert (record.stage, record.reason, record.detail) == ("read", "not valid JSON", "at 7")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_names_the_file_and_the_way_out(tmp_path: Path, code: int) -> None:
+    with pytest.raises(DiskFull) as caught, atomic_path(tmp_path / "costs.parquet"):
+        raise OSError(code, "Error writing bytes to file")  # all that arrow says
+    assert str(tmp_path / "costs.parquet") in str(caught.value)
+    assert "make room" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(OSError, match="other") as caught_other, atomic_path(tmp_path / "costs.parquet"):
+        raise OSError(errno.EIO, "other")
+    assert not isinstance(caught_other.value, DiskFull)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from measuring import chats, command, hashes, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, PacktrainError
-from packtrain.costs.engines import Engine, InProcess, LocalProcesses, RayCluster
+from packtrain.costs.engines import Engine, InProcess, LocalProcesses, RayCluster, in_processes
 from packtrain.costs.request import Request
 from packtrain.costs.run import Policy, run
 from packtrain.costs.work import work_items
@@ -99,6 +100,15 @@ def test_an_error_of_the_user_keeps_its_kind(tmp_path: Path, parts: Path, qwen: 
             list(engine.run(task, work_items(task.request)[0]))
 
 
+@pytest.mark.parametrize(
+    ("how", "fix"), [(signal.SIGSEGV, "look at that file"), (signal.SIGKILL, "killed it for its memory")]
+)
+def test_a_dead_worker_names_what_it_had_in_hand(how: signal.Signals, fix: str) -> None:
+    items = [signal.SIGURG, signal.SIGURG, how, signal.SIGURG, signal.SIGURG]  # that one does nothing
+    with pytest.raises(PacktrainError, match=rf"(?s)ended by {how.name} while it read file-{int(how)}\n.*{fix}"):
+        list(in_processes(2, signal.raise_signal, items, stage="measure", name=lambda item: f"file-{int(item)}"))
+
+
 @pytest.mark.full
 def test_a_dead_worker_is_said_in_words(tmp_path: Path, parts: Path, qwen: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "deadly.py").write_text(DEADLY)
@@ -107,7 +117,8 @@ def test_a_dead_worker_is_said_in_words(tmp_path: Path, parts: Path, qwen: Path,
     monkeypatch.syspath_prepend(str(tmp_path))
     options = {"model": str(qwen), "out": tmp_path / "out", "check": 0}
     schema = SchemaOptions(formatting="deadly:to_messages")
-    with pytest.raises(PacktrainError, match=r"(?s)a worker process was killed.*the same command"):
+    said = r"(?s)ended by exit code 9 while it read \S+/00\.jsonl\n.*look at that file.*the same command"
+    with pytest.raises(PacktrainError, match=said):
         measure_outcome(parts, workers=2, schema=schema, **options)  # type: ignore[arg-type]
     assert int(marker.read_text()) != os.getpid()
     outcome = measure_outcome(parts, workers=2, schema=schema, **options)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from packtrain.core.artifacts import DiskFull
 from packtrain.core.errors import PacktrainError
 from packtrain.costs.journal import Journal, UnitResult
 
@@ -178,3 +179,11 @@ def test_it_holds_offsets_only(tmp_path: Path) -> None:
     assert all(isinstance(offset, int) for offset in journal._offsets.values())
     journal.remove()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_a_full_disk_names_the_journal(tmp_path: Path) -> None:
+    with open("/dev/full", "r+b", buffering=0) as stream:
+        journal = Journal(tmp_path / "journal", stream)  # type: ignore[arg-type]
+        with pytest.raises(DiskFull, match=r"(?s)journal\n.*No space left.*make room"):
+            journal.append(result(0))

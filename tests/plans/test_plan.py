@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from lengths import WORK, lvis_table
 from reading import LENGTH, config, packs
 from tables import write_table
 
-from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.artifacts import DiskFull, read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.costs.table import CostTable
 from packtrain.plans.build import Progress, build_plan
@@ -204,6 +205,16 @@ if {when!r} == "before it is moved":
 config = PackingConfig(packing_length=20_000, packing_window=100)
 build_plan(CostTable.load({costs!r}), config, WORK, Path({out!r}), progress)
 """
+
+
+def test_a_full_disk_names_the_plan(table: CostTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, *arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+    monkeypatch.setattr("packtrain.plans.sinks.FolderSink.write", full)
+    with pytest.raises(DiskFull, match=r"(?s)plan\n.*No space left on device.*make room"):
+        build_plan(table, config(), WORK, tmp_path / "plan")
+    assert list(tmp_path.glob("*plan*")) == []
 
 
 @pytest.mark.parametrize("when", ["second window", "before it is moved"])

@@ -258,6 +258,19 @@ def test_a_full_disk_from_the_beginning_is_no_reason_to_fail(small_disk: Path, t
     cache.close()
 
 
+def test_a_folder_on_a_disk_that_may_only_be_read_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    (path,) = checks.make_files(tmp_path / "data", 1, SIZE)
+    monkeypatch.setattr(os, "makedirs", refuse)
+    with pytest.warns(UserWarning, match="Read-only file system"):
+        cache = ShardCache(tmp_path / "cache", 100 << 20)
+    assert not look(cache, path)
+
+
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path, paths: list[Path]) -> None:
     before = checks.hashes(paths)
     with pytest.raises(ConfigError, match="shard-000"):

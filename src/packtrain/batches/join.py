@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import get_worker_info
 
+from packtrain.batches.shared_memory import room
 from packtrain.core.errors import DataError
 from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
@@ -96,19 +95,11 @@ def _joined(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Ten
     """All parts in one tensor, each copied once, into the wanted precision and to where the batch will be read."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    room, at = _room(shape, dtype or parts[0].dtype), 0
+    joined, at = room(shape, dtype or parts[0].dtype), 0
     for part in parts:
-        room.narrow(dim, at, part.shape[dim]).copy_(part)
+        joined.narrow(dim, at, part.shape[dim]).copy_(part)
         at += part.shape[dim]
-    return room
-
-
-def _room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for a tensor; of a worker, memory that it shares, so that handing it over does not copy it again."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
-    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))
+    return joined
 
 
 def _alike(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,13 +23,15 @@ from torch.utils.data import DataLoader
 
 from packtrain.batches.position import Progress, Standing
 from packtrain.batches.sampler import PackSampler, Span, rank_and_world
-from packtrain.core.errors import DataError, PacktrainError
+from packtrain.batches.shared_memory import Shared
+from packtrain.batches.worker_loss import LOST, by_signal, dead, said_by_the_loader, what_to_do
+from packtrain.core.errors import DataError, PacktrainError, in_one_line
 from packtrain.packs.source import PackSource
 from packtrain.packs.values import EMPTY_PACK, PackedRow
 from packtrain.plans.schedule import Schedule
 
 Collate = Callable[[Sequence[PackedRow]], Any]
-_WORKER_LOST = re.compile(r"DataLoader worker \(|DataLoader timed out")  # how torch says it
+MOST_FILES = 5  # named where a worker has died
 _RAISED_BY_WORKER = "Caught "  # how errors begin that a worker has raised
 
 
@@ -66,7 +67,7 @@ class PackLoader(DataLoader):
         super().__init__(
             source,  # type: ignore[arg-type]
             batch_sampler=sampler,
-            collate_fn=collator,
+            collate_fn=Shared(collator),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             # Workers that stay spare the start of processes in every epoch.
@@ -138,7 +139,11 @@ class _Delivery:
 
     def __init__(self, loader: PackLoader, batches: Iterator[Any], progress: Progress) -> None:
         self._loader, self._batches, self._progress = loader, batches, progress
-        self._broken = False
+        self._broken = self._ended = self.waiting = False
+        self._workers = tuple(getattr(batches, "_workers", ()))
+        self.pids = frozenset(worker.pid for worker in self._workers)
+        if self._workers:
+            said_by_the_loader(self)
 
     def __iter__(self) -> _Delivery:
         return self
@@ -159,9 +164,12 @@ class _Delivery:
 
     def _next(self) -> Any:
         try:
+            self.waiting = True
+            if not self._ended and (codes := dead(self._workers)):
+                raise RuntimeError(f"DataLoader worker (died between two batches: {by_signal(codes)})")
             return next(self._batches)
         except StopIteration:
-            self._broken = False
+            self._broken, self._ended = False, True
             self._loader._standing.end(self._progress)
             if self._loader._standing.over:
                 self._loader.dataset.close()
@@ -175,11 +183,13 @@ class _Delivery:
             if not self._is_loss(error):
                 raise
             raise self._lost(error) from error
+        finally:
+            self.waiting = False
 
     def _is_loss(self, error: Exception) -> bool:
         """Does this error say that a worker is gone, and not that one has raised it?"""
         if isinstance(error, RuntimeError):
-            return _WORKER_LOST.match(str(error)) is not None
+            return LOST.match(str(error)) is not None
         # The connection to a worker that died in the middle of handing over a batch.
         return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
 
@@ -191,12 +201,15 @@ class _Delivery:
             time.sleep(0.2)
         keys = self._progress.ahead(max(1, loader.num_workers * (loader.prefetch_factor or 1)))
         packs = ", ".join(str(key.pack) for key in keys if key.pack != EMPTY_PACK)
+        files, codes = loader.dataset.data_files(keys), dead(self._workers)
+        more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
         return DataError(
             f"loader of rank {loader.batch_sampler.rank}"
             + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
-            got=f"a worker process was lost while packs {packs} were in the making: {type(error).__name__}: {error}",
+            got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
+            f" were in the making, of {', '.join(files[:MOST_FILES])}{more}",
             expected="workers that live as long as the loader",
-            fix="mostly the system has killed it for its memory: use fewer workers or a smaller prefetch_factor",
+            fix=what_to_do(codes),
         )
 
 

@@ -17,6 +17,26 @@ from packtrain.core.fingerprint import digest
 _CHECKSUM = "checksum"  # of a JSON artifact without this one
 
 
+class DiskFull(OSError):
+    """No room for a file: what libraries say of it names neither the file nor a way out."""
+
+    def __str__(self) -> str:
+        folder = os.path.dirname(os.path.abspath(self.filename))
+        fix = "make room there, or name another folder; then run the same command again, what is complete is kept"
+        return str(ArtifactError(self.filename, got=f"{self.strerror}, in {folder}", fix=fix))
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Name the file that is being written where its disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
+            raise
+        raise DiskFull(error.errno, os.strerror(error.errno), str(path)) from error
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that becomes `path` when the block ends without an error.
@@ -28,10 +48,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     # Not by process id: on a shared disk another machine may have a process of the same one.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().int}.tmp")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
+        with room_for(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from packtrain.core.errors import ConfigError, PacktrainError
@@ -46,31 +47,39 @@ class LocalProcesses:
         self._workers = workers
 
     def run(self, task: Task, items: Iterable[WorkItem]) -> Iterator[UnitResult]:
-        return in_processes(self._workers, functools.partial(measure_unit, task), items, stage="measure")
+        work = functools.partial(measure_unit, task)
+        return in_processes(self._workers, work, items, stage="measure", name=lambda item: item.unit.file)
 
 
-def in_processes(workers: int, work: Callable[[T], R], items: Iterable[T], *, stage: str) -> Iterator[R]:
-    """What `work` makes of the items, in any order, in processes that end with this one; few items are in flight."""
+def in_processes(
+    workers: int, work: Callable[[T], R], items: Iterable[T], *, stage: str, name: Callable[[T], str]
+) -> Iterator[R]:
+    """What `work` makes of the items, in any order, in processes that end with this one; few items are in flight.
+
+    Where a process dies, the error says which item it had in hand, by its `name`.
+    """
+    context = multiprocessing.get_context("spawn")
+    hands = _Hands(context.RawArray("q", 2 * workers), context.Value("q", 0))
     pool = concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+        workers, mp_context=context, initializer=_start_worker, initargs=(hands,)
     )
-    pending: set[concurrent.futures.Future[R]] = set()
+    pending: dict[concurrent.futures.Future[R], int] = {}
+    names: dict[int, str] = {}  # of the items in flight
+    processes: dict[int, Any] = {}
     complete = False
     try:
-        for item in items:
+        for number, item in enumerate(items):
             if len(pending) >= _AHEAD * workers:
-                yield from _finished(pending)
+                yield from _finished(pending, names)
             with _no_interrupts(), _without_main():  # workers are started here, and inherit it
-                pending.add(pool.submit(work, item))
+                names[number] = name(item)
+                pending[pool.submit(_in_hand, work, number, item)] = number
+            processes.update(getattr(pool, "_processes", None) or {})
         while pending:
-            yield from _finished(pending)
+            yield from _finished(pending, names)
         complete = True
     except concurrent.futures.process.BrokenProcessPool:
-        raise PacktrainError(
-            stage,
-            got="a worker process was killed, probably for its memory",
-            fix="run the same command again with fewer --workers; what is complete is kept",
-        ) from None
+        raise _lost(stage, processes, hands, names) from None
     finally:
         if not complete:  # nobody waits for items in flight; workers hold nothing that could be lost
             for process in list((getattr(pool, "_processes", None) or {}).values()):
@@ -78,11 +87,67 @@ def in_processes(workers: int, work: Callable[[T], R], items: Iterable[T], *, st
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _finished(pending: set[concurrent.futures.Future[R]]) -> Iterator[R]:
+def _finished(pending: dict[concurrent.futures.Future[R], int], names: dict[int, str]) -> Iterator[R]:
     done, _ = concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
-    pending -= done
     for future in done:
-        yield future.result()
+        result = future.result()  # before its item is forgotten: it may say that a process has died
+        del names[pending.pop(future)]
+        yield result
+
+
+@dataclass(frozen=True, slots=True)
+class _Hands:
+    """Which item each worker has in hand, in memory that outlives it: pairs of process id and number."""
+
+    pairs: Any
+    taken: Any  # how many workers have a pair
+
+    def take(self) -> int:
+        """A pair for this process."""
+        with self.taken.get_lock():
+            at = int(self.taken.value)
+            self.taken.value = at + 1
+        return 2 * at
+
+    def held(self) -> dict[int, int]:
+        """The number of the item that each process had last."""
+        found = list(self.pairs)
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+
+_mine: list[tuple[_Hands, int]] = []  # of this worker process
+
+
+def _in_hand(work: Callable[[T], R], number: int, item: T) -> R:
+    """Work on an item, having noted that this process has it in hand."""
+    for hands, at in _mine:
+        hands.pairs[at : at + 2] = [os.getpid(), number]
+    return work(item)
+
+
+def _lost(stage: str, processes: Mapping[int, Any], hands: _Hands, names: Mapping[int, str]) -> PacktrainError:
+    """What to say of a worker that died: of what, and over which item. The others are ended by the pool."""
+    held, ended = hands.held(), {}
+    for pid, process in processes.items():
+        process.join(5)
+        if process.exitcode not in (None, 0, -signal.SIGTERM):
+            ended[pid] = process.exitcode
+    over = [names[held[pid]] for pid in ended or held if held.get(pid) in names]
+    codes = sorted({_said(code) for code in ended.values()}) or ["a signal"]
+    got = f"a worker process was ended by {', '.join(codes)}" + (f" while it read {', '.join(over)}" if over else "")
+    if not ended or -signal.SIGKILL in ended.values():
+        fix = "mostly the system has killed it for its memory: run the same command again with fewer --workers"
+    else:
+        fix = "look at that file, or leave it out, and please report it; then run the same command again"
+    return PacktrainError(stage, got=got, fix=f"{fix}; what is complete is kept")
+
+
+def _said(code: int) -> str:
+    """How a process ended, by its exit code."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit code {code}"
 
 
 @contextmanager
@@ -117,8 +182,9 @@ def _without_main() -> Iterator[None]:
             setattr(main, name, value)
 
 
-def _start_worker() -> None:
+def _start_worker(hands: _Hands) -> None:
     """Do not outlive the parent: after a `kill -9` nobody else would end this process."""
+    _mine[:] = [(hands, hands.take())]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parent = multiprocessing.parent_process()
 

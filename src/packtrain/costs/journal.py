@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from packtrain.core.artifacts import open_own
+from packtrain.core.artifacts import open_own, room_for
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.records.open import spoils_file
@@ -84,16 +84,18 @@ class Journal:
         head = {name: getattr(result, name) for name in _HEAD}
         head["sizes"] = [len(result.costs), len(result.media), len(result.ledger)]
         body = json.dumps(head).encode() + b"\n" + result.costs + result.media + result.ledger
-        offset = self._stream.seek(0, os.SEEK_END)
-        self._stream.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+        with room_for(self._path):
+            offset = self._stream.seek(0, os.SEEK_END)
+            self._stream.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
         self._note(head, offset)
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
         """Make everything appended so far survive a power cut."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        with room_for(self._path):
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
         self._synced = time.monotonic()
 
     def read(self, number: int) -> UnitResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,6 +101,16 @@ class PackSource:
                 error.add_note(f"while sample {row.id} of pack {key.pack}, epoch {key.epoch}, was encoded")
                 raise
         return PackedRow(key=key, samples=tuple(samples), failures=tuple(failures))
+
+    def data_files(self, keys: Iterable[PackKey]) -> list[str]:
+        """The data files that packs are read from, as origins call them."""
+        numbers = (
+            number
+            for key in keys
+            if key.pack != EMPTY_PACK
+            for number in self.plan.epoch(key.epoch).pack(key.pack).rows.tolist()
+        )
+        return list(dict.fromkeys(self._rows.row(number).origin.rpartition(":")[0] for number in numbers))
 
     def warm_up(self) -> None:
         """Load what encoding will need, so that processes forked from this one share it instead of loading it each."""

@@ -192,7 +192,13 @@ def _written(task: _Task, missing: list[_Stretch], workers: int) -> Iterator[tup
     work = functools.partial(_write_part, task)
     # A stream of records is read forward only: each process would read it from its beginning.
     count = 1 if any(spec.streaming for spec in task.request.specs) else min(workers, len(missing))
-    return in_processes(count, work, missing, stage="tokenizing") if count > 1 else map(work, missing)
+    if count <= 1:
+        return map(work, missing)
+    return in_processes(count, work, missing, stage="tokenizing", name=_rows_named)
+
+
+def _rows_named(one: _Stretch) -> str:
+    return f"rows {one.start} to {one.stop - 1}"
 
 
 def _stretches(text_tokens: np.ndarray) -> Iterator[_Stretch]:

@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
-from packtrain.core.artifacts import sync, write_json
+from packtrain.core.artifacts import room_for, sync, write_json
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError
 from packtrain.plans.plan import KIND, LEDGER, PLAN, SUMS, VERSION, EpochPacks
@@ -115,6 +115,9 @@ class FolderSink:
                 file.close()
         shutil.rmtree(self._work, ignore_errors=True)
         os.close(self._alive)
+        if isinstance(failure[1], OSError):
+            with room_for(self._out):
+                raise failure[1]
 
     def _remove_abandoned(self) -> None:
         """Remove what killed processes have left of this plan: only a living one holds the lock on its folder."""

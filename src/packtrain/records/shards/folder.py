@@ -92,7 +92,7 @@ class CacheFolder:
             with os.scandir(self.path) as found:
                 items = {item.name: item.is_file(follow_symlinks=False) for item in found}
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise CacheFault(f"{self.path}: {error.strerror}") from error
             expected = "a folder that can be made and written"
             raise ConfigError(f"cache folder {self.path}", got=error.strerror, expected=expected) from error

@@ -34,7 +34,12 @@ def _cache(folder: str, budget: str) -> ShardCache:
     if budget and not budget.isdecimal():
         raise ConfigError(BYTES, got=budget, expected="a number of bytes")
     if not budget:
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            expected = "a folder in which copies of remote files can be kept while they are measured"
+            fix = f"set ${FOLDER} to one"
+            raise ConfigError(f"cache folder {folder}", got=error.strerror, expected=expected, fix=fix) from error
     return ShardCache(folder, int(budget) if budget else min(MOST, shutil.disk_usage(folder).total // SHARE))
 
 

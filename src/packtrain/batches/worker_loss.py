@@ -1,0 +1,73 @@
+"""Worker processes that die: their loader says so, when it is asked for a batch, and what they died of."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+LOST = re.compile(r"DataLoader worker \(|DataLoader timed out")  # how torch says it
+_PIDS = re.compile(r"\d+")
+
+
+class Waits(Protocol):
+    """An iteration over the batches of a loader."""
+
+    waiting: bool  # is it inside `next`, so that it can say what has happened?
+    pids: frozenset[int]  # of its workers
+
+
+_watched: weakref.WeakSet[Waits] = weakref.WeakSet()
+_installed: list[Any] = []
+
+
+def said_by_the_loader(waits: Waits) -> None:
+    """Keep torch from raising the death of these workers in the middle of whatever the caller does meanwhile.
+
+    Its handler of SIGCHLD still runs. The loader looks at its workers before every batch, so nothing is lost by that.
+    """
+    _watched.add(waits)
+    if threading.current_thread() is not threading.main_thread():
+        return  # torch has no handler there either
+    current = signal.getsignal(signal.SIGCHLD)
+    if not callable(current) or current in _installed:
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        try:
+            current(number, frame)
+        except RuntimeError as error:
+            if not LOST.match(str(error)) or not _held_back(str(error)):
+                raise
+
+    _installed[:] = [handler]
+    signal.signal(signal.SIGCHLD, handler)
+
+
+def _held_back(message: str) -> bool:
+    """Does this concern workers of a loader that is not being asked for a batch just now?"""
+    pids = set(map(int, _PIDS.findall(message)))
+    concerned = [waits for waits in _watched if waits.pids & pids]
+    return bool(concerned) and not any(waits.waiting for waits in concerned)
+
+
+def dead(workers: Iterable[Any]) -> list[int]:
+    """The exit codes of workers that have ended."""
+    return [worker.exitcode for worker in workers if worker.exitcode is not None]
+
+
+def what_to_do(codes: Sequence[int]) -> str:
+    """The way out, by what the workers died of."""
+    crashes = [code for code in codes if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)]
+    if crashes:
+        return "a library has crashed: look at these files, with num_workers 0 to see it happen, and please report it"
+    return "mostly the system has killed it for its memory: use fewer workers or a smaller prefetch_factor"
+
+
+def by_signal(codes: Sequence[int]) -> str:
+    """How processes ended, by their exit codes."""
+    known = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
+    return ", ".join(sorted({known.get(code, f"exit code {code}") for code in codes}))
