@@ -112,10 +112,15 @@ def kept_by_layers(model: Any, batch: dict[str, Any]) -> dict[str, int]:
     ("name", "method", "masters"),
     [
         ("qwen3-vl-2b", "full", True),
-        ("qwen3-vl-2b", "lora", True),
-        ("qwen3-vl-2b", "lora", False),
-        ("qwen2.5-vl-3b", "full", True),
         ("llama-1b", "full", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.more)
+            for case in (
+                ("qwen3-vl-2b", "lora", True),
+                ("qwen3-vl-2b", "lora", False),
+                ("qwen2.5-vl-3b", "full", True),
+            )
+        ),
     ],
 )
 def test_what_compiled_layers_keep(name: str, method: str, masters: bool) -> None:

@@ -90,8 +90,8 @@ def test_rule_equals_processor(name: str, limits: MediaLimits, cases: dict[str, 
 
 @pytest.mark.more
 @pytest.mark.parametrize(("name", "limits"), RUNS, ids=label)
-def test_rule_equals_processor_on_three_hundred_videos(name: str, limits: MediaLimits, cases: dict[str, Any]) -> None:
-    compare(replace(cases[name], limits=limits), 300, seed=2)
+def test_rule_equals_processor_on_many_videos(name: str, limits: MediaLimits, cases: dict[str, Any]) -> None:
+    compare(replace(cases[name], limits=limits), 150, seed=2)
 
 
 @pytest.mark.parametrize("name", WHOLE_CALLS)

@@ -15,7 +15,7 @@ Sound = Callable[[Run], None]
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 5])
 def test_the_stream_does_not_depend_on_workers(make_run: MakeRun, sound: Sound, kind: str, workers: int) -> None:
     run = make_run(kind)
     run.finish(workers=workers)
@@ -25,7 +25,7 @@ def test_the_stream_does_not_depend_on_workers(make_run: MakeRun, sound: Sound, 
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 4])
 def test_every_number_of_ranks_delivers_the_same(make_run: MakeRun, sound: Sound, kind: str, world: int) -> None:
     run = make_run(kind)
     run.finish(world)

@@ -238,7 +238,7 @@ def test_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.more
 @pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
 def test_many_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_conversations(family, 200, tmp_path, monkeypatch)
+    check_conversations(family, 80, tmp_path, monkeypatch)
 
 
 def test_the_families_are_all_here() -> None:
