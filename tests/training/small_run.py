@@ -36,8 +36,8 @@ def shared() -> Path:
     return Path(mkdtemp(prefix="small-run-"))
 
 
-def write_samples(folder: Path, samples: int = SAMPLES, *, pictures: bool = True) -> Path:
-    """Answers of different lengths; every third sample has a picture."""
+def write_samples(folder: Path, samples: int = SAMPLES, *, pictures: bool = True, every: int = 3) -> Path:
+    """Answers of different lengths; every third sample, or another share of them, has a picture."""
     path = folder / "data.jsonl"
     if path.exists():
         return path
@@ -45,7 +45,7 @@ def write_samples(folder: Path, samples: int = SAMPLES, *, pictures: bool = True
     lines = []
     for number in range(samples):
         content: list[dict[str, str]] = []
-        if pictures and number % 3 == 0:
+        if pictures and number % every == every // 4:
             side = 40 + 8 * (number % 4)
             Image.new("RGB", (side, side), (number * 7 % 256, 99, 90)).save(folder / f"{number}.png")
             content.append({"type": "image", "image": f"{number}.png"})

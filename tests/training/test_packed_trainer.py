@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
+from packtrain.models.groups import parameter_groups
+from packtrain.models.load import load_model
 from packtrain.packs.values import IGNORED, PackKey
 from packtrain.training.evaluation import Evaluated, kept_random_state
 from packtrain.training.meter import StepMeter
@@ -132,6 +135,67 @@ def cross_entropy_of(model: Any, batch: Any) -> tuple[float, int]:
     with torch.no_grad():
         logits = model(**batch).logits[0, :-1]
     return float(cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")), int((targets != IGNORED).sum())
+
+
+# ---- what a step does not reach
+
+
+class SilentSteps:
+    """A collator that leaves the packs of some samples without loss."""
+
+    def __init__(self, collate: Any, silent: set[str]) -> None:
+        self.collate, self.silent = collate, silent
+
+    def __call__(self, rows: Any) -> Any:
+        batch = self.collate(rows)
+        if set(batch.info.ids) <= self.silent:
+            batch["labels"].fill_(IGNORED)
+            batch.info = replace(batch.info, supervised_tokens=0, loss_total=0.0)
+        return batch
+
+
+def plain_loop(data: Any, collate: Any) -> dict[str, Tensor]:
+    """As anyone would write it, without hooks on the model; steps without loss are passed over."""
+    model = load_model("tiny:qwen3_vl", cache_dir=shared() / "models").train()
+    optimizer = torch.optim.AdamW(parameter_groups(model, learning_rate=0.01, weight_decay=0.1), eps=0.01)
+    for step in range(data.schedule.num_steps(0)):
+        batches = [collate([data.source[key]]) for key in keys_of_step(data, step)]
+        tokens = sum(batch.info.supervised_tokens for batch in batches)
+        for batch in batches:
+            targets = batch.pop("labels")[0, 1:]
+            logits = model(**batch).logits[0, :-1]
+            (cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / max(tokens, 1)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if tokens:
+            optimizer.step()
+        optimizer.zero_grad()
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def test_a_step_leaves_alone_what_it_does_not_reach(tmp_path: Path) -> None:
+    """Without pictures the vision encoder neither decays nor moves; without any loss nothing does."""
+    place = shared() / "few-pictures"
+    write_samples(place, every=12)
+    data = dataset("qwen3_vl", folder=place, packs_per_step=2, epochs=1)
+    steps = data.schedule.num_steps(0)
+    ids = [
+        {sample.id for key in keys_of_step(data, step) for sample in data.source[key].samples} for step in range(steps)
+    ]
+    pictured = [step for step, names in enumerate(ids) if names & {"r3", "r15"}]
+    assert 0 < len(pictured) < steps - 1, "there are steps with and without pictures"
+    silent = ids[next(step for step in range(1, steps) if step not in pictured)]
+    collate, seen = SilentSteps(data.get_collator(), silent), list[Any]()
+    trainer = trainer_of(
+        data, tmp_path, model_of("qwen3_vl", dropout=0.0), save_strategy="no", lr_scheduler_type="constant",
+        weight_decay=0.1, adam_epsilon=0.01, logging_steps=2,
+        parts={"data_collator": collate, "meter": StepMeter(), "on_step": seen.append},
+    )  # fmt: skip
+    trainer.train()
+    assert difference(weights(trainer), plain_loop(data, collate)) < TOLERANCE
+    assert [metrics.loss is None for metrics in seen] == [names == silent for names in ids]
+    for line in trainer.state.log_history[:-1]:
+        known = [one.loss for one in seen[line["step"] - 2 : line["step"]] if one.loss is not None]
+        assert line["loss"] == pytest.approx(sum(known) / len(known)), "a mean over the steps that have one"
 
 
 def test_a_loss_that_is_no_number_is_seen(tmp_path: Path) -> None:

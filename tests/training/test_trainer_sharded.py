@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_run import (
     SAMPLES,
     Gradients,
@@ -256,6 +257,49 @@ def test_resumed_on_as_many_ranks_it_is_the_same_bit_by_bit(place: Path, folder:
         assert trained == all_trained[2 * 3 :]
         assert found == all_found
         assert all(torch.equal(final[name], all_final[name]) for name in final)
+
+
+# ---- steps without pictures
+
+FEW: dict[str, Any] = {"packs_per_step": 2, "epochs": 1, "seed": 3}  # pictures in its last two steps of five alone
+DECAYING: dict[str, Any] = {**SMOOTH, "weight_decay": 0.1, "save_steps": 2}
+
+
+def few_pictures(rank: int, world: int, place: str, folder: str, half: bool) -> str:
+    """The weights after each checkpoint of runs with pictures in some steps, and of those that were resumed."""
+    as_launched(rank, world)
+    found = {}
+    for way in WAYS:
+        for name, checkpoint in (("whole", None), ("resumed", f"{folder}/{way}-whole/checkpoint-2")):
+            fresh(way)
+            model = model_of(FAMILY, dropout=0.0)
+            trainer = trainer_of(
+                packs(place, **FEW), Path(folder, f"{way}-{name}"), model.to(torch.bfloat16) if half else model,
+                parts={"watch_deadline": 30.0}, **DECAYING, **options_of(way),
+            )  # fmt: skip
+            trainer.train(resume_from_checkpoint=checkpoint)
+            found[way, name] = losses(trainer), weights(trainer)
+    return answered(found, f"{folder}/few-{rank}.pt")
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_step_without_pictures_on_any_rank_leaves_the_vision_encoder_alone(tmp_path: Path, half: bool) -> None:
+    place = shared() / "few-pictures"
+    write_samples(place, every=12)
+    data = dataset(FAMILY, folder=place, **FEW)
+    one = trainer_of(
+        data, tmp_path / "one", model_of(FAMILY, dropout=0.0), max_grad_norm=0.0, **DECAYING
+    )  # fmt: skip
+    one.train()
+    checkpoint = load_file(tmp_path / "one" / "checkpoint-2" / "model.safetensors")
+    before = model_of(FAMILY, dropout=0.0).state_dict()
+    assert all(torch.equal(checkpoint[name], before[name]) for name in checkpoint if ".visual." in name)
+    for rank in launch(2, few_pictures, str(place), str(tmp_path), half, folder=tmp_path / "meeting"):
+        for way in WAYS:
+            whole, again = rank[way, "whole"], rank[way, "resumed"]
+            assert half or difference(whole[1], weights(one)) < TOLERANCE
+            assert whole[0] == again[0]
+            assert all(torch.equal(whole[1][name], again[1][name]) for name in whole[1])
 
 
 @pytest.mark.parametrize("way", WAYS)

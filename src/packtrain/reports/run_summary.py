@@ -24,7 +24,7 @@ class Summary:
     samples: float | None
     tokens: float | None
     seconds: float | None  # of training
-    loss_start: float | None  # of the first step
+    loss_start: float | None  # of the first step that has one
     loss_end: float | None  # mean over the last samples
     loss_not_finite: int  # steps
     eval_start: float | None
@@ -82,14 +82,15 @@ def summarise(run: Run) -> Summary:
     lasting = float(seconds[timed].sum())
     memory, limit = _most(steps["memory_bytes"]), _most(steps["memory_limit"])
     losses = [one.loss for one in run.evaluations if np.isfinite(one.loss)]
+    taught = steps["supervised_tokens"] != 0  # others have no loss
     return Summary(
         steps=len(steps),
         samples=_last(steps["samples_seen"]),
         tokens=_last(steps["tokens_seen"]),
         seconds=float(seconds.sum()) or None,
-        loss_start=_finite(steps["loss"][0]) if len(steps) else None,
-        loss_end=_finite(smooth_loss(steps)[-1]) if len(steps) else None,
-        loss_not_finite=int((~np.isfinite(steps["loss"])).sum()),
+        loss_start=_finite(steps["loss"][taught][0]) if taught.any() else None,
+        loss_end=_finite(smooth_loss(steps)[taught][-1]) if taught.any() else None,
+        loss_not_finite=int((~np.isfinite(steps["loss"][taught])).sum()),
         eval_start=losses[0] if losses else None,
         eval_end=losses[-1] if losses else None,
         eval_best=min(losses, default=None),

@@ -74,7 +74,8 @@ class Seen:
     """One step as it is remembered."""
 
     step: int
-    loss: float | None  # None: not finite
+    loss: float | None  # None: not finite, or there is none
+    taught: bool  # some token carries loss
     grad_norm: float | None  # None: not finite, or not known
     grad_broken: bool  # not finite
     rate: float | None  # the highest learning rate of any part
@@ -100,6 +101,7 @@ def remembered(metrics: StepMetrics, *, settled: bool) -> Seen:
     return Seen(
         step=metrics.step,
         loss=_finite(metrics.loss),
+        taught=metrics.loss is not None,
         grad_norm=_finite(norm),
         grad_broken=norm is not None and not math.isfinite(norm),
         rate=max(metrics.learning_rates.values(), default=None),

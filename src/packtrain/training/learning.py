@@ -37,7 +37,7 @@ class Plateau:
         self._highest = max(self._highest, rate)
         if not self._losses:
             self._first_rate = rate
-        if math.isfinite(metrics.loss):
+        if metrics.loss is not None and math.isfinite(metrics.loss):
             self._losses.append(metrics.loss)
         self._samples += metrics.samples
         if self._samples < self._limits.plateau_samples or len(self._losses) < self._limits.plateau_steps:
@@ -92,9 +92,9 @@ class Overfitting:
         self._best: float | None = None
         self._sum, self._steps = 0.0, 0
 
-    def trained(self, loss: float) -> None:
+    def trained(self, loss: float | None) -> None:
         """Add a step."""
-        if math.isfinite(loss):
+        if loss is not None and math.isfinite(loss):
             self._sum, self._steps = self._sum + loss, self._steps + 1
 
     def after(self, metrics: EvalMetrics) -> Found | None:

@@ -233,7 +233,7 @@ class StepMeter:
         return StepMetrics(
             step=facts.step,
             epoch=facts.epoch,
-            loss=total("loss") / self._world,
+            loss=total("loss") / self._world if total("supervised_tokens") else None,
             grad_norm=None if facts.grad_norm is None else shares[0].grad_norm,
             learning_rates=facts.learning_rates,
             batches=int(batches),

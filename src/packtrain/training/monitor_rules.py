@@ -33,7 +33,7 @@ Rule = Callable[[Sequence[Seen], MonitorLimits], Found | None]
 def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     """The loss is not a number, or infinite."""
     now = seen[-1]
-    if now.loss is not None:
+    if now.loss is not None or not now.taught:
         return None
     return Found(
         "the loss is not a finite number",
@@ -89,6 +89,12 @@ def gradient_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     """The gradient norm is exactly zero."""
     if seen[-1].grad_norm != 0.0:
         return None
+    if not seen[-1].taught:
+        return Found(
+            "no token of the step carries loss: the optimizer leaves the weights as they are",
+            "its answers are cut off (overlong: truncate or split, with a packing_length too short for them) or left "
+            f"out of the loss (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+        )
     return Found(
         "the gradient norm is zero: nothing is learned",
         "see what is trained (train_language, train_vision, train_connector, lora_target_modules) and where loss is "

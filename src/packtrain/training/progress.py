@@ -133,7 +133,8 @@ class TrainingProgress:
             self._console.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
     def _text(self, metrics: StepMetrics) -> str:
-        parts = [f"step {metrics.step:,}/{self._steps:,}", f"loss {metrics.loss:.4f}"]
+        loss = "no loss" if metrics.loss is None else f"loss {metrics.loss:.4f}"
+        parts = [f"step {metrics.step:,}/{self._steps:,}", loss]
         parts += [f"{metrics.tokens_per_second:,.0f} tokens/s", f"fill {metrics.fill:.1%}"]
         if metrics.mfu is not None:
             parts.append(f"MFU {metrics.mfu:.1%}")

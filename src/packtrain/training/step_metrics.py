@@ -19,7 +19,7 @@ class StepMetrics:
 
     step: int  # counted from 1, over the whole run
     epoch: float  # passes over the data
-    loss: float  # of the step: sum over its tokens divided by their number
+    loss: float | None  # of the step: sum over its tokens divided by their number; None: no token carries loss
     grad_norm: float | None  # before clipping
     learning_rates: Mapping[str, float]  # by part of the model
     # What it saw. Batches that only fill up a step are not among them.

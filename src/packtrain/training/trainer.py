@@ -34,25 +34,26 @@ from packtrain.models.parts import model_parts
 from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.proofs.values import Verdict
 from packtrain.training import evaluation
-from packtrain.training.agreement import summed, world_size
+from packtrain.training.agreement import world_size
 from packtrain.training.arguments import SHARDED, refuse_arguments
 from packtrain.training.checkpoints import Checkpoint
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import WEIGHTS, FromLogits, InChunks, SumOfLosses, weight_of_all
+from packtrain.training.loss import WEIGHTS, FromLogits, InChunks, SumOfLosses
 from packtrain.training.masters import masters_of, reading
 from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
 from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
+from packtrain.training.reached import StepReach, leave_alone
 from packtrain.training.resumed_settings import settings_as_asked
 from packtrain.training.saving import SafeCheckpoints, states_in_words
 from packtrain.training.settings import StepSettings
 from packtrain.training.settled import SettledObjects
 from packtrain.training.step_metrics import StepMetrics, flat
+from packtrain.training.unreached_states import reading_what_is_there
 
 _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
-_SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 
 
@@ -116,6 +117,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self.verdict: Verdict | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
+        self._reach: StepReach | None = None
+        self._steps_logged = self._losses_logged = 0  # steps since the last log, and those of them that have a loss
         self._rates: dict[str, float] = {}
         self._metrics: Any = None
         self._metered = 0  # the last step that was measured
@@ -202,7 +205,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if checkpoint is None:
             return
         own = settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint)
-        with nullcontext() if self.is_deepspeed_enabled else own, reading(self.optimizer, Path(checkpoint)):
+        there = reading_what_is_there(self.optimizer, self.model, Path(checkpoint))
+        with nullcontext() if self.is_deepspeed_enabled else own, there, reading(self.optimizer, Path(checkpoint)):
             try:
                 with states_in_words(checkpoint):
                     super()._load_optimizer_and_scheduler(checkpoint)
@@ -242,7 +246,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
         """The weight of all supervised tokens of the step on all ranks; the host does not wait for it."""
-        return summed([weight_of_all(batch_samples)], device)[0].clamp(min=_SMALLEST).float()
+        self._reach = StepReach(batch_samples, device)
+        return self._reach.weight
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Trainer's own; where loss is, is found before the batch leaves the host."""
@@ -274,6 +279,17 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         assert num_items_in_batch is not None, "every batch belongs to a step"
         loss = total / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _leave_unreached(self) -> None:
+        """Let the optimizer pass over what no batch of the step has reached; schedules go on."""
+        if self._reach is None:
+            return
+        has_loss = self._losses is None or self._reach.has_loss  # users may have a loss of their own
+        self._steps_logged += 1
+        self._losses_logged += has_loss
+        idle = not has_loss and self.accelerator.scaler is None  # a scaler wants gradients to look at
+        if idle or not self._reach.has_media:
+            leave_alone(self.model, everything=idle)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted here, where every batch would walk through all parameters: the meter knows better."""
@@ -377,9 +393,15 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **named)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Trainer's own, with the metrics of the step beside the loss."""
-        if "loss" in logs and isinstance(self._metrics, StepMetrics):
-            logs = {**flat(self._metrics), **logs}
+        """Trainer's own, with the metrics of the step beside the loss, which is a mean over the steps that have one."""
+        if "loss" in logs and self._steps_logged:
+            if not self._losses_logged:
+                del logs["loss"]
+            elif self._losses_logged < self._steps_logged:
+                logs["loss"] *= self._steps_logged / self._losses_logged
+            self._steps_logged = self._losses_logged = 0
+            if isinstance(self._metrics, StepMetrics):
+                logs = {**flat(self._metrics), **logs}
         super().log(logs, start_time)
 
     def _begin(self) -> None:
@@ -419,5 +441,6 @@ class _Hooks(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """The learning rates of this step: afterwards the scheduler has gone on."""
+        self._trainer._leave_unreached()
         groups = self._trainer.optimizer.param_groups
         self._trainer._rates = {group.get("name", "language"): float(group["lr"]) for group in groups}

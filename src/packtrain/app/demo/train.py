@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -163,7 +164,10 @@ def _last_step(run: Path) -> tuple[int, float | None]:
     if not (run / RUN).is_file():
         return 0, None
     logged = read_run(run).steps
-    return (int(logged["step"][-1]), float(logged["loss"][-1])) if len(logged) else (0, None)
+    if not len(logged):
+        return 0, None
+    loss = float(logged["loss"][-1])
+    return int(logged["step"][-1]), None if math.isnan(loss) else loss
 
 
 @contextmanager

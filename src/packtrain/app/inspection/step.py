@@ -125,4 +125,5 @@ def _logged(run: Run, step: int) -> dict[str, float]:
         return {}
     values = {name: float(column[at[0]]) for name, column in steps.columns.items() if name != "step"}
     values |= {f"learning_rate/{part}": float(rates[at[0]]) for part, rates in steps.rates.items()}
-    return {name: value for name, value in values.items() if not math.isnan(value) or name == "loss"}
+    broken = "loss" if values["supervised_tokens"] else ""  # no number where there should be one
+    return {name: value for name, value in values.items() if not math.isnan(value) or name == broken}
