@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,21 @@ def test_summary_adds_up(tmp_path: Path) -> None:
     padded = sum(step.tokens / (1 - step.padding_share) for step in steps)
     assert one.padding == pytest.approx(1 - sum(step.tokens for step in steps) / padded)
     assert one.eval_best == min(one.eval_start or 0, one.eval_end or 0)
+
+
+def test_steps_without_loss_are_in_no_mean_and_are_no_broken_ones(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", Made(steps=50))
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    whole = [line["loss"] for line in steps]
+    for line in (steps[0], steps[20], *steps[40:]):  # more at the end than the final loss is a mean of
+        line |= {"loss": None, "supervised_tokens": 0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    one = summarise(read_run(folder))
+    assert (one.loss_start, one.loss_not_finite) == (whole[1], 0)
+    assert one.loss_end is not None
+    assert min(whole[30:40]) <= one.loss_end <= max(whole[30:40])
 
 
 def test_a_run_without_a_gpu_leaves_out_what_it_does_not_know(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_numbers_that_are_not_finite_come_back_and_unknown_ones_stay_unknown(tmp
     for line in (tmp_path / "m.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=strict)
     (found,) = read_metrics(tmp_path / "m.jsonl").steps
+    assert found.loss is not None
     assert math.isnan(found.loss)
     assert (found.grad_norm, found.rank_seconds, found.mfu) == (math.inf, (1.0, -math.inf), None)
 
@@ -236,5 +237,6 @@ def test_loggers_get_numbers_by_the_same_names() -> None:
     assert (told["learning_rate"], told["learning_rate/vision"]) == (1e-4, 1e-5)
     assert told["memory_share"] == 0.75
     assert "mfu" not in told
+    assert "loss" not in flat(step_of(3, loss=None, supervised_tokens=0)), "a step without one has none"
     assert all(isinstance(value, int | float) for value in told.values())
     assert "learning_rate/language" not in flat(step_of(3))

@@ -88,6 +88,8 @@ def evaluated(losses: list[float], train: list[float]) -> Iterator[StepMetrics |
         yield eval_of(step, loss, epoch=step / 20)
 
 
+UNTAUGHT = {"loss": None, "supervised_tokens": 0, "grad_norm": 0.0}
+
 ZERO = {"language": 0.0, "vision": 0.0}
 UNEQUAL = {"spread": 1.3, "rank_seconds": (1.4, 2.6), "step_seconds": 2.6, "predicted_seconds": 2.6}
 # kind -> histories that raise it, and histories like them that do not; where there is a limit, just on its two sides
@@ -109,7 +111,10 @@ CASES: dict[str, tuple[list[History], list[History]]] = {
         [after(40, *[{"grad_norm": 9.0}] * 5), after(2, *[{"grad_norm": math.nan}] * 3)],
         [after(40, *[{"grad_norm": 9.0}] * 2), after(2, *[{"grad_norm": math.inf}] * 2, {}), healthy(60)],
     ),
-    "gradient_zero": ([after(3, {"grad_norm": 0.0})], [after(3, {"grad_norm": 1e-9}), every(3, grad_norm=None)]),
+    "gradient_zero": (
+        [after(3, {"grad_norm": 0.0}), after(3, UNTAUGHT)],
+        [after(3, {"grad_norm": 1e-9}), every(3, grad_norm=None)],
+    ),
     "learning_rate_zero": (
         [after(5, *[{"learning_rates": ZERO}] * 3)],
         [after(5, *[{"learning_rates": ZERO}] * 2), every(9, learning_rates={"language": 1e-5, "vision": 0.0})],
@@ -220,6 +225,13 @@ def test_a_run_that_learns_is_left_in_peace() -> None:
 @pytest.mark.parametrize("noise", [0.02, 0.05, 0.1, 0.2])
 def test_noise_hardly_ever_raises_a_warning(noise: float) -> None:
     assert sum(len(warnings_of(learning(noise, seed))) for seed in range(6)) <= 1
+
+
+def test_a_step_without_loss_is_named_as_the_cause() -> None:
+    found = warnings_of(after(40, UNTAUGHT, UNTAUGHT))
+    assert [warning.kind for warning in found] == ["gradient_zero"], "neither a spike nor a broken loss"
+    assert "no token of the step carries loss" in found[0].found
+    assert "overlong" in found[0].advice
 
 
 def test_one_outlier_does_not_hide_the_next() -> None:

@@ -92,6 +92,8 @@ def test_a_line_now_and_then_where_nobody_watches() -> None:
     ]  # every 30 seconds, the first and the last
     assert lines[1].split(" · ")[2:] == ["32,000 tokens/s", "fill 98.0%", "MFU 44.0%", "3 min left"]
     assert "left" not in lines[-1]
+    progress.show(step_of(100, loss=None))
+    assert stream.getvalue().splitlines()[-1].startswith("step 100/100 · no loss · ")
     assert "\x1b" not in stream.getvalue()
 
 

@@ -2,7 +2,8 @@
 
 A pack of text only (or an empty one) never calls the tower. Then DDP waits for gradients that do not come, and FSDP
 for shards that this rank does not ask for. A hook adds `0 * tower(small image)` to the embeddings of such a batch: the
-tower and its projector run and get gradients of zero, and no number changes.
+tower and its projector run and get gradients of zero. In a step in which no rank has media the optimizer has to pass
+over them, or decay and momentum would move them: `training.reached` sees to it.
 
 Models that take images and videos apart run their tower once for each. Where it is sharded, every rank has to run it as
 often as the others, so that a pack with images only is given a small image in place of the videos, and the other way

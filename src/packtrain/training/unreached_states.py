@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.training.masters import MASTER
+from packtrain.training.sharded_files import tensors_in
 
 _PREFIX = "optimizer.state."
 
 
 @contextmanager
 def reading_what_is_there(optimizer: Any, model: Any, checkpoint: Path) -> Iterator[None]:
-    """For the time in which a checkpoint is read. It is one that was looked through: torch unpickles a part of it."""
+    """For the time in which a checkpoint is read."""
     states = sorted(Path(checkpoint).glob("optimizer_*/.metadata"))
-    without = _without_state(states[0].parent, model) if states else set()
+    without = _without_state(states[0], model) if states else set()
     if not without:
         yield
         return
@@ -39,12 +40,10 @@ def reading_what_is_there(optimizer: Any, model: Any, checkpoint: Path) -> Itera
         ]
 
 
-def _without_state(folder: Path, model: Any) -> set[int]:
+def _without_state(states: Path, model: Any) -> set[int]:
     """Parameters, by identity, that the checkpoint has nothing about, or at most a master."""
-    from torch.distributed.checkpoint import FileSystemReader
-
     saved: dict[str, set[str]] = {}
-    for key in FileSystemReader(folder).read_metadata().state_dict_metadata:
+    for key in tensors_in(states):
         if key.startswith(_PREFIX):
             name, _, kind = key.removeprefix(_PREFIX).rpartition(".")
             saved.setdefault(name, set()).add(kind)
