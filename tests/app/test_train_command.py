@@ -19,6 +19,7 @@ from made_runs_data import write_chats, write_config
 
 from packtrain.app.config.load import load_config
 from packtrain.app.runs.folder import RunFolder
+from packtrain.models.tiny import resolve
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 
@@ -286,6 +287,18 @@ class TestRun:
 
 
 class TestBadInput:
+    def test_a_loss_of_experts_is_refused_before_anything_is_measured(
+        self, run: Run, config: Path, tmp_path: Path
+    ) -> None:
+        model = tmp_path / "experts"
+        shutil.copytree(resolve("tiny:llama", tmp_path / "models"), model)
+        settings = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**settings, "output_router_logits": True}))
+        for packing in ("true", "false"):
+            code, _, err = run("train", config, f"model={model}", f"data.packing={packing}")
+            assert (code, "output_router_logits: false" in err) == (2, True)
+        assert not list((tmp_path / "cache").rglob("costs.parquet"))
+
     @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "run.json", "checkpoint-1/optimizer_0"])
     def test_links_in_a_run_folder_are_not_written_through(
         self, run: Run, config: Path, tmp_path: Path, name: str

@@ -146,6 +146,7 @@ class TestContradictions:
             (("resume_from_checkpoint=x",), "use --resume"),
             (("label_smoothing_factor=0.1",), "without smoothing"),
             (("gradient_checkpointing_kwargs={use_reentrant: true}",), "without re-entering autograd"),
+            (("neftune_noise_alpha=5",), "training.neftune_noise_alpha with packed rows"),
             (("fp16=true", "dtype=bf16"), "training.fp16 and model.dtype bf16"),
             (("max_steps=1.5",), "a whole number of steps"),
             (("max_steps=0",), "training.max_steps: 0 instead of a whole number of steps from 1 on"),

@@ -45,6 +45,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two stacks": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder beside its decoder"),
     "nanovlm": ({"model_type": "nanovlm"}, "not in transformers"),
     "positions from a mask": ({"model_type": "opt"}, "does not look for samples"),
+    "balanced experts": ({"model_type": "qwen3_moe", "output_router_logits": True}, "balancing loss"),
+    "inner experts": (
+        {"model_type": "qwen3_vl", "vision_config": {}, "text_config": {"output_router_logits": True}},
+        "text_config.output_router_logits: true",
+    ),
     "no positions": ({"model_type": "bloom"}, "does not look for samples"),
 }
 

@@ -500,12 +500,20 @@ def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:
         ({"per_device_train_batch_size": 2}, "per_device_train_batch_size"),
         ({"logging_nan_inf_filter": True}, "logging_nan_inf_filter"),
         ({"bf16_full_eval": True}, "bf16_full_eval"),
+        ({"neftune_noise_alpha": 5.0}, "noise shrinks with the length of a row"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         trainer_of(dataset(), tmp_path, **given)
     assert caught.value.exit_code == 2
+
+
+def test_padded_rows_may_be_trained_with_noise(tmp_path: Path) -> None:
+    data = dataset(packing=False, rows_per_batch=2, packs_per_step=8)
+    trainer = trainer_of(data, tmp_path, save_strategy="no", max_steps=1, neftune_noise_alpha=5.0)
+    trainer.train()
+    assert len(trainer.trained) == 4
 
 
 def test_metrics_of_logits_are_refused(tmp_path: Path) -> None:

@@ -394,6 +394,18 @@ def test_a_signal_to_one_rank_ends_all_of_them_at_the_same_step(place: Path, tmp
     assert [path.name for path in (tmp_path / "evaluated").glob("checkpoint-*")] == ["checkpoint-2"]
 
 
+def unsharded(rank: int, world: int, place: str, folder: str) -> Any:
+    """Without `shard_on_cpus` accelerate would train whole copies."""
+    as_launched(rank, world)
+    fresh("ddp")
+    trainer_of(packs(place), Path(folder), model_of(FAMILY), **options_of("fsdp"))
+
+
+def test_sharding_that_accelerate_does_not_do_is_refused(place: Path, tmp_path: Path) -> None:
+    for answer in run_ranks(2, unsharded, 2, str(place), str(tmp_path), folder=tmp_path / "meeting"):
+        assert "2 processes on cpu, on which accelerate does not share weights out" in str(answer)
+
+
 def out_of_memory(rank: int, world: int, place: str, folder: str) -> Any:
     # The process that these are forked from may have the standard error of an earlier test.
     os.dup2(os.open(Path(folder, f"stderr-{rank}"), os.O_WRONLY | os.O_CREAT), 2)

@@ -104,6 +104,7 @@ _STATEFUL_KEYS = (
     *("attn_type_list", "block_types", "conv_L_cache", "hybrid_override_pattern", "layers_block_type"),
     *("linear_attn_config", "linear_conv_kernel_dim", "mamba_d_conv", "mamba_d_state", "ssm_state_size"),
 )
+_ROUTER_LOSS = "output_router_logits"
 # Keys of a model's config that only models with media have.
 _MEDIA_CONFIGS = (
     "vision_config",
@@ -129,6 +130,7 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     reason = _REFUSED.get(model_type) or _layer_reason(config)
     if reason is not None:
         raise _refusal(where, model_type, reason)
+    _refuse_router_loss(config, where)
     if model_type in CONTRACTS:
         return replace(CONTRACTS[model_type], longest_together=_longest_together(config))
     if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
@@ -170,6 +172,21 @@ def _layer_reason(config: Mapping[str, Any]) -> str | None:
             if part.get(key) is not None:
                 return f"{key} in its config: {_HYBRID}"
     return None
+
+
+def _refuse_router_loss(config: Mapping[str, Any], where: str) -> None:
+    """Models add it to the loss of a row themselves: packed or padded, it would be divided by the step's tokens."""
+    inner = config.get("text_config")
+    parts = {"": config, "text_config.": inner if isinstance(inner, Mapping) else {}}
+    asked = [f"{name}{_ROUTER_LOSS}" for name, part in parts.items() if part.get(_ROUTER_LOSS)]
+    if asked:
+        raise ConfigError(
+            where,
+            got=f"model type {config.get('model_type')!r} with {asked[0]}: true: it adds a balancing loss of its "
+            "experts to that of every row, padding included, which a loss over the tokens of a step cannot contain",
+            expected="a model whose loss is that of its tokens",
+            fix=f"set {asked[0]}: false in its config.json",
+        )
 
 
 def _refusal(where: str, model_type: str, reason: str) -> ConfigError:

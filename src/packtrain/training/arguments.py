@@ -51,9 +51,16 @@ _OPTIONS = {
 }
 
 
-def refuse_arguments(args: TrainingArguments, *, options: dict[str, Any], weighting: str = "token") -> None:
-    """All of them at once. `weighting` is that of the loss over tokens."""
+def refuse_arguments(
+    args: TrainingArguments, *, options: dict[str, Any], weighting: str = "token", packing: bool = True
+) -> None:
+    """All of them at once. `weighting` is that of the loss over tokens; `packing`: rows hold several samples."""
     problems = [why for wrong, why in _REFUSED if wrong(args)]
+    if packing and args.neftune_noise_alpha:
+        problems.append(
+            "neftune_noise_alpha: its noise shrinks with the length of a row, so a sample in a pack gets less of it "
+            "than alone; leave it out, or train padded rows (packing: false)"
+        )
     problems += [f"{name}: {why}" for name, why in _OPTIONS.items() if options.get(name) is not None]
     if options.get("compute_loss_func") is not None and weighting != "token":
         problems.append(
@@ -66,4 +73,15 @@ def refuse_arguments(args: TrainingArguments, *, options: dict[str, Any], weight
             got="\n            ".join(problems),
             expected="arguments that PackedTrainer can honour",
             fix="leave these out",
+        )
+
+
+def refuse_unsharded(args: TrainingArguments, *, is_sharded: bool) -> None:
+    """Accelerate shards on GPUs only; elsewhere it would train whole copies and say nothing."""
+    if args.fsdp and args.world_size > 1 and not is_sharded:
+        raise ConfigError(
+            "training.sharding fsdp",
+            got=f"{args.world_size} processes on {args.device.type}, on which accelerate does not share weights out",
+            expected="processes with a GPU each",
+            fix="leave it out: each process then has a whole copy (ddp)",
         )

@@ -35,7 +35,7 @@ from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsp
 from packtrain.proofs.values import Verdict
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
-from packtrain.training.arguments import SHARDED, refuse_arguments
+from packtrain.training.arguments import SHARDED, refuse_arguments, refuse_unsharded
 from packtrain.training.checkpoints import Checkpoint
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
@@ -86,7 +86,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         **options: Any,
     ) -> None:
         self.settings = step if step is not None else StepSettings()
-        refuse_arguments(args, options=options, weighting=self.settings.loss_weighting)
+        packing = getattr(getattr(train_dataset, "config", None), "packing", True)
+        refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
         self._meter: Meter = meter if meter is not None else NoMeter()
         self._on_step, self._first_check, self._deadline = on_step, first_check, watch_deadline
         self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
@@ -105,6 +106,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             eval_dataset=eval_dataset,
             **options,
         )
+        refuse_unsharded(args, is_sharded=self.is_fsdp_enabled)
         if use_cache is not None:  # Trainer turns it off, and would save it so; batches say it themselves
             self.model.config.use_cache = use_cache
         self._losses: SumOfLosses | None = None

@@ -158,6 +158,11 @@ def _contradictions(config: RunConfig) -> list[str]:
             for name in _NEED_EVALUATION
             if training.get(name)
         ]
+    if training.get("neftune_noise_alpha") and data.get("packing", True):
+        found.append(
+            "training.neftune_noise_alpha with packed rows: its noise shrinks with the length of a row, so a sample "
+            "would get less of it than alone: leave it out, or set data.packing: false"
+        )
     if training.get("fp16") and str(model.get("dtype", "auto")) in ("bf16", "bfloat16"):
         found.append(f"training.fp16 and model.dtype {model['dtype']}: leave one of them out")
     optim = str(training.get("optim", MULTIMODAL))

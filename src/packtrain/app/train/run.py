@@ -21,7 +21,11 @@ from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
+from packtrain.core.places import cache_dir
+from packtrain.families.contracts import contract_for
+from packtrain.families.settings import read_settings
 from packtrain.models.quiet import quiet_libraries
+from packtrain.models.tiny import resolve
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +55,7 @@ def train(
     here = Place.here()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
     run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
+    contract_for(read_settings(str(resolve(run.model.name, cache_dir() / "models"))))  # refused before it is measured
     folder = RunFolder(run.folder)
     writes = here.first and not dry_run
     if writes:
