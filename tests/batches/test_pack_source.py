@@ -18,7 +18,8 @@ from packtrain.plans.plan import CUT_SCHEMA, EpochPacks, PackPlan
 
 def several(plan: PackPlan, rows: list[tuple[int, int, int]]) -> PackPlan:
     """The plan with one pack only, of these (row, start, tokens)."""
-    entries = pa.table([pa.array(column) for column in zip(*rows, strict=True)], schema=CUT_SCHEMA)
+    pieces = [(*row, row[1] == 0) for row in rows]
+    entries = pa.table([pa.array(column) for column in zip(*pieces, strict=True)], schema=CUT_SCHEMA)
     packs = plan.epoch(0)._packs.slice(0, 1).set_column(0, "end", pa.array([len(rows)], pa.int64()))
     return PackPlan(plan.summary, [EpochPacks(entries, packs)])
 

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.models import tiny
+from packtrain.packs.sample_tokens import SampleTokens
+from packtrain.packs.values import IGNORED
 
 SEEING = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm", "llava", "llava_next", "llava_onevision"),
@@ -108,6 +110,14 @@ def written_out(encoder: RecordEncoder, record: Record, headers: list[MediaHeade
     return ids, {found for token in tokens if (found := encoder.tokenizer.id_of(token)) is not None}
 
 
+def runs_of(encoder: RecordEncoder, record: Record, headers: list[MediaHeader], cost: Cost) -> str:
+    """The stretches of a tail by the labels that are delivered."""
+    _, labels, _ = SampleTokens.of(encoder.layout(record, headers), encoder.tokenizer, 0).expanded()
+    carrying = [label != IGNORED for label in labels[len(labels) - cost.tail_tokens :]]
+    found = [len(list(same)) for _, same in groupby(carrying)]
+    return ",".join(map(str, [0, *found] if carrying and carrying[0] else found or [0]))
+
+
 def assert_exact(cost: Cost, ids: list[int], media: set[int]) -> None:
     assert cost.tokens == len(ids)
     last = max(at for at, token in enumerate(ids) if token in media)
@@ -124,6 +134,7 @@ def test_the_tail_begins_behind_the_last_media_id(family: str, options: dict[str
         if headers:
             cost, _ = slowly.cost(record, headers)
             assert_exact(cost, *written_out(slowly, record, headers))
+            assert cost.tail_runs == runs_of(slowly, record, headers, cost)
             assert quickly.cost(record, headers)[0] == cost
             tails.add(cost.tail_tokens)
             compared += 1
@@ -170,6 +181,7 @@ def test_text_is_all_tail(family: str, tmp_path: Path) -> None:
                 except RecordError:
                     continue  # a text that holds a media token, or a template that refuses the turns
                 assert cost.tail_tokens == cost.tokens == cost.text_tokens
+                assert cost.tail_runs == runs_of(encoder, one, [], cost)
                 compared += 1
     assert compared > 30
 

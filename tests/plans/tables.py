@@ -15,6 +15,15 @@ from packtrain.costs.statistics import summarise
 from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
 
 
+def spread_runs(tail: int, supervised: int, turns: int = 8) -> str:
+    """The runs of a tail in which that many tokens carry loss, in turns of about equal length."""
+    carrying = min(tail, supervised)
+    shares = [
+        (part * (at + 1) // turns - part * at // turns) for at in range(turns) for part in (tail - carrying, carrying)
+    ]
+    return ",".join(map(str, shares))
+
+
 def write_table(
     folder: Path,
     columns: dict[str, Any],
@@ -38,6 +47,7 @@ def write_table(
         "tail_tokens": tokens,
         **columns,
     }
+    filled.setdefault("tail_runs", list(map(spread_runs, filled["tail_tokens"], filled["supervised_tokens"])))
     for field in COST_SCHEMA:
         filled.setdefault(field.name, np.zeros(count))
     arrays = [pa.array(filled[field.name]).cast(field.type) for field in COST_SCHEMA]

@@ -13,7 +13,7 @@ from tables import write_table
 
 from packtrain.core.errors import ConfigError
 from packtrain.costs.table import CostTable, SourceCodes
-from packtrain.plans.draw import Draw, draw_of
+from packtrain.plans.draw import Draw, draw_of_table, is_mixed
 
 
 def table_of(folder: Path, rows: dict[str, int], mixture: dict[str, dict[str, Any]]) -> CostTable:
@@ -26,7 +26,7 @@ def table_of(folder: Path, rows: dict[str, int], mixture: dict[str, dict[str, An
 def drawn(table: CostTable, epoch: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
     """How often each row is used, by source."""
     sources = table.source_codes()
-    counts = draw_of(table).counts(sources, seed, epoch)
+    counts = draw_of_table(table, np.ones(len(table), bool)).counts(seed, epoch)
     return {name: counts[sources.codes == code] for code, name in enumerate(sources.names)}
 
 
@@ -36,17 +36,17 @@ def share(repeats: float | None = None, weight: float | None = None) -> dict[str
 
 def test_without_shares_every_row_is_used_once(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": 3, "b": 4}, {"a": share(), "b": share()})
-    assert draw_of(table).plain
+    assert not is_mixed(table)
     assert [counts.tolist() for counts in drawn(table).values()] == [[1] * len(c) for c in drawn(table).values()]
 
 
 def test_a_table_without_a_mixture_is_used_once(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": 3}, {"a": share()})
-    assert draw_of(CostTable(table.folder, {**table.summary, "mixture": None})).plain
+    assert not is_mixed(CostTable(table.folder, {**table.summary, "mixture": None}))
 
 
 def test_repeats_of_one_are_plain(tmp_path: Path) -> None:
-    assert draw_of(table_of(tmp_path, {"a": 3, "b": 4}, {"a": share(repeats=1), "b": share()})).plain
+    assert not is_mixed(table_of(tmp_path, {"a": 3, "b": 4}, {"a": share(repeats=1), "b": share()}))
 
 
 @pytest.mark.parametrize("repeats", [0.25, 0.5, 1.0, 2.0, 2.5, 3.1])
@@ -56,6 +56,28 @@ def test_repeats_are_exact(tmp_path: Path, repeats: float) -> None:
     assert counts["a"].sum() == round(40 * repeats)
     assert set(counts["a"].tolist()) <= {int(repeats), int(repeats) + 1}
     assert counts["b"].tolist() == [1] * 10
+
+
+@pytest.mark.parametrize("repeats", [0.1, 0.3, 0.5, 0.75, 1.4])
+def test_fractions_go_round_the_source_before_they_repeat(tmp_path: Path, repeats: float) -> None:
+    table = table_of(tmp_path, {"a": 37, "b": 10}, {"a": share(repeats=repeats), "b": share()})
+    seen = np.zeros(37, np.int64)
+    for epoch in range(12):
+        seen += drawn(table, epoch, seed=5)["a"]
+        assert seen.max() - seen.min() <= 1, "one was used again before all were used"
+    assert seen.min() > 0
+
+
+def test_shares_are_those_of_what_fits_packs(tmp_path: Path) -> None:
+    table = table_of(tmp_path, {"a": 100, "b": 100}, {"a": share(weight=0.5), "b": share(weight=0.5)})
+    sources = table.source_codes()
+    b = np.flatnonzero(sources.codes == sources.names.index("b"))
+    fits = np.ones(200, bool)
+    fits[b[:70]] = False
+    counts = draw_of_table(table, fits).counts(0, 0)
+    assert counts[fits].sum() == 130
+    assert counts[b[70:]].sum() == 65, "half of what is trained"
+    assert set(counts[~fits].tolist()) == {1}, "one line of the ledger each"
 
 
 def test_a_fraction_is_another_part_in_each_epoch(tmp_path: Path) -> None:
@@ -91,7 +113,7 @@ def test_weights_that_leave_nothing_for_other_sources_are_refused(tmp_path: Path
         tmp_path, {"a": 5, "b": 5, "c": 5}, {"a": share(weight=weights[0]), "b": share(weight=weights[1]), "c": share()}
     )
     with pytest.raises(ConfigError, match="beside sources without one \\(c\\)") as error:
-        draw_of(table)
+        drawn(table)
     assert f"{sum(weights):g}" in str(error.value)
 
 
@@ -112,8 +134,8 @@ def test_a_source_of_which_nothing_was_measured_takes_no_share(tmp_path: Path) -
 def test_any_repeats_are_met_to_the_entry(rows: list[int], repeats: list[float], seed: int, epoch: int) -> None:
     names = tuple(f"s{n}" for n in range(len(rows)))
     codes = np.repeat(np.arange(len(rows)), rows)
-    draw = Draw(dict(zip(names, repeats, strict=False)))
-    counts = draw.counts(SourceCodes(names, codes), seed, epoch)
+    draw = Draw(dict(zip(names, repeats, strict=False)), SourceCodes(names, codes), np.ones(len(codes), bool))
+    counts = draw.counts(seed, epoch)
     for code, (count, times) in enumerate(zip(rows, repeats, strict=False)):
         mine = counts[codes == code]
         assert abs(mine.sum() - count * times) <= 0.5 + 1e-6

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import write_table
+from tables import spread_runs, write_table
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.plans.config import LIMITS, PackingConfig
-from packtrain.plans.overlong import Pieces, fit_pieces
-from packtrain.plans.resources import Samples, samples_of
+from packtrain.plans.overlong import UNFIT, UNLABELLED, Dropped, Pieces, fit_pieces
+from packtrain.plans.resources import Samples, Tails, samples_of
 
 MEDIA = ("vision_tokens", "patches", "images", "videos", "frames", "squared_patches", "largest_patches")
 
@@ -28,7 +31,7 @@ def samples(tokens: list[int], **columns: list[int]) -> Samples:
             "tokens": length,
             "samples": np.ones(len(length), np.int64),
             "attention": length * length,
-            "supervised_tokens": np.array(columns.get("supervised_tokens", length // 2), np.int64),
+            "supervised_tokens": np.array(columns.get("supervised_tokens", length * 3 // 4), np.int64),
             "longest": length,
             **filled,
         }
@@ -36,7 +39,16 @@ def samples(tokens: list[int], **columns: list[int]) -> Samples:
 
 
 def cut(found: Samples, tails: list[int] | np.ndarray, **config: Any) -> Pieces:
-    return fit_pieces(found, np.asarray(tails, np.int64), PackingConfig(**{"packing_length": 10, **config}))
+    carrying = found["supervised_tokens"]
+    runs = [spread_runs(int(tail), int(count)) for tail, count in zip(tails, carrying, strict=True)]
+    known = Tails(np.asarray(tails, np.int64), lambda rows: [runs[row] for row in rows])
+    return fit_pieces(found, known, PackingConfig(**{"packing_length": 10, **config}))
+
+
+def why(pieces: Pieces) -> dict[int, str]:
+    """Row -> why it is in no pack."""
+    assert {one.reason for one in pieces.dropped} <= {UNFIT}
+    return {one.row: one.detail for one in pieces.dropped}
 
 
 def stretches(pieces: Pieces) -> list[tuple[int, int, int]]:
@@ -50,32 +62,32 @@ def test_what_fits_is_left_as_it_is() -> None:
     for overlong in ("drop", "truncate", "split", "error"):
         pieces = cut(found, [1, 10, 5], overlong=overlong)
         assert stretches(pieces) == [(0, 0, 1), (1, 0, 10), (2, 0, 5)]
-        assert (pieces.dropped, pieces.cut_rows, pieces.tokens_lost) == ({}, 0, 0)
+        assert (why(pieces), pieces.cut_rows, pieces.tokens_lost) == ({}, 0, 0)
 
 
 def test_drop_leaves_out_exactly_what_is_too_large() -> None:
     pieces = cut(samples([11, 10, 12]), [11, 10, 12])
     assert stretches(pieces) == [(1, 0, 10)]
-    assert pieces.dropped == {0: "11 tokens > packing_length 10", 2: "12 tokens > packing_length 10"}
+    assert why(pieces) == {0: "11 tokens > packing_length 10", 2: "12 tokens > packing_length 10"}
 
 
 def test_truncate_keeps_the_beginning_and_says_what_is_lost() -> None:
     pieces = cut(samples([25, 4, 11]), [25, 4, 11], overlong="truncate")
     assert stretches(pieces) == [(0, 0, 10), (1, 0, 4), (2, 0, 10)]
-    assert (pieces.dropped, pieces.cut_rows, pieces.tokens_lost) == ({}, 2, 16)
+    assert (why(pieces), pieces.cut_rows, pieces.tokens_lost) == ({}, 2, 16)
 
 
 def test_split_covers_rows_in_their_place() -> None:
     pieces = cut(samples([25, 4, 20]), [25, 4, 20], overlong="split")
     assert stretches(pieces) == [(0, 0, 10), (0, 10, 10), (0, 20, 5), (1, 0, 4), (2, 0, 10), (2, 10, 10)]
-    assert (pieces.dropped, pieces.cut_rows, pieces.tokens_lost) == ({}, 2, 0)
+    assert (why(pieces), pieces.cut_rows, pieces.tokens_lost) == ({}, 2, 0)
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
 def test_media_are_never_cut(overlong: str) -> None:
     found = samples([25, 25, 25], images=[1, 1, 1], patches=[8, 8, 8])
     pieces = cut(found, [15, 14, 25], overlong=overlong)  # media end at tokens 10, 11 and 0
-    assert pieces.dropped == {1: "25 tokens > packing_length 10; its media reach to token 11, so it cannot be cut"}
+    assert why(pieces) == {1: "25 tokens > packing_length 10; its media reach to token 11, so it cannot be cut"}
     first = pieces.starts == 0
     assert pieces.rows[first].tolist() == [0, 2]
     for name in ("images", "patches"):
@@ -88,7 +100,7 @@ def test_limits_that_cutting_does_not_meet_still_drop(overlong: str) -> None:
     found = samples([5, 25], images=[3, 3])
     pieces = cut(found, [5, 25], overlong=overlong, max_images_per_pack=2)
     assert stretches(pieces) == []
-    assert pieces.dropped == {
+    assert why(pieces) == {
         0: "3 images > max_images_per_pack 2",
         1: "25 tokens > packing_length 10; 3 images > max_images_per_pack 2",
     }
@@ -107,7 +119,7 @@ def test_reasons_name_the_setting_of_every_limit() -> None:
         resource: [1_000_000] for resource in LIMITS.values() if resource not in ("tokens", "samples", "attention")
     }
     limits: dict[str, Any] = {setting: 10 for setting in LIMITS if setting != "max_samples_per_pack"}
-    (reason,) = cut(samples([2_000], **resources), [2_000], **limits).dropped.values()
+    (reason,) = why(cut(samples([2_000], **resources), [2_000], **limits)).values()
     for setting, resource in LIMITS.items():
         if setting != "max_samples_per_pack":
             assert f"{resource} > {setting} 10" in reason
@@ -115,7 +127,7 @@ def test_reasons_name_the_setting_of_every_limit() -> None:
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
-@pytest.mark.parametrize("limit", [1, 24, 25, 26, 99, 2**54 - 1, 2**54])
+@pytest.mark.parametrize("limit", [4, 24, 25, 26, 99, 2**54 - 1, 2**54])
 def test_pieces_stay_within_the_attention_limit(overlong: str, limit: int) -> None:
     length = 2**27 + 5  # 2**54 - 1 is no square, but its root in floating point is 2**27
     tokens = [30, 3] if limit < 2**50 else [length]
@@ -126,44 +138,74 @@ def test_pieces_stay_within_the_attention_limit(overlong: str, limit: int) -> No
     assert pieces.cut_rows > 0
     longest = int(pieces.samples["tokens"].max())
     assert (longest + 1) ** 2 > limit, "as long as the limit allows"
-    assert not pieces.dropped
+    assert {one.reason for one in pieces.dropped} <= {UNLABELLED}
 
 
-@settings(max_examples=150, deadline=None)
+def runs_of(labels: list[bool]) -> str:
+    """Lengths of stretches, the first without loss."""
+    found = [len(list(same)) for _, same in groupby(labels)]
+    return ",".join(map(str, found if labels and not labels[0] else [0, *found]))
+
+
+@settings(max_examples=200, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 70), st.integers(0, 3)), min_size=1, max_size=8),
+    rows=st.lists(
+        st.tuples(st.lists(st.booleans(), min_size=1, max_size=70), st.integers(0, 70), st.integers(0, 3)),
+        min_size=1,
+        max_size=8,
+    ),
     length=st.integers(1, 30),
     attention=st.one_of(st.none(), st.integers(1, 900)),
     overlong=st.sampled_from(["drop", "truncate", "split"]),
 )
-def test_pieces_cover_rows_exactly(
-    rows: list[tuple[int, int, int]], length: int, attention: int | None, overlong: str
+def test_pieces_cover_rows_and_their_labels_exactly(
+    rows: list[tuple[list[bool], int, int]], length: int, attention: int | None, overlong: str
 ) -> None:
-    tokens = [row[0] for row in rows]
-    tails = [min(row[1], row[0]) for row in rows]
-    found = samples(tokens, images=[row[2] for row in rows], patches=[4 * row[2] for row in rows])
-    pieces = cut(
-        found, tails, packing_length=length, max_attention_per_pack=attention, overlong=overlong, max_images_per_pack=2
+    """Against labels that are written out, as delivering cuts them: the first token of a piece has none."""
+    labels = [[False, *row[0][1:]] for row in rows]
+    tokens = [len(row) for row in labels]
+    tails = [min(row[1], len(row[0])) for row in rows]
+    found = samples(
+        tokens,
+        images=[row[2] for row in rows],
+        patches=[4 * row[2] for row in rows],
+        supervised_tokens=[sum(row) for row in labels],
     )
-    assert set(pieces.dropped) | set(pieces.rows.tolist()) == set(range(len(rows)))
-    assert not set(pieces.dropped) & set(pieces.rows.tolist())
-    lost = 0
+    runs = [runs_of(row[len(row) - tail :]) for row, tail in zip(labels, tails, strict=True)]
+    settings = PackingConfig(
+        packing_length=length,
+        max_attention_per_pack=attention,
+        overlong=overlong,  # type: ignore[arg-type]
+        max_images_per_pack=2,
+    )
+    pieces = fit_pieces(found, Tails(np.array(tails), lambda some: [runs[row] for row in some]), settings)
+    unfit = {one.row for one in pieces.dropped if one.reason == UNFIT}
+    unlabelled = Counter(one.row for one in pieces.dropped if one.reason == UNLABELLED)
+    assert unfit | set(unlabelled) | set(pieces.rows.tolist()) == set(range(len(rows)))
+    assert not unfit & (set(pieces.rows.tolist()) | set(unlabelled))
+    lost = labels_lost = 0
+    longest = min(length, math.isqrt(attention or length**2))
     for row in range(len(rows)):
         mine = np.flatnonzero(pieces.rows == row)
-        if not len(mine):
+        starts, lengths = pieces.starts[mine].tolist(), pieces.samples["tokens"][mine].tolist()
+        if tokens[row] <= longest:
+            assert (starts, lengths) == ([0], [tokens[row]]) or row in unfit, "what fits is not looked into"
             continue
-        starts, lengths = pieces.starts[mine], pieces.samples["tokens"][mine]
-        assert starts[0] == 0
-        assert (starts[1:] == np.cumsum(lengths)[:-1]).all(), "pieces follow each other"
-        lost += tokens[row] - int(lengths.sum())
-        assert overlong == "truncate" or lengths.sum() == tokens[row]
-        assert lengths[0] >= tokens[row] - tails[row], "media are whole"
+        if row in unfit:
+            continue
+        begins = range(0, tokens[row], longest) if overlong == "split" else [0]
+        whole = {begin: [False, *labels[row][begin + 1 : begin + longest]] for begin in begins}
+        carrying = {begin: sum(part) for begin, part in whole.items() if sum(part)}
+        assert dict(zip(starts, pieces.samples["supervised_tokens"][mine].tolist(), strict=True)) == carrying
+        assert lengths == [len(whole[begin]) for begin in carrying]
+        assert unlabelled[row] == len(whole) - len(carrying)
+        assert pieces.firsts[mine].tolist() == [at == 0 for at in range(len(mine))]
+        if len(mine):
+            lost += tokens[row] - sum(map(len, whole.values()))
+            labels_lost += sum(labels[row]) - sum(carrying.values())
         for name in ("images", "patches", "vision_tokens"):
-            assert pieces.samples[name][mine].tolist() == [found[name][row]] + [0] * (len(mine) - 1)
-        supervised = pieces.samples["supervised_tokens"][mine]
-        assert 0 <= supervised.sum() <= found["supervised_tokens"][row]
-        assert (supervised <= lengths).all()
-    assert pieces.tokens_lost == lost
+            assert pieces.samples[name][mine].tolist() == [found[name][row] * (begin == 0) for begin in starts]
+    assert (pieces.tokens_lost, pieces.supervised_lost) == (lost, labels_lost)
     parts = pieces.samples
     assert (parts["tokens"] > 0).all()
     assert (parts["tokens"] <= length).all()
@@ -173,6 +215,29 @@ def test_pieces_cover_rows_exactly(
     assert attention is None or (parts["attention"] <= attention).all()
     assert (parts["images"] <= 2).all()
     assert set(parts.columns) == set(found.columns)
+
+
+@pytest.mark.parametrize(
+    ("overlong", "kept", "labels", "lost"),
+    [("truncate", [], [], 0), ("split", [(0, 10, 10), (0, 20, 4)], [1, 3], 1)],  # the label of token 20 is lost
+)
+def test_a_piece_without_labels_goes_to_the_ledger(
+    overlong: Any, kept: list[Any], labels: list[int], lost: int
+) -> None:
+    """A long question: the answer, the last five of 24 tokens, stands behind the cut."""
+    tails = Tails(np.array([24]), lambda _: ["19,5"])
+    found = fit_pieces(samples([24], supervised_tokens=[5]), tails, PackingConfig(packing_length=10, overlong=overlong))
+    assert stretches(found) == kept
+    assert (found.samples["supervised_tokens"].tolist(), found.supervised_lost) == (labels, lost)
+    assert found.firsts.tolist() == [True, False][: len(kept)]
+    assert found.dropped == (Dropped(0, UNLABELLED, "tokens 0 to 10 of 24 carry no loss"),)
+
+
+def test_runs_that_are_not_those_of_the_tail_are_refused() -> None:
+    with pytest.raises(DataError, match="tail_runs 3,4"):
+        fit_pieces(
+            samples([24]), Tails(np.array([24]), lambda _: ["3,4"]), PackingConfig(packing_length=9, overlong="split")
+        )
 
 
 def test_costs_of_a_table_become_samples(tmp_path: Path) -> None:
@@ -191,7 +256,8 @@ def test_costs_of_a_table_become_samples(tmp_path: Path) -> None:
         },
     )
     found, tails = samples_of(table, 1, 3)
-    assert tails.tolist() == [2, 1]
+    assert tails.tokens.tolist() == [2, 1]
+    assert tails.runs(np.array([1])) == table.column("tail_runs")[2:].tolist()
     assert found["vision_tokens"].tolist() == [6, 9]
     assert found["attention"].tolist() == [400, 900]
     assert found["squared_patches"].tolist() == [24 * 6, 40 * 24]

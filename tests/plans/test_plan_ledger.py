@@ -19,7 +19,8 @@ from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable
 from packtrain.plans.blocked import PROBES, Blocked
-from packtrain.plans.build import TAIL, UNFIT, build_plan
+from packtrain.plans.build import TAIL, build_plan
+from packtrain.plans.overlong import UNFIT
 from packtrain.plans.resources import samples_of
 
 # ---- every entry is accounted for
@@ -37,6 +38,7 @@ def test_entries_are_packed_or_in_the_ledger(
 ) -> None:
     random = np.random.default_rng(1)
     tokens = random.integers(1, 1_300, 150)
+    tokens[3] = 1_001  # of which the last token alone carries no loss
     tails = np.where(random.random(150) < 0.3, tokens // 9, tokens)  # media of some reach nearly to their end
     columns = {"tokens": tokens, "tail_tokens": tails, "source": ["a"] * 90 + ["b"] * 60}
     shares = None if repeats is None else mixture(a=("repeats", repeats[0]), b=("repeats", repeats[1]))
@@ -65,7 +67,7 @@ def test_entries_are_packed_or_in_the_ledger(
         assert counts["tail"] == len(left)
         assert counts["entries"] == len(entries)
         assert counts["drawn"] == counts["entries"] + counts["dropped"] + counts["tail"]
-        pieces = [-(-n // 1_000) if overlong == "split" and n > 1_000 else 1 for n in tokens.tolist()]
+        pieces = [1 + (overlong == "split" and n > 1_001) for n in tokens.tolist()]
         used = Counter(row for row, _, _ in entries) + Counter(left)
         assert not unfit & set(used)
         times = np.array([used[row] / pieces[row] for row in range(150) if row not in unfit])
@@ -74,8 +76,14 @@ def test_entries_are_packed_or_in_the_ledger(
             int(n) == n and n - whole[int(row >= 90)] in (0, 1)
             for row, n in zip(np.setdiff1d(np.arange(150), list(unfit)), times, strict=True)
         )
-        expected = 150 if repeats is None else 90 * 2.5 + 60 * 0.5
-        assert times.sum() + counts["dropped"] == expected
+        fitting = [sum(row not in unfit for row in rows) for rows in (range(90), range(90, 150))]
+        drawn = [round(n * share) for n, share in zip(fitting, repeats or (1, 1), strict=True)]
+        assert times.sum() == sum(drawn), "a fraction is one of what can be packed"
+        single = [row for row in range(150) if overlong == "split" and tokens[row] == 1_001 and row not in unfit]
+        unlabelled = sum(used[row] for row in single)
+        assert (counts["dropped"], counts["unlabelled"]) == (len(unfit) + unlabelled, unlabelled)
+        assert counts["waiting"] == (0 if repeats is None else fitting[1] - drawn[1])
+        assert drop_last or plan.epoch(epoch).num_samples == times.sum()
         assert counts["packs"] == len(packs(plan, epoch))
         assert counts["packs"] % 8 == 0 or not drop_last
         assert counts["totals"]["tokens"] == int(plan.epoch(epoch).load("tokens").sum())

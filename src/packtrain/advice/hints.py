@@ -70,7 +70,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
         nearest = min(keeping, key=lambda s: s.packing_length, default=None)
         text += f"; {described(nearest)} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
     over = tokens > config.packing_length
-    cuttable = over & (tokens - question.rows.tails <= config.packing_length)
+    cuttable = over & (tokens - question.rows.tails.tokens <= config.packing_length)
     if config.overlong == "drop" and cuttable.any():
         number = round(int(cuttable.sum()) * question.rows.scale)
         text += f" With overlong: truncate or split {number:,} of them could be kept in part or in pieces."

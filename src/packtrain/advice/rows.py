@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from packtrain.core.seeds import stream
-from packtrain.costs.table import CostTable
-from packtrain.plans.draw import draw_of
-from packtrain.plans.resources import Samples, samples_of
+from packtrain.costs.table import CostTable, SourceCodes
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.draw import draw_of, is_mixed, mixture_of
+from packtrain.plans.resources import Samples, Tails, samples_of, tail_runs
+from packtrain.plans.windows import rows_that_fit
 
 MOST_ROWS = 2_000_000  # simulated on; of a larger table a random part of this size
 _AT_ONCE = 1 << 20
@@ -17,28 +20,29 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
-    """Costs by row, how much of each row's end may be cut, and how often each row is used in an epoch."""
+    """Costs by row, how much of each row's end may be cut, and which source it is of."""
 
     samples: Samples
-    tails: np.ndarray
-    counts: np.ndarray | None  # None: every row once
-    total_tokens: int  # of an epoch over the whole table
+    tails: Tails
+    sources: SourceCodes | None  # None: every row is used once
+    mixture: Mapping[str, Mapping[str, float | None]]
     scale: float = 1.0  # rows of the table for each row here
 
     def __len__(self) -> int:
         return len(self.tails)
 
-    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
-        """Costs and tail tokens of a stretch of rows."""
+    def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
+        """Costs and tails of a stretch of rows."""
         if (start, stop) == (0, len(self)):
             return self.samples, self.tails
         columns = {name: column[start:stop] for name, column in self.samples.columns.items()}
-        return Samples(columns), self.tails[start:stop]
+        return Samples(columns), self.tails.part(start, stop)
 
-    def drawn(self, name: str) -> int:
-        """The total of one resource over an epoch."""
-        column = self.samples[name]
-        return int(column.sum() if self.counts is None else column @ self.counts)
+    def counts(self, config: PackingConfig) -> np.ndarray | None:
+        """How often each row is used in an epoch of packs of this kind; None: every row once."""
+        if self.sources is None:
+            return None
+        return draw_of(self.mixture, self.sources, rows_that_fit(self, config)).counts(config.seed, 0)
 
     def part(self, most: int, seed: int) -> Rows:
         """At most so many of the rows, drawn by the seed, where a look at some is enough."""
@@ -47,39 +51,31 @@ class Rows:
         chosen = np.sort(stream(seed, "part").choice(len(self), most, replace=False))
         return Rows(
             samples=self.samples.take(chosen),
-            tails=self.tails[chosen],
-            counts=None if self.counts is None else self.counts[chosen],
-            total_tokens=self.total_tokens,
+            tails=self.tails.take(chosen),
+            sources=self.sources and SourceCodes(self.sources.names, self.sources.codes[chosen]),
+            mixture=self.mixture,
             scale=self.scale * len(self) / most,
         )
-
-    @property
-    def entries(self) -> int:
-        """Samples of an epoch, repeats counted."""
-        return len(self) if self.counts is None else int(self.counts.sum())
 
 
 def read_rows(table: CostTable, seed: int, most: int = MOST_ROWS) -> Rows:
     """All rows, or `most` of them drawn by the seed."""
-    draw = draw_of(table)
-    counts = None if draw.plain else draw.counts(table.source_codes(), seed, 0)
-    tokens = table.column("tokens")
-    total = int(tokens.sum() if counts is None else tokens @ counts)
+    sources, mixture = table.source_codes() if is_mixed(table) else None, mixture_of(table)
     if len(table) <= most:
         samples, tails = samples_of(table)
-        return Rows(samples=samples, tails=tails, counts=counts, total_tokens=total)
+        return Rows(samples=samples, tails=tails, sources=sources, mixture=mixture)
     chosen = np.sort(stream(seed, "study").choice(len(table), most, replace=False))
     parts = []
     for start in range(0, len(table), _AT_ONCE):
         stop = min(start + _AT_ONCE, len(table))
         samples, tails = samples_of(table, start, stop)
         here = chosen[np.searchsorted(chosen, start) : np.searchsorted(chosen, stop)] - start
-        parts.append((samples.take(here), tails[here]))
+        parts.append((samples.take(here), tails.tokens[here]))
     columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0].columns}
     return Rows(
         samples=Samples(columns),
-        tails=np.concatenate([tails for _, tails in parts]),
-        counts=None if counts is None else counts[chosen],
-        total_tokens=total,
+        tails=Tails(np.concatenate([tails for _, tails in parts]), lambda some: tail_runs(table, chosen[some])),
+        sources=sources and SourceCodes(sources.names, sources.codes[chosen]),
+        mixture=mixture,
         scale=len(table) / most,
     )

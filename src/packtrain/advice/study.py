@@ -245,7 +245,7 @@ def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simul
         fill=counts["fill"],
         samples_packed=samples,
         samples_dropped=counts["dropped"],
-        tokens_dropped=question.rows.total_tokens - counts["totals"]["tokens"],
+        tokens_dropped=counts["tokens_drawn"] - counts["totals"]["tokens"],
         samples_per_pack=samples / counts["packs"],
         samples_per_step=one.packs_per_step * samples / counts["packs"],
         steps=-(-counts["packs"] // one.packs_per_step),
@@ -295,8 +295,9 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
             f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
             "random, and scaled; the recommended packing was made from all."
         )
-    if question.rows.counts is not None:
-        entries = round(question.rows.entries * question.rows.scale)
+    counts = question.rows.counts(question.packing)
+    if counts is not None:
+        entries = round(int(counts.sum()) * question.rows.scale)
         found.append(f"By the mixture's repeats and weights an epoch has {entries:,} samples from {len(table):,} rows.")
     images = question.rows.samples["images"]
     if np.any(images > 1):

@@ -31,6 +31,7 @@ class Packed:
     samples: Samples  # in packs, pieces of rows where they are cut
     whole: int  # samples that they come from
     dropped: int  # samples of an epoch that fit no pack
+    tokens_drawn: int  # of an epoch, packed or not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ def default_lengths(tokens: np.ndarray, context_length: int) -> tuple[int, ...]:
 
 def pack_rows(question: Question, config: PackingConfig) -> Packed:
     """Pack in memory, as `pack` would."""
-    windows = list(pack_windows(question.rows, config, 0, question.rows.counts))
+    windows = list(pack_windows(question.rows, config, 0, question.rows.counts(config)))
     names = windows[0].entries.samples.columns
     samples = Samples({name: np.concatenate([w.entries.samples[name] for w in windows]) for name in names})
     starts = np.cumsum([0, *(len(window.entries) for window in windows)])
@@ -68,7 +69,8 @@ def pack_rows(question: Question, config: PackingConfig) -> Packed:
         passes=pack_passes(loads),
         loads=loads,
         samples=samples,
-        whole=sum(int((window.entries.starts == 0).sum()) for window in windows),
+        whole=sum(int(window.entries.firsts.sum()) for window in windows),
+        tokens_drawn=sum(window.tokens_drawn for window in windows),
         dropped=sum(window.dropped_entries for window in windows),
     )
 
@@ -114,7 +116,7 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
         fill=tokens / (count * config.packing_length),
         samples_packed=round(samples * scale),
         samples_dropped=round(packed.dropped * scale),
-        tokens_dropped=round((question.rows.drawn("tokens") - tokens) * scale),
+        tokens_dropped=round((packed.tokens_drawn - tokens) * scale),
         samples_per_pack=samples / count,
         packs_per_step=step.packs,
         samples_per_step=step.samples,

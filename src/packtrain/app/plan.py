@@ -263,5 +263,6 @@ class _PlanSamples:
     def _reasons(self, start: int, stop: int, missing: np.ndarray) -> dict[int, str]:
         if not len(missing):
             return {}
-        dropped = fit_pieces(*samples_of(self._table, start, stop), self._plan.config).dropped
+        pieces = fit_pieces(*samples_of(self._table, start, stop), self._plan.config)
+        dropped = {one.row: f"{one.reason}: {one.detail}" for one in pieces.dropped}
         return {row: dropped.get(row, "not drawn in the first epoch") for row in missing.tolist()}

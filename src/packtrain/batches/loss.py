@@ -37,7 +37,7 @@ def step_tokens(schedule: Schedule, batch: Batch) -> int:
     """Supervised tokens of the whole optimizer step that a batch belongs to, over all ranks and micro-steps.
 
     It is the plan's number, known without a word between ranks. It is a little off, and with it the weight of the whole
-    step, where the plan truncates or splits samples, or where one of them cannot be decoded.
+    step, where a sample cannot be decoded.
     """
     key = batch.info.keys[0]
     supervised = schedule.plan.epoch(key.epoch).load("supervised_tokens")

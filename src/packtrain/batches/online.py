@@ -34,9 +34,9 @@ from packtrain.packs.encode import SampleEncoder
 from packtrain.packs.source import STAGE
 from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.plans.build import STAGE as PACKING
-from packtrain.plans.build import UNFIT
 from packtrain.plans.config import SETTING_OF, PackingConfig
 from packtrain.plans.online import OnlinePacker
+from packtrain.plans.overlong import UNFIT
 from packtrain.records.media import MediaStore
 
 _STATE = 1  # version of the saved state

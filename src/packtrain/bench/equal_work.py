@@ -16,7 +16,7 @@ from packtrain.models.known_shapes import known_config
 from packtrain.plans.balance import RANKS, balance_table
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
-from packtrain.plans.resources import EXTRAS, RESOURCES, Samples
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.plans.windows import pack_windows
 
 MODEL = "Qwen3-VL-2B"
@@ -31,9 +31,9 @@ class _MemoryRows:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+    def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
         part = Samples({name: column[start:stop] for name, column in self._samples.columns.items()})
-        return part, part["tokens"] - part["vision_tokens"]
+        return part, Tails(part["tokens"] - part["vision_tokens"])
 
 
 def plan_of(samples: Samples, config: PackingConfig, work: WorkModel) -> PackPlan:

@@ -14,7 +14,7 @@ import numpy as np
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
 from packtrain.plans.arrays import pack_arrays
 from packtrain.plans.config import PackingConfig
-from packtrain.plans.resources import EXTRAS, RESOURCES, Samples
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.plans.windows import LARGEST_WINDOW, pack_windows
 
 # Alone: lengths in, packs out. Plan: all that a plan needs of a window, which is all columns of costs, packs that are
@@ -33,8 +33,8 @@ class GeneratedRows:
     def __len__(self) -> int:
         return self._size
 
-    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
-        """Costs and tail tokens of these rows."""
+    def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
+        """Costs and tails of these rows."""
         begun = time.process_time()
         columns = {name: np.empty(stop - start, np.int64) for name in (*RESOURCES, *EXTRAS)}
         tails = np.empty(stop - start, np.int64)
@@ -45,7 +45,7 @@ class GeneratedRows:
                 column[rows] = block[name]
             tails[rows] = block["tokens"] - block["vision_tokens"]
         self.seconds += time.process_time() - begun
-        return Samples(columns), tails
+        return Samples(columns), Tails(tails)
 
 
 def _lengths(start: int, stop: int) -> np.ndarray:

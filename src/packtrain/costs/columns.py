@@ -19,6 +19,7 @@ COST_SCHEMA = pa.schema(
     + [(name, pa.int32()) for name in ("images", "videos", "frames")]
     + [("audio_seconds", pa.float64()), ("objects", pa.int32())]
     + [(name, pa.int64()) for name in ("patches", "max_patches_per_image", "supervised_tokens", "tail_tokens")]
+    + [("tail_runs", pa.string())]
 )
 MEDIA_SCHEMA = pa.schema(
     [
@@ -32,7 +33,7 @@ MEDIA_SCHEMA = pa.schema(
         ("supervised", pa.bool_()),
     ]
 )
-NUMBERS = tuple(f.name for f in fields(Cost))
+COST_FIELDS = tuple(f.name for f in fields(Cost))
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Rows:
         costs["file"].append(0)
         costs["at"].append(at)
         costs["check"].append(check)
-        for name in NUMBERS:
+        for name in COST_FIELDS:
             costs[name].append(getattr(result.cost, name))
         for header, supervised in zip(result.media, result.supervised_media, strict=True):
             media["record"].append(position)

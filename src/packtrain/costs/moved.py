@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packtrain.core.values import Measured
-from packtrain.costs.columns import NUMBERS
+from packtrain.costs.columns import COST_FIELDS
 from packtrain.costs.table import COSTS, CostTable
 from packtrain.costs.worker import Task, measurer_for
 from packtrain.records.open import iter_units, read_unit
@@ -39,12 +39,12 @@ def _differing(task: Task, table: CostTable, number: int) -> list[str]:
         if not isinstance(now, Measured):
             return [f"{row['origin']} in {spec.path}: {now.reason}"]
         same = (now.record_id, entries[row["origin"]].check) == (row["id"], row["check"])
-        if not same or any(getattr(now.cost, name) != row[name] for name in NUMBERS):
+        if not same or any(getattr(now.cost, name) != row[name] for name in COST_FIELDS):
             return [f"{row['origin']} in {spec.path}: {row['tokens']} -> {now.cost.tokens} tokens, or another text"]
     return []
 
 
 def _rows(table: CostTable, source: str, origins: Collection[str]) -> list[dict[str, Any]]:
     wanted = (pc.field("source") == source) & pc.field("origin").isin(list(origins))
-    found = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *NUMBERS], filters=wanted)
+    found = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *COST_FIELDS], filters=wanted)
     return found.to_pylist()  # type: ignore[no-any-return]

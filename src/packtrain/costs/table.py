@@ -23,7 +23,7 @@ from packtrain.costs.places import Places
 if TYPE_CHECKING:
     from packtrain.costs.request import Request
 
-KIND, VERSION = "cost-table", 5
+KIND, VERSION = "cost-table", 6
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 
 

@@ -5,6 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+Stretch = tuple[int, int]  # its first token, and the one behind its last
+
+
+class Runs:
+    """Lengths of the stretches that tokens fall into, in turn without and with loss."""
+
+    def __init__(self) -> None:
+        self._lengths = [0]
+
+    def add(self, count: int, *, loss: bool) -> None:
+        """The next tokens."""
+        if not count:
+            return
+        if loss == (len(self._lengths) % 2 == 0):
+            self._lengths[-1] += count
+        else:
+            self._lengths.append(count)
+
+    def add_text(self, count: int, stretches: Iterable[Stretch], begin: int = 0) -> None:
+        """The tokens of a text from `begin` to `count`; those inside the stretches, which are in order, carry loss."""
+        for first, end in stretches:
+            first = max(first, begin)
+            if first < end:
+                self.add(first - begin, loss=False)
+                self.add(end - first, loss=True)
+                begin = end
+        self.add(count - begin, loss=False)
+
+    def lengths(self) -> tuple[int, ...]:
+        """The stretches so far."""
+        return tuple(self._lengths)
+
+
+def last_runs(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The runs of the last `count` tokens."""
+    skipped, found = sum(lengths) - count, Runs()
+    for number, length in enumerate(lengths):
+        found.add(length - min(skipped, length), loss=number % 2 == 1)
+        skipped -= min(skipped, length)
+    return found.lengths()
+
 
 def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     """The first token that covers a character in [start, end), and how many do."""
@@ -22,15 +63,16 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> int:
-    """How many tokens cover a character of any of these stretches, which are in order; the first `behind` never do."""
-    total = 0
+def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Stretch]:
+    """The tokens that cover a character of any of these spans, which are in order; the first `behind` never do."""
+    found = []
     for start, end in spans:
         first, count = covered_tokens(encoding, start, end)
-        if count:
-            total += max(0, first + count - max(first, behind))  # a token may reach from one stretch into the next
-            behind = max(behind, first + count)
-    return total
+        first, stop = max(first, behind), first + count  # a token may reach from one span into the next
+        if first < stop:
+            found.append((first, stop))
+            behind = stop
+    return found
 
 
 def tokens_behind(encoding: Any, at: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
-from packtrain.families.coverage import covered_by_all, tokens_behind
+from packtrain.families.coverage import Runs, covered_by_all, tokens_behind
 from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
 from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of, texts_of, with_texts
@@ -183,6 +183,7 @@ class RecordEncoder:
             max_patches_per_image=largest,
             supervised_tokens=counts.supervised_tokens,
             tail_tokens=counts.tail_tokens,
+            tail_runs=",".join(map(str, counts.tail_runs)),
         )
         return cost, prepared.media_supervised
 
@@ -220,14 +221,14 @@ class RecordEncoder:
 
     # ---- parts of costs
 
-    def supervised_text(self, record: Record) -> int | None:
-        """Text tokens that carry loss, for a family whose media are counted by its processor; None means all text."""
+    def text_counts(self, record: Record) -> Counts | None:
+        """Where text carries loss, for a family whose media are counted by its processor; None means all of it."""
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
         layout = self.layouter.rendered(record)
         if layout.supervised is None:
             return None
-        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)).supervised_tokens
+        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special))
 
     def token_count(self, pieces: Sequence[str | Run]) -> int:
         """Tokens of an expansion on its own; differences of two such counts are exact in any context."""
@@ -253,9 +254,12 @@ def _count(layout: Layout, encoding: Any) -> Counts:
     tail_tokens = tokens_behind(encoding, layout.runs[-1].at) if layout.runs else text_tokens
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
-        return Counts(text_tokens, text_tokens - (not first_is_media), tail_tokens)
-    supervised = covered_by_all(encoding, layout.supervised, behind=1)
+        return Counts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
+    stretches = covered_by_all(encoding, layout.supervised, behind=1)
+    supervised = sum([end - first for first, end in stretches])
     for run in layout.runs:
         inside = any(start <= run.at < end for start, end in layout.supervised)
         supervised -= inside and encoding.char_to_token(run.at) != 0
-    return Counts(text_tokens, supervised, tail_tokens)
+    runs = Runs()
+    runs.add_text(len(encoding), stretches, begin=len(encoding) - tail_tokens)
+    return Counts(text_tokens, supervised, tail_tokens, runs.lengths())

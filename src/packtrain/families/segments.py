@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packtrain.families.base import Expansion, Run
-from packtrain.families.coverage import covered_by_all, tokens_behind
+from packtrain.families.coverage import Runs, Stretch, covered_by_all, tokens_behind
 from packtrain.families.skeleton import Skeleton, Slot
 from packtrain.families.tokenizer import LightTokenizer
 
@@ -37,6 +37,15 @@ class Counts:
     text_tokens: int
     supervised_tokens: int
     tail_tokens: int  # after the last media token; all of them where there are no media
+    tail_runs: tuple[int, ...]  # lengths of the stretches of that tail, in turn without and with loss
+
+    @classmethod
+    def all_supervised(cls, text_tokens: int, supervised_tokens: int, tail_tokens: int) -> Counts:
+        """Where all text carries loss; the first token, where it is in the tail, is predicted from nothing."""
+        first = int(text_tokens == tail_tokens > supervised_tokens)
+        runs = Runs()
+        runs.add_text(tail_tokens, [(first, tail_tokens)])
+        return cls(text_tokens, supervised_tokens, tail_tokens, runs.lengths())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class _Segment:
             for fragment in self.fragments
         ]
 
-    def supervised(self, strings: Sequence[str], encoding: Any) -> int:
+    def supervised(self, strings: Sequence[str], encoding: Any) -> list[Stretch]:
         """Its tokens that carry loss."""
         starts = [0, *itertools.accumulate([len(text) for text in strings])]
         spans = [(starts[first] + start, starts[last] + end) for (first, start), (last, end) in self.ranges]
@@ -82,12 +91,29 @@ class Draft:
         text = shape.constant + self.media_text + sum(lengths)
         tail = shape.constant_tail + self.media_tail + sum(lengths[shape.first_tail_segment :])
         if shape.all_supervised:
-            return Counts(text, text - 1, tail)
+            return Counts.all_supervised(text, text - 1, tail)
+        stretches = [
+            segment.supervised(strings, encoding) if segment.ranges else []
+            for segment, strings, encoding in zip(shape.segments, self.strings, encodings, strict=True)
+        ]
         supervised = shape.constant_supervised + self.media_supervised
-        for segment, strings, encoding in zip(shape.segments, self.strings, encodings, strict=True):
-            if segment.ranges:
-                supervised += segment.supervised(strings, encoding)
-        return Counts(text, supervised, tail)
+        supervised += sum([end - first for found in stretches for first, end in found])
+        runs = Runs()
+        runs.add(self.media_tail, loss=bool(shape.media) and shape.media[-1].supervised)
+        for piece in shape.tail:
+            if isinstance(piece, int):
+                runs.add_text(lengths[piece], stretches[piece])
+            else:
+                runs.add(piece.count, loss=piece.loss)
+        return Counts(text, supervised, tail, runs.lengths())
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Tokens that are the same in every record."""
+
+    count: int
+    loss: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +126,7 @@ class SegmentedShape:
     constant_supervised: int
     constant_tail: int  # those of the constant tokens that stand behind the last medium
     first_tail_segment: int  # the number of the first segment that does
+    tail: tuple[_Fixed | int, ...]  # what stands behind the last medium, in order; numbers are those of segments
     all_supervised: bool
     media_supervised: tuple[bool, ...]
 
@@ -201,6 +228,7 @@ class _Builder:
         self._added_behind = tokenizer.added_behind if skeleton.special else 0
         self._before_tail = self._first_tail_segment = 0  # constant tokens and segments up to the last medium
         self._constant_supervised = 0
+        self._tail: list[_Fixed | int] = [_Fixed(self._constant - self._added_behind, loss=False)]
         self._first_is_fixed = bool(self._constant) or bool(skeleton.literals[0])
 
     def literal(self, number: int, offset: int, text: str) -> None:
@@ -217,12 +245,15 @@ class _Builder:
             self._media.append(slot)
             self._before_tail = self._constant - self._added_behind
             self._first_tail_segment = len(self._segments)
+            self._tail = []
 
     def special(self, number: int, offset: int) -> None:
         """A special token ends the segment and is one token, which carries loss if it stands inside a span."""
         self._close()
         self._constant += 1
-        self._constant_supervised += sum(start <= (2 * number, offset) < end for start, end in self._spans)
+        supervised = sum(start <= (2 * number, offset) < end for start, end in self._spans)
+        self._constant_supervised += supervised
+        self._tail.append(_Fixed(1, loss=supervised > 0))
 
     def finished(self) -> SegmentedShape | None:
         """None where a record's first token, which never carries loss, could be one that does."""
@@ -236,6 +267,7 @@ class _Builder:
             constant_supervised=self._constant_supervised,
             constant_tail=self._constant - self._before_tail,
             first_tail_segment=self._first_tail_segment,
+            tail=tuple(_joined([*self._tail, _Fixed(self._added_behind, loss=False)])),
             all_supervised=self._all_supervised,
             media_supervised=tuple(slot.supervised for slot in self._media),
         )
@@ -248,12 +280,30 @@ class _Builder:
         ranges = tuple(found for start, end in self._spans if (found := _range(filled, start, end)) is not None)
         segment = _Segment(tuple(fragment for fragment, _, _ in filled), ranges)
         if any(isinstance(fragment, Slot) for fragment in segment.fragments):
+            self._tail.append(len(self._segments))
             self._segments.append(segment)
             return
         strings = segment.strings(())
         encoding = self._tokenizer.encode("".join(strings), special=False)
         self._constant += len(encoding)
-        self._constant_supervised += segment.supervised(strings, encoding)
+        begin = 0
+        for first, end in segment.supervised(strings, encoding):
+            self._constant_supervised += end - first
+            self._tail += [_Fixed(first - begin, loss=False), _Fixed(end - first, loss=True)]
+            begin = end
+        self._tail.append(_Fixed(len(encoding) - begin, loss=False))
+
+
+def _joined(pieces: Iterable[_Fixed | int]) -> list[_Fixed | int]:
+    """The same tokens in fewer pieces."""
+    found: list[_Fixed | int] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if isinstance(piece, _Fixed) and isinstance(last, _Fixed) and last.loss == piece.loss:
+            found[-1] = _Fixed(last.count + piece.count, loss=last.loss)
+        elif isinstance(piece, int) or piece.count:
+            found.append(piece)
+    return found
 
 
 def _range(

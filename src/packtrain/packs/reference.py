@@ -14,8 +14,10 @@ from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record,
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings, Traits
+from packtrain.families.coverage import last_runs
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
+from packtrain.families.segments import Counts
 from packtrain.families.template_date import with_date
 from packtrain.families.text_only import TextOnly
 from packtrain.packs.decode import decode_frames, decode_image
@@ -238,9 +240,10 @@ class ProcessorRule:
         if images and videos and not video_tokens:
             raise RecordError("processor", "images and videos share one token, so they cannot be told apart")
         text_tokens = real.tokens - media_tokens
-        supervised = self._text.supervised_text(record)
-        supervised = text_tokens - 1 if supervised is None else supervised
-        if supervised < 1:
+        # Where nothing says which ids are media, nothing may be cut.
+        tail = 0 if real.tail_tokens is None else real.tail_tokens
+        text = self._text.text_counts(record) or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
+        if text.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
         cost = Cost(
             tokens=real.tokens,
@@ -253,8 +256,8 @@ class ProcessorRule:
             objects=record.objects,
             patches=real.patches,
             max_patches_per_image=real.max_patches_per_image,
-            supervised_tokens=supervised,
-            # Where nothing says which ids are media, nothing may be cut.
-            tail_tokens=0 if real.tail_tokens is None else real.tail_tokens,
+            supervised_tokens=text.supervised_tokens,
+            tail_tokens=tail,
+            tail_runs=",".join(map(str, last_runs(text.tail_runs, tail))),
         )
         return cost, tuple(False for _ in kinds)

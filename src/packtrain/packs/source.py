@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packtrain.core.errors import DataError, RecordError
@@ -90,10 +91,12 @@ class PackSource:
             return PackedRow(key=key)
         pack = self.plan.epoch(key.epoch).pack(key.pack)
         samples, failures = [], []
-        for number, start, tokens in zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True):
+        columns = (pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), pack.firsts.tolist())
+        for number, start, tokens, first in zip(*columns, strict=True):
             row = self._rows.row(number)
             try:
-                samples.append(self._encoded(number, row, start, tokens))
+                sample = self._encoded(number, row, start, tokens)
+                samples.append(sample if sample.first == first else replace(sample, first=first))
             except RecordError as error:
                 self._require_root(row)
                 failures.append(_left_out(row, error))

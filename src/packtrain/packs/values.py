@@ -61,7 +61,7 @@ class EncodedSample:
     num_images: int = 0
     num_videos: int = 0
     vision: VisionCounts | None = None  # None where nobody counted
-    first: bool = True  # False: a later piece of a sample that is split
+    first: bool = True  # False: a later piece of a sample that is split and counted with another
 
     def __len__(self) -> int:
         return len(self.input_ids)

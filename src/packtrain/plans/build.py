@@ -17,16 +17,17 @@ from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel
 from packtrain.plans.blocked import Blocked
 from packtrain.plans.config import PackingConfig
-from packtrain.plans.draw import Draw, draw_of
+from packtrain.plans.draw import Draw, draw_of_table, is_mixed
+from packtrain.plans.overlong import Dropped
 from packtrain.plans.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, PackPlan, inputs_of
 from packtrain.plans.resources import EXTRAS, RESOURCES
 from packtrain.plans.sinks import FolderSink, MemorySink, Sink
 from packtrain.plans.tail import Tail, without_tail
-from packtrain.plans.windows import TableRows, WindowPacks, pack_windows
+from packtrain.plans.windows import TableRows, WindowPacks, pack_windows, rows_that_fit
 
 STAGE = "pack"
 _LINES = 50_000  # of the ledger, whose ids and origins are read together
-UNFIT, TAIL = "fits no pack", "not enough packs for a whole step"
+TAIL = "not enough packs for a whole step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class _Builder:
     table: CostTable
     config: PackingConfig
     work: WorkModel
-    draw: Draw = field(init=False)
+    draw: Draw | None = field(init=False)  # None: every row once
     rows: TableRows = field(init=False)
     blocked: Blocked = field(init=False)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -72,45 +73,46 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self.rows = TableRows(self.table)
-        self.draw = draw_of(self.table)
+        mixed = is_mixed(self.table)
+        self.draw = draw_of_table(self.table, rows_that_fit(self.rows, self.config)) if mixed else None
         self.blocked = Blocked(self.config.capacities())
 
     def epoch(self, number: int, sink: Sink, progress: Callable[[Progress], None]) -> None:
         """Pack one epoch and hand it to the sink."""
         config = self.config
-        counts = None if self.draw.plain else self.draw.counts(self.table.source_codes(), config.seed, number)
+        counts = self.draw.counts(config.seed, number) if self.draw is not None else None
         cut = config.overlong in ("truncate", "split")
         totals = _Totals(config)
         tail = Tail(config)
         sink.begin(number, CUT_SCHEMA if cut else ENTRY_SCHEMA, PACK_SCHEMA)
-        unfit: dict[int, str] = {}
+        unfit: list[Dropped] = []
         read = 0
         for window in without_tail(pack_windows(self.rows, config, number, counts), tail):
             sink.write(_entries(window, cut), _packs(window, totals.entries, totals.windows))
             totals.add(window)
             if number == 0:
                 self.blocked.add(window.entries.samples, window.loads, config.seed + totals.windows)
-                unfit |= window.dropped
+                unfit += window.dropped
             if len(unfit) >= _LINES:
-                self._ledger(sink, list(unfit.items()), UNFIT, None)
-                unfit = {}
+                self._ledger(sink, unfit, None)
+                unfit = []
             read += window.rows
             progress(Progress(number, config.epochs, read, len(self.rows)))
         sink.end()
-        self._ledger(sink, list(unfit.items()), UNFIT, None)
-        self._ledger(sink, [(row, "") for row in tail.rows], TAIL, number)
-        self.epochs.append(totals.as_dict(tail))
+        self._ledger(sink, unfit, None)
+        self._ledger(sink, [Dropped(row, TAIL, "") for row in tail.rows], number)
+        self.epochs.append(totals.as_dict(tail, 0 if counts is None else int((counts == 0).sum())))
 
-    def _ledger(self, sink: Sink, dropped: list[tuple[int, str]], reason: str, epoch: int | None) -> None:
-        """One line for each row that fits no pack in any epoch, or for each entry that one epoch leaves out."""
+    def _ledger(self, sink: Sink, dropped: list[Dropped], epoch: int | None) -> None:
+        """One line for each row or piece that no epoch can pack, or for each entry that one epoch leaves out."""
         if not dropped:
             return
-        dropped = sorted(dropped)
-        named = self.table.rows(("id", "origin"), np.array([row for row, _ in dropped], np.int64))
-        self.reasons[f"{STAGE}: {reason}"] += len(dropped)
-        for (row, detail), name, origin in zip(dropped, named["id"], named["origin"], strict=True):
-            line = {"id": name, "origin": origin, "stage": STAGE, "reason": reason, "detail": detail, "row": row}
-            sink.ledger(json.dumps({**line, "epoch": epoch}, ensure_ascii=False))
+        dropped = sorted(dropped, key=lambda one: one.row)
+        named = self.table.rows(("id", "origin"), np.array([one.row for one in dropped], np.int64))
+        self.reasons.update(f"{STAGE}: {one.reason}" for one in dropped)
+        for one, name, origin in zip(dropped, named["id"], named["origin"], strict=True):
+            line = {"id": name, "origin": origin, "stage": STAGE, **asdict(one), "epoch": epoch}
+            sink.ledger(json.dumps(line, ensure_ascii=False))
 
     def check_anything(self) -> None:
         """A plan without packs trains nothing."""
@@ -165,8 +167,11 @@ class _Totals:
     entries: int = 0
     drawn: int = 0
     dropped: int = 0
+    unlabelled: int = 0  # of them
     cut_rows: int = 0
     tokens_lost: int = 0
+    supervised_lost: int = 0
+    tokens_drawn: int = 0
     windows: int = 0
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*RESOURCES, "supervised_tokens"), 0))
     most: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*RESOURCES, *EXTRAS), 0))
@@ -178,15 +183,18 @@ class _Totals:
         self.entries += len(window.entries)
         self.drawn += window.drawn
         self.dropped += window.dropped_entries
+        self.unlabelled += window.unlabelled
         self.cut_rows += window.cut_rows
         self.tokens_lost += window.tokens_lost
+        self.supervised_lost += window.supervised_lost
+        self.tokens_drawn += window.tokens_drawn
         for name in self.sums:
             self.sums[name] += int(window.loads[name].sum())
         for name in self.most:
             self.most[name] = max(self.most[name], int(window.loads[name].max(initial=0)))
 
-    def as_dict(self, tail: Tail) -> dict[str, Any]:
-        """For plan.json."""
+    def as_dict(self, tail: Tail, waiting: int) -> dict[str, Any]:
+        """For plan.json; `waiting` rows are not used in this epoch, because their source is used in part."""
         capacities = self.config.capacities()
         bound = max(-(-self.sums[name] // limit) for name, limit in capacities.items())
         return {
@@ -194,9 +202,13 @@ class _Totals:
             "entries": self.entries,
             "drawn": self.drawn,
             "dropped": self.dropped,
+            "unlabelled": self.unlabelled,
             "tail": len(tail.rows),
+            "waiting": waiting,
             "cut_rows": self.cut_rows,
             "tokens_lost": self.tokens_lost,
+            "supervised_lost": self.supervised_lost,
+            "tokens_drawn": self.tokens_drawn,
             "windows": self.windows,
             "fill": self.sums["tokens"] / (self.packs * self.config.packing_length) if self.packs else 0.0,
             "bound": bound,
@@ -210,7 +222,7 @@ def _entries(window: WindowPacks, cut: bool) -> pa.RecordBatch:
     entries = window.entries
     if not cut:
         return pa.record_batch([pa.array(entries.rows)], schema=ENTRY_SCHEMA)
-    columns = [entries.rows, entries.starts, entries.samples["tokens"]]
+    columns = [entries.rows, entries.starts, entries.samples["tokens"], entries.firsts]
     return pa.record_batch([pa.array(column) for column in columns], schema=CUT_SCHEMA)
 
 

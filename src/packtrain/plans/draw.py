@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,43 +13,47 @@ from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable, SourceCodes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """How many times every source is used in one epoch."""
+    """How many times the rows of every source are used in one epoch, among those that packs can hold."""
 
     repeats: Mapping[str, float]
+    sources: SourceCodes
+    fits: np.ndarray = field(repr=False)
 
-    @property
-    def plain(self) -> bool:
-        """Is every row used exactly once?"""
-        return all(value == 1 for value in self.repeats.values())
+    def counts(self, seed: int, epoch: int) -> np.ndarray:
+        """How often each row is used; one that fits no pack counts once, as the ledger has it.
 
-    def counts(self, sources: SourceCodes, seed: int, epoch: int) -> np.ndarray:
-        """How often each row is used. A fraction of a repeat is a random part of the source, new in each epoch."""
-        found = np.ones(len(sources.codes), np.int64)
-        for code, name in enumerate(sources.names):
-            rows = np.flatnonzero(sources.codes == code)
+        A fraction of a repeat is a part of the source: each epoch takes the next one, in an order drawn by the seed,
+        so that every row is used before any is used again.
+        """
+        found = np.ones(len(self.sources.codes), np.int64)
+        for code, name in enumerate(self.sources.names):
+            rows = np.flatnonzero((self.sources.codes == code) & self.fits)
             whole = math.floor(self.repeats[name])
             found[rows] = whole
             part = round((self.repeats[name] - whole) * len(rows))
-            found[stream(seed, "draw", epoch, name).permutation(rows)[:part]] += 1
+            if part:
+                order = stream(seed, "draw", 0, name).permutation(rows)
+                found[order[(epoch * part + np.arange(part)) % len(rows)]] += 1
         return found
 
 
-def draw_of(table: CostTable) -> Draw:
-    """Repeats as the mixture gives them; a weight is the source's share of all entries.
+def is_mixed(table: CostTable) -> bool:
+    """Is some source used other than once?"""
+    return any((share.get("repeats") or 1) != 1 or share.get("weight") for share in mixture_of(table).values())
+
+
+def draw_of(mixture: Mapping[str, Mapping[str, float | None]], sources: SourceCodes, fits: np.ndarray) -> Draw:
+    """Repeats as the mixture gives them; a weight is the source's share of all samples that go into packs.
 
     Sources without a weight keep their rows, times their repeats, and share what the weights leave over. If every
-    source has a weight, an epoch has as many entries as the table has rows.
+    source has a weight, an epoch has as many samples as there are rows that packs can hold.
     """
-    mixture = table.summary.get("mixture") or {}
-    given = {name: share for name, share in mixture.items() if share.get("repeats") or share.get("weight")}
-    if not given:
-        return Draw(dict.fromkeys(mixture, 1.0))
-    sources = table.source_codes()
-    rows = {name: int((sources.codes == code).sum()) for code, name in enumerate(sources.names)}
-    weights = {name: share["weight"] for name, share in given.items() if share.get("weight") and rows.get(name)}
-    fixed = {name: (given.get(name, {}).get("repeats") or 1.0) for name in rows if name not in weights}
+    rows = {name: int(((sources.codes == code) & fits).sum()) for code, name in enumerate(sources.names)}
+    given = {name: mixture.get(name, {}) for name in rows}
+    weights = {name: weight for name, share in given.items() if (weight := share.get("weight")) and rows[name]}
+    fixed = {name: given[name].get("repeats") or 1.0 for name in rows if name not in weights}
     total_weight = math.fsum(weights.values())
     if not fixed:
         entries = float(sum(rows.values()))
@@ -60,7 +64,18 @@ def draw_of(table: CostTable) -> Draw:
         raise ConfigError(
             "weight",
             got=f"weights that add up to {total_weight:g} beside sources without one ({', '.join(fixed)})",
-            expected="less than 1, since a weight is a share of all entries",
+            expected="less than 1, since a weight is a share of all samples",
             fix="give every source a weight, or make the weights smaller",
         )
-    return Draw(fixed | {name: weight / total_weight * entries / rows[name] for name, weight in weights.items()})
+    shares = {name: weight / total_weight * entries / rows[name] for name, weight in weights.items()}
+    return Draw(fixed | shares, sources, fits)
+
+
+def draw_of_table(table: CostTable, fits: np.ndarray) -> Draw:
+    """The draw of a whole table."""
+    return draw_of(mixture_of(table), table.source_codes(), fits)
+
+
+def mixture_of(table: CostTable) -> Mapping[str, Mapping[str, float | None]]:
+    """The shares of the sources of a table."""
+    return table.summary.get("mixture") or {}

@@ -9,9 +9,19 @@ import numpy as np
 
 from packtrain.core.errors import DataError
 from packtrain.plans.config import SETTING_OF, PackingConfig
-from packtrain.plans.resources import Samples
+from packtrain.plans.resources import Samples, Tails
 
 STAGE = "pack"
+UNFIT, UNLABELLED = "fits no pack", "cut to a piece without supervised tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A row that is in no pack, or a piece of one."""
+
+    row: int
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -20,18 +30,19 @@ class Pieces:
 
     rows: np.ndarray
     starts: np.ndarray
+    firsts: np.ndarray  # is it the first piece of its row that goes into a pack: with it the sample is counted
     samples: Samples  # costs of each piece
-    dropped: dict[int, str]  # row -> why no pack can hold it
-    cut_rows: int = 0
+    dropped: tuple[Dropped, ...]
+    cut_rows: int = 0  # of which something is packed
     tokens_lost: int = 0  # of rows that were truncated
+    supervised_lost: int = 0  # of rows that were cut: behind the cut, or the first of a piece
 
 
-def fit_pieces(samples: Samples, tail_tokens: np.ndarray, config: PackingConfig) -> Pieces:
+def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
     """Cut or leave out what is too large.
 
     Only text after the last medium is ever cut, and only the limit of tokens (with it attention) is met by cutting.
-    Supervised tokens of a cut piece are an estimate, in proportion to its length: a table of costs does not say where
-    they stand. Everything else is exact.
+    A piece's first token is predicted from nothing, so it carries no loss; a piece in which nothing does is dropped.
     """
     capacities = config.capacities()
     over = {name: samples[name] > limit for name, limit in capacities.items()}
@@ -50,15 +61,16 @@ def fit_pieces(samples: Samples, tail_tokens: np.ndarray, config: PackingConfig)
         return Pieces(
             rows=whole,
             starts=np.zeros(len(whole), np.int64),
+            firsts=np.ones(len(whole), bool),
             samples=samples.take(whole) if reasons else samples,
-            dropped=reasons,
+            dropped=tuple(Dropped(row, UNFIT, reason) for row, reason in reasons.items()),
         )
-    return _cut(samples, tail_tokens, config, over, whole, reasons)
+    return _cut(samples, tails, config, over, whole, reasons)
 
 
 def _cut(
     samples: Samples,
-    tail_tokens: np.ndarray,
+    tails: Tails,
     config: PackingConfig,
     over: dict[str, np.ndarray],
     whole: np.ndarray,
@@ -67,46 +79,91 @@ def _cut(
     length = config.packing_length
     if config.max_attention_per_pack is not None:  # a piece alone must also stay within the attention limit
         length = min(length, math.isqrt(config.max_attention_per_pack))
-    dropped: dict[int, str] = {}
-    lost = 0
-    rows, starts, lengths = [whole], [np.zeros(len(whole), np.int64)], [samples["tokens"][whole]]
+    dropped: list[Dropped] = []
+    cut: list[int] = []
     for row, reason in reasons.items():
-        tokens, media_end = int(samples["tokens"][row]), int(samples["tokens"][row] - tail_tokens[row])
+        media_end = int(samples["tokens"][row] - tails.tokens[row])
         beyond = [name for name, exceeds in over.items() if exceeds[row] and name not in ("tokens", "attention")]
         if beyond or media_end > length:
-            dropped[row] = reason if beyond else f"{reason}; its media reach to token {media_end}, so it cannot be cut"
+            detail = reason if beyond else f"{reason}; its media reach to token {media_end}, so it cannot be cut"
+            dropped.append(Dropped(row, UNFIT, detail))
+        else:
+            cut.append(row)
+    rows, starts, firsts = [whole], [np.zeros(len(whole), np.int64)], [np.ones(len(whole), bool)]
+    lengths, supervised = [samples["tokens"][whole]], [samples["supervised_tokens"][whole]]
+    cut_rows = tokens_lost = supervised_lost = 0
+    for row, runs in zip(cut, tails.runs(np.array(cut, np.int64)) if cut else (), strict=True):
+        tokens, carrying = int(samples["tokens"][row]), int(samples["supervised_tokens"][row])
+        begins = np.arange(0, tokens, length) if config.overlong == "split" else np.zeros(1, np.int64)
+        ends = np.minimum(begins + length, tokens)
+        found = supervised_in(runs, tokens, carrying, int(tails.tokens[row]), begins, ends)
+        kept = found > 0
+        for begin, end in zip(begins[~kept].tolist(), ends[~kept].tolist(), strict=True):
+            dropped.append(Dropped(row, UNLABELLED, f"tokens {begin:,} to {end:,} of {tokens:,} carry no loss"))
+        if not kept.any():
             continue
-        cuts = np.arange(0, tokens, length) if config.overlong == "split" else np.zeros(1, np.int64)
-        rows.append(np.full(len(cuts), row))
-        starts.append(cuts)
-        lengths.append(np.minimum(length, tokens - cuts))
-        lost += tokens - int(lengths[-1].sum())
-    row_of, start_of, length_of = np.concatenate(rows), np.concatenate(starts), np.concatenate(lengths)
-    order = np.lexsort((start_of, row_of))  # pieces stand where their row stood
-    row_of, start_of, length_of = row_of[order], start_of[order], length_of[order]
+        rows.append(np.full(kept.sum(), row))
+        starts.append(begins[kept])
+        firsts.append(np.arange(kept.sum()) == 0)
+        lengths.append((ends - begins)[kept])
+        supervised.append(found[kept])
+        cut_rows += 1
+        tokens_lost += tokens - int(ends[-1])
+        supervised_lost += carrying - int(found.sum())
+    joined = [np.concatenate(parts) for parts in (rows, starts, firsts, lengths, supervised)]
+    order = np.lexsort((joined[1], joined[0]))  # pieces stand where their row stood
+    row_of, start_of, first_of, length_of, supervised_of = (part[order] for part in joined)
     return Pieces(
         rows=row_of,
         starts=start_of,
-        samples=_priced(samples, row_of, start_of, length_of),
-        dropped=dropped,
-        cut_rows=len(reasons) - len(dropped),
-        tokens_lost=lost,
+        firsts=first_of,
+        samples=_priced(samples, row_of, start_of, length_of, supervised_of),
+        dropped=tuple(sorted(dropped, key=lambda one: one.row)),
+        cut_rows=cut_rows,
+        tokens_lost=tokens_lost,
+        supervised_lost=supervised_lost,
     )
 
 
-def _priced(samples: Samples, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Samples:
+def supervised_in(
+    runs: str, tokens: int, supervised: int, tail: int, begins: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """Tokens with loss in each piece, by the runs of the tail.
+
+    >>> supervised_in("4,6", 10, 6, 10, np.array([0, 5]), np.array([5, 10]))
+    array([1, 4])
+    """
+    lengths = np.array(runs.split(",") if runs else [0], np.int64)
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    carried = np.concatenate([[0], np.cumsum(np.where(np.arange(len(lengths)) % 2, lengths, 0))])
+    if edges[-1] != tail or carried[-1] > supervised:
+        raise DataError(
+            "cost table", got=f"tail_runs {runs}", expected=f"runs of {tail} tokens", fix="measure the data again"
+        )
+    before = supervised - carried[-1]  # of the media's end, where nothing is cut
+
+    def up_to(at: np.ndarray) -> np.ndarray:
+        return np.interp(at - (tokens - tail), edges, carried).astype(np.int64)
+
+    later = begins > 0  # the first token of these is predicted from nothing
+    lost = np.where(later, up_to(begins + 1) - up_to(begins), 0)
+    found: np.ndarray = up_to(ends) - up_to(begins) - lost + np.where(later, 0, before)
+    return found
+
+
+def _priced(
+    samples: Samples, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, supervised: np.ndarray
+) -> Samples:
     """The costs of pieces: media belong to the first piece of a row."""
     found = samples.take(rows)
-    whole = found["tokens"]
     first = starts == 0
     columns = {
         name: np.where(first, column, 0)
         for name, column in found.columns.items()
         if name not in ("tokens", "samples", "attention", "longest", "supervised_tokens")
     }
-    supervised = found["supervised_tokens"] * lengths // whole
     columns |= {"tokens": lengths, "longest": lengths, "attention": lengths * lengths, "samples": found["samples"]}
-    columns["supervised_tokens"] = np.where(lengths == whole, found["supervised_tokens"], supervised)
+    columns["supervised_tokens"] = supervised
     return Samples({name: columns[name] for name in found.columns})
 
 

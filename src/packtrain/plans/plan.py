@@ -30,14 +30,14 @@ from packtrain.estimates.flops import WorkModel
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
-KIND, VERSION = "pack-plan", 3
-PACKER_VERSION = 1  # raised when the same config and seed give other packs than before
+KIND, VERSION = "pack-plan", 4
+PACKER_VERSION = 2  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
 SUMS = "sums"
 _AGAIN = "pack again: packtrain pack COSTS --out NEW; one of the cache: packtrain cache clear --kind plans"
 _KEYS = ("config", "inputs", "packer_version", "cost_table", "work", "files", "epochs", "blocked", "ledger")
 ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
-CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64())])
+CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64()), ("first", pa.bool_())])
 PACK_SCHEMA = pa.schema(
     [("end", pa.int64()), ("window", pa.int32())] + [(name, pa.int64()) for name in (*RESOURCES, *EXTRAS)]
 )
@@ -50,6 +50,7 @@ class Pack:
     rows: np.ndarray
     starts: np.ndarray
     tokens: np.ndarray
+    firsts: np.ndarray  # is it the first piece of its row that is packed: with it the sample is counted
 
 
 class EpochPacks:
@@ -72,7 +73,7 @@ class EpochPacks:
     @cached_property
     def num_samples(self) -> int:
         """How many samples are in its packs: one that is split counts once, with its first piece."""
-        return int((self._entries["start"].to_numpy() == 0).sum()) if self.cut else self.num_entries
+        return int(self._entries["first"].to_numpy().sum()) if self.cut else self.num_entries
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -106,8 +107,10 @@ class EpochPacks:
         part = self._entries.slice(start, int(self.ends[number]) - start)
         rows = np.asarray(part["row"].to_numpy())
         if not self.cut:
-            return Pack(rows=rows, starts=np.zeros_like(rows), tokens=np.full_like(rows, -1))
-        return Pack(rows=rows, starts=part["start"].to_numpy(), tokens=part["tokens"].to_numpy())
+            firsts = np.ones(len(rows), bool)
+            return Pack(rows=rows, starts=np.zeros_like(rows), tokens=np.full_like(rows, -1), firsts=firsts)
+        starts, tokens, firsts = (part[name].to_numpy() for name in ("start", "tokens", "first"))
+        return Pack(rows=rows, starts=starts, tokens=tokens, firsts=firsts)
 
 
 class PackPlan:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,7 +41,30 @@ class Samples:
         return np.stack([self.columns[name] for name in resources], axis=1)
 
 
-def samples_of(table: CostTable, start: int = 0, stop: int | None = None) -> tuple[Samples, np.ndarray]:
+def _no_runs(_: np.ndarray) -> Sequence[str]:
+    raise AssertionError("rows that were never measured cannot be cut")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tails:
+    """How much of each sample may be cut from its end, and where loss is taken in it."""
+
+    tokens: np.ndarray
+    runs: Callable[[np.ndarray], Sequence[str]] = field(default=_no_runs)  # `tail_runs` of some, read when they are cut
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, rows: np.ndarray) -> Tails:
+        """Those of some of the samples, in increasing order."""
+        return Tails(self.tokens[rows], lambda some: self.runs(rows[some]))
+
+    def part(self, start: int, stop: int) -> Tails:
+        """Those of a stretch of samples."""
+        return Tails(self.tokens[start:stop], lambda some: self.runs(some + start))
+
+
+def samples_of(table: CostTable, start: int = 0, stop: int | None = None) -> tuple[Samples, Tails]:
     """Rows `start` to `stop` of a cost table as samples, and how much of each may be cut from its end.
 
     Squared patches are those of a sample whose images are all as large as its largest: exact for one image, for tiles
@@ -62,7 +86,12 @@ def samples_of(table: CostTable, start: int = 0, stop: int | None = None) -> tup
         "squared_patches": found["patches"] * largest,
         "longest": tokens,
     }
-    return Samples(columns), found["tail_tokens"]
+    return Samples(columns), Tails(found["tail_tokens"], lambda some: tail_runs(table, some + start))
+
+
+def tail_runs(table: CostTable, rows: np.ndarray) -> Sequence[str]:
+    """Where loss is taken in the tails of some rows, in increasing order."""
+    return list(table.rows(("tail_runs",), rows)["tail_runs"])
 
 
 def _check(table: CostTable, found: dict[str, np.ndarray], start: int) -> None:

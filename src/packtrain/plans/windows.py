@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,8 +12,8 @@ from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable
 from packtrain.plans.arrays import pack_matrix, pack_sums, window_of
 from packtrain.plans.config import PackingConfig
-from packtrain.plans.overlong import fit_pieces
-from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, samples_of
+from packtrain.plans.overlong import UNLABELLED, Dropped, fit_pieces
+from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails, samples_of
 
 # Beyond this many rows a window is set even where none was asked for: about 2 GiB of columns.
 LARGEST_WINDOW = 1 << 24
@@ -26,6 +26,7 @@ class Entries:
 
     rows: np.ndarray
     starts: np.ndarray
+    firsts: np.ndarray  # the first of its row in a pack: with it the sample is counted
     samples: Samples
 
     def __len__(self) -> int:
@@ -33,13 +34,19 @@ class Entries:
 
     def take(self, positions: np.ndarray) -> Entries:
         """Some of the entries, in another order."""
-        return Entries(rows=self.rows[positions], starts=self.starts[positions], samples=self.samples.take(positions))
+        return Entries(
+            rows=self.rows[positions],
+            starts=self.starts[positions],
+            firsts=self.firsts[positions],
+            samples=self.samples.take(positions),
+        )
 
     def __add__(self, other: Entries) -> Entries:
         columns = {name: np.concatenate([column, other.samples[name]]) for name, column in self.samples.columns.items()}
         return Entries(
             rows=np.concatenate([self.rows, other.rows]),
             starts=np.concatenate([self.starts, other.starts]),
+            firsts=np.concatenate([self.firsts, other.firsts]),
             samples=Samples(columns),
         )
 
@@ -51,12 +58,15 @@ class WindowPacks:
     entries: Entries
     offsets: np.ndarray
     loads: dict[str, np.ndarray]
-    dropped: dict[int, str]  # row -> why no pack can hold it
-    dropped_entries: int  # the same rows with their repeats
+    dropped: tuple[Dropped, ...]  # rows, or pieces of them, that are in no pack
+    dropped_entries: int  # the same with their repeats
+    unlabelled: int  # of them: pieces in which nothing carries loss
     drawn: int  # entries of this window, dropped ones included, those carried over not
     rows: int  # of the cost table, in this window
     cut_rows: int  # rows that were truncated or split
     tokens_lost: int  # cut off and used nowhere
+    supervised_lost: int  # of the rows that were cut
+    tokens_drawn: int  # of its rows with their repeats, packed or not
 
 
 class RowSource(Protocol):
@@ -64,8 +74,8 @@ class RowSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
-        """Costs and tail tokens of rows `start` to `stop`."""
+    def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
+        """Costs and tails of rows `start` to `stop`."""
         ...
 
 
@@ -79,15 +89,15 @@ class TableRows:
     def __len__(self) -> int:
         return len(self._table)
 
-    def read(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+    def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
         if self._whole is None:
             return self._load(start, stop)
         samples, tails = self._whole
         if (start, stop) == (0, len(tails)):
             return samples, tails
-        return Samples({name: column[start:stop] for name, column in samples.columns.items()}), tails[start:stop]
+        return Samples({name: column[start:stop] for name, column in samples.columns.items()}), tails.part(start, stop)
 
-    def _load(self, start: int, stop: int) -> tuple[Samples, np.ndarray]:
+    def _load(self, start: int, stop: int) -> tuple[Samples, Tails]:
         return samples_of(self._table, start, stop)
 
 
@@ -108,9 +118,13 @@ def pack_windows(
         pieces = fit_pieces(samples, tails, config)
         repeats = counts[start:stop] if counts is not None else None
         fresh = _repeated(
-            Entries(rows=pieces.rows + start, starts=pieces.starts, samples=pieces.samples), start, repeats
+            Entries(rows=pieces.rows + start, starts=pieces.starts, firsts=pieces.firsts, samples=pieces.samples),
+            start,
+            repeats,
         )
-        times = repeats[list(pieces.dropped)].sum() if repeats is not None else len(pieces.dropped)
+        dropped = np.array([one.row for one in pieces.dropped], np.int64)
+        weights = np.ones(len(dropped), np.int64) if repeats is None else repeats[dropped]
+        times = int(weights.sum())
         entries = fresh if carried is None else carried + fresh
         seed = int(stream(config.seed, "pack", epoch, start).integers(2**62)) if config.shuffle else None
         order, offsets = _packed(entries, config, strategy, seed)
@@ -121,13 +135,25 @@ def pack_windows(
             entries=entries,
             offsets=offsets,
             loads=loads_of(entries.samples, offsets),
-            dropped={row + start: reason for row, reason in pieces.dropped.items()},
-            dropped_entries=int(times),
-            drawn=len(fresh) + int(times),
+            dropped=tuple(replace(one, row=one.row + start) for one in pieces.dropped),
+            dropped_entries=times,
+            unlabelled=int(weights[[one.reason == UNLABELLED for one in pieces.dropped]].sum()),
+            drawn=len(fresh) + times,
             rows=stop - start,
             cut_rows=pieces.cut_rows,
             tokens_lost=pieces.tokens_lost,
+            supervised_lost=pieces.supervised_lost,
+            tokens_drawn=int(samples["tokens"].sum() if repeats is None else samples["tokens"] @ repeats),
         )
+
+
+def rows_that_fit(source: RowSource, config: PackingConfig) -> np.ndarray:
+    """Of which rows something goes into packs."""
+    fits = np.zeros(len(source), bool)
+    for start in range(0, len(source), LARGEST_WINDOW):
+        samples, tails = source.read(start, min(start + LARGEST_WINDOW, len(source)))
+        fits[fit_pieces(samples, tails, config).rows + start] = True
+    return fits
 
 
 def loads_of(samples: Samples, offsets: np.ndarray) -> dict[str, np.ndarray]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -11,10 +13,14 @@ import pyarrow.parquet as pq
 
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.costs.table import COSTS, CostTable
+from packtrain.plans.overlong import supervised_in
 from packtrain.plans.plan import PLAN, PackPlan
 from packtrain.reports.run_read import RUN, read_run
 
-_SHOWN = ("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "patches", "supervised_tokens")
+_SHOWN = (
+    *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "patches", "supervised_tokens"),
+    *("tail_tokens", "tail_runs"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +36,7 @@ class PackedSample:
     vision_tokens: int
     images: int
     patches: int
-    supervised_tokens: int  # of a piece: in proportion, as the plan has it
+    supervised_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +109,19 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
                 vision_tokens=int(values["image_tokens"] + values["video_tokens"]) * first,
                 images=int(values["images"]) * first,
                 patches=int(values["patches"]) * first,
-                supervised_tokens=int(values["supervised_tokens"]) * used // whole,
+                supervised_tokens=_supervised(values, start, start + used),
             )
         )
     return found
+
+
+def _supervised(values: Mapping[str, Any], start: int, end: int) -> int:
+    """Tokens with loss of a piece of a row."""
+    tokens, supervised = int(values["tokens"]), int(values["supervised_tokens"])
+    if (start, end) == (0, tokens):
+        return supervised
+    piece = np.array([start]), np.array([end])
+    return int(supervised_in(str(values["tail_runs"]), tokens, supervised, int(values["tail_tokens"]), *piece)[0])
 
 
 def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[Place], list[int]]:

@@ -124,7 +124,10 @@ def _sentences(plan: PackPlan) -> list[str]:
         " alone: no other limit did"
     ]
     if counts["cut_rows"]:
-        found.append(f"{counts['cut_rows']:,} samples were cut; {counts['tokens_lost']:,} tokens are used nowhere.")
+        lost = f"{counts['tokens_lost']:,} tokens and {counts['supervised_lost']:,} labels are used nowhere"
+        found.append(f"{counts['cut_rows']:,} samples were cut; {lost}.")
+    if counts["waiting"]:
+        found.append(f"{counts['waiting']:,} samples wait for later epochs: their source is used in part.")
     total = counts["entries"] + counts["dropped"] + counts["tail"]
     found.append(
         f"{total:,} entries = {counts['entries']:,} packed + {counts['dropped'] + counts['tail']:,} in the ledger"

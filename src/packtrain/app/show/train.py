@@ -67,6 +67,13 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     ledger = _in_the_ledger(numbers.left_out)
     if numbers.too_large:
         ledger += f", {numbers.too_large:,} of them too large for a pack"
+    if numbers.unlabelled:
+        ledger += f", {numbers.unlabelled:,} of them pieces that were cut to no label"
+    if numbers.cut:
+        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are trained nowhere"
+        ledger += f"; {counted(numbers.cut, 'sample')} cut to the length of a pack, {lost}"
+    if numbers.waiting:
+        ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
     yield "data", f"{data}, {numbers.images:,} images; longest {numbers.longest:,}{ledger}"
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"

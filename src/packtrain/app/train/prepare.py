@@ -40,6 +40,11 @@ class RunNumbers:
     samples: int  # of an epoch; one that is split counts once
     left_out: int  # entries of the ledger: unusable, filtered out, or fitting no pack
     too_large: int  # of them, samples that fit no pack
+    unlabelled: int  # of them, pieces of samples that were cut, in which nothing carries loss
+    cut: int  # samples that were truncated or split
+    cut_tokens: int  # behind the cut, and trained nowhere
+    cut_supervised: int  # labels lost by cutting
+    waiting: int  # samples that this epoch does not use, because their source is used in part
     packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
     packing_length: int
     fill: float  # of packs, or of padded batches: the share of tokens that is no padding
@@ -172,7 +177,12 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         mode=run.mode,
         samples=samples,
         left_out=_left_out(dataset),
-        too_large=counts["dropped"],
+        too_large=counts["dropped"] - counts["unlabelled"],
+        unlabelled=counts["unlabelled"],
+        cut=counts["cut_rows"],
+        cut_tokens=counts["tokens_lost"],
+        cut_supervised=counts["supervised_lost"],
+        waiting=counts["waiting"],
         packs=counts["packs"],
         packing_length=plan.config.packing_length,
         fill=counts["fill"] if config.packing else 1 - padding_share(schedule, config.rows_per_batch, world=run.world),
