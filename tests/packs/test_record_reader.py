@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -16,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from every_format import RECORDS, SOURCES, picture, write_mixture, write_tar
+import zstandard
+from every_format import RECORDS, SOURCES, picture, with_bytes, write_lines, write_list, write_mixture, write_tar
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError, RecordError
@@ -236,6 +238,54 @@ class TestChangedData:
         write_rows(data, "parquet", rows[:3])
         with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*no row 4.*sample r4"):
             reader_of(table, tmp_path).record(4)
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """Some bytes changed, taken out or put in."""
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(data))
+        data = draw.choice(
+            (
+                data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :],
+                data[:at] + draw.randbytes(3) + data[at:],
+                data[:at] + data[at + draw.randrange(1, 60) :],
+                data[: max(1, at)],
+            )
+        )
+    return data
+
+
+@pytest.mark.parametrize("files", [12, pytest.param(400, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json.zst", "tar", "tar.gz", "parquet", "arrow"])
+def test_what_is_measured_of_damaged_files_is_delivered(tmp_path: Path, model: Model, kind: str, files: int) -> None:
+    ending, _, packed = kind.partition(".")
+    packer = {"": bytes, "gz": gzip.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}[packed]
+    (tmp_path / "data").mkdir()
+    for seed in range(files):
+        path = tmp_path / "data" / f"{seed:03}.{kind}"
+        if ending == "jsonl":
+            write_lines(path, "s", packer)
+        elif ending == "json":
+            write_list(path, "s", packer)
+        elif ending == "tar":
+            write_tar(path, "s", packer)
+        else:
+            write_rows(path, {"arrow": "file"}.get(kind, kind), with_bytes("s"))
+        if seed:  # one stays whole
+            path.write_bytes(mutated(path.read_bytes(), random.Random(f"{kind} {seed}")))
+    for number in range(RECORDS):
+        (tmp_path / "data" / f"{number}.png").write_bytes(picture(number))
+    options: dict[str, Any] = {"workers": 1, "check": 0, "max_failure_rate": 1.0, "out": tmp_path / "costs"}
+    table = measure_outcome(tmp_path / "data", model=str(model("qwen2_5_vl")), **options).table
+    counts = table.summary["counts"]
+    assert counts["entries"] == counts["rows"] + counts["ledger"]
+    assert counts["ledger"]
+    for reader in (
+        reader_of(table, tmp_path),
+        reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 26), copy_local=True)),
+    ):
+        for number in range(len(table)):
+            reader.record(number)
 
 
 class TestDamagedCopies:

@@ -493,6 +493,55 @@ def test_videos_are_bounded() -> None:
         assert reason(video(format), "video", MediaStore("/", max_video_packets=5)) == "video too long"
 
 
+def picture_bytes(kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((WIDTH, HEIGHT), 60).convert("RGB").save(file, kind, **options)
+    return file.getvalue()
+
+
+def with_number(data: bytes, at: int, number: int) -> bytes:
+    return data[:at] + struct.pack("<I", number) + data[at + 4 :]
+
+
+def with_two_headers(data: bytes) -> bytes:
+    body = b"IHDR" + struct.pack(">II", WIDTH + 1, HEIGHT) + data[24:29]
+    return data[:33] + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + data[33:]
+
+
+IRREGULAR = {
+    "webp, chunk too long": lambda: with_number(picture_bytes("WEBP"), 16, 1 << 20),
+    "webp, chunk too short": lambda: with_number(picture_bytes("WEBP"), 16, 40),
+    "webp, RIFF too short": lambda: with_number(picture_bytes("WEBP"), 4, 60),
+    "webp lossless, another version": lambda: with_number(
+        (data := picture_bytes("WEBP", lossless=True)), 21, struct.unpack("<I", data[21:25])[0] | 7 << 29
+    ),
+    "webp, first part too long": lambda: (
+        with_number((data := picture_bytes("WEBP")), 20, data[20] | 0xFFFFE0)[:23] + picture_bytes("WEBP")[23:]
+    ),
+    "jpeg, broken resources": lambda: (
+        (data := picture_bytes("JPEG"))[:2]
+        + b"\xff\xed\x00\x1fPhotoshop 3.0\x008BIM\x04\x04\x00\x00\x00\x00\xff"
+        + data[2:]
+    ),
+    "jpeg, short JFIF": lambda: b"\xff\xd8\xff\xe0\x00\x07JFIF\x00" + picture_bytes("JPEG")[2:],
+    "png, two headers": lambda: with_two_headers(picture_bytes("PNG")),
+}
+
+
+@pytest.mark.parametrize("name", IRREGULAR)
+def test_irregular_headers_are_taken_as_the_decoder_takes_them(name: str) -> None:
+    data = IRREGULAR[name]()
+    found = decoded(data)
+    if found is None:
+        reason(data)
+    else:
+        assert size(data) == found
+
+
+def test_some_irregular_headers_are_refused() -> None:
+    assert sum(decoded(make()) is None for make in IRREGULAR.values()) >= 4
+
+
 def test_a_video_of_an_unknown_codec_is_not_readable() -> None:
     data = video("matroska")
     assert data.count(b"V_MPEG4/ISO/ASP") == 1

@@ -339,6 +339,17 @@ def test_a_gzip_file_that_vanishes_while_it_is_read(how: str, said: str, tmp_pat
     assert said in done.stdout
 
 
+def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
+    (path,) = checks.make_files(tmp_path / "data", 1, SIZE, "gzip")
+    for _ in range(2):
+        with LocalFiles(ShardCache(tmp_path / "cache", 8 << 20)).plain(str(path)) as plain:
+            assert plain.read_at(SIZE - 5, 50) == checks.content(SIZE)[-5:]
+        (name,) = checks.stored(tmp_path / "cache", ".ready") or ("",)
+        if name:
+            kept = tmp_path / "cache" / name
+            kept.write_bytes(flipped(kept.read_bytes()))
+
+
 def test_gzip_without_the_package_goes_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packtrain.records.shards.files.indexed_gzip", lambda: None)
     (path,) = checks.make_files(tmp_path / "data", 1, SIZE, "gzip")

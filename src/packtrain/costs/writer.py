@@ -23,6 +23,7 @@ from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import loses_more
 
 _ROW_GROUP = 65_536
+_PIECES = 256  # tables that are held before they are joined
 
 
 @dataclass(kw_only=True, slots=True)
@@ -129,6 +130,8 @@ class _Groups:
     def write(self, table: pa.Table) -> None:
         self._held.append(table)
         self._rows += len(table)
+        if len(self._held) >= _PIECES:  # a table of one row takes kilobytes
+            self._held = [pa.concat_tables(self._held).combine_chunks()]
         while self._rows >= _ROW_GROUP:
             self._flush(_ROW_GROUP)
 

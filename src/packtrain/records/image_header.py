@@ -1,11 +1,12 @@
-"""Image bytes -> upright width and height, from headers alone, for exactly the images that can be decoded later.
+"""Image bytes -> upright width and height, from headers alone, for the images that can be decoded later.
 
 "Later" is what the training pipeline does: Pillow opens the file, and `decoded_rgb` turns it upright and makes it RGB.
 Plain JPEG and WebP files are measured by a short walk over their markers. Everything with metadata goes through
 Pillow's lazy open. Where a cheap look cannot tell whether a file is complete, or whether values of more than eight bits
 have a form in eight, one real decode decides.
 
-What no header shows: damage in the middle of compressed data. JPEG decodes it anyway; other formats fail later.
+What no header shows: damage in the middle of compressed data, and in tables that only a decoder reads. JPEG decodes
+most of it anyway; other formats fail later, and their samples are then left out by name.
 """
 
 from __future__ import annotations
@@ -122,9 +123,14 @@ def _walk_jpeg(stretch: Stretch, head: bytes) -> _Jpeg | None:
         elif marker == 0xE1:
             # the upright ones among photographs need no more than this look
             metadata |= _exif_orientation(stretch.read_at(position + 4, min(length - 2, 2048))) != 1
-        elif marker == 0xE2 and head[at + 4 : at + 8] == b"MPF\0":
+        elif marker == 0xED or (marker == 0xE2 and head[at + 4 : at + 8] == b"MPF\0") or _too_short(marker, length):
             metadata = True
         position += 2 + length
+
+
+def _too_short(marker: int, length: int) -> bool:
+    """Application data that Pillow reads, and refuses where they end early."""
+    return marker in (0xE0, 0xEE) and length < 14
 
 
 def _exif_orientation(data: bytes) -> int | None:
@@ -172,7 +178,27 @@ def _webp_size(stretch: Stretch, head: bytes, max_pixels: int) -> tuple[int, int
     else:
         raise RecordError("media", "broken image", "WebP without an image")
     _check_size(size, max_pixels)
-    return size
+    return size if _webp_regular(stretch) else None
+
+
+def _webp_regular(stretch: Stretch) -> bool:
+    """Do the chunks fill the file as its sizes say, with a bitstream that begins as decoders want it?"""
+    end = 8 + int.from_bytes(stretch.read_at(4, 4), "little")
+    position = 12
+    for _ in range(_MAX_CHUNKS):
+        head = stretch.read_at(position, 18)
+        name, length = head[:4], int.from_bytes(head[4:8], "little")
+        if len(head) < 8 or position + 8 + length > end:
+            return False
+        tag = int.from_bytes(head[8:11], "little")
+        if name == b"VP8 " and (tag & 1 or (tag >> 1 & 7) > 3 or not tag >> 4 & 1 or tag >> 5 >= length):
+            return False
+        if name == b"VP8L" and (head[8:9] != b"\x2f" or int.from_bytes(head[9:13], "little") >> 29):
+            return False
+        position += 8 + length + length % 2
+        if position >= end:
+            return position == end
+    return False
 
 
 def _careful_size(stretch: Stretch, kind: str, jpeg_scan: int | None, max_pixels: int) -> tuple[int, int]:
@@ -266,6 +292,8 @@ def _png_complete(image: ImageFile, stretch: Stretch) -> bool:
         if len(chunk) < 8:
             return False
         name = chunk[4:]
+        if name == b"IHDR" and position != 8:
+            return False
         if name == b"IEND":
             return pixels and position + 12 <= stretch.size
         if name == b"IDAT":
@@ -333,8 +361,8 @@ def _tiff_directory_fits(stretch: Stretch) -> bool:
 
 
 def _webp_complete(image: ImageFile, stretch: Stretch) -> bool:
-    """The decoder has walked the whole file when it was opened."""
-    return True
+    """Where its sizes are as they should be, the decoder has walked the whole file when it was opened."""
+    return _webp_regular(stretch)
 
 
 _COMPLETE: Mapping[str, Callable[[ImageFile, Stretch], bool]] = {

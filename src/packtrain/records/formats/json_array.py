@@ -85,7 +85,8 @@ class JsonArray:
 
     def _elements(self, file: str, key: str | None) -> Iterator[Element]:
         """The texts of the elements of the list at the top, or under `key`; at a fault one error, then nothing."""
-        window = _Window(file_blocks(file), self.longest)
+        blocks = file_blocks(file)
+        window = _Window(blocks, self.longest)
         try:
             if key is None:
                 yield from window.elements()
@@ -97,6 +98,11 @@ class JsonArray:
                         window.skip()
             if window.peek():
                 yield -1, RecordError("read", AFTER_END, f"at character {window.position + 1}")
+        except RecordError as error:
+            yield -1, error
+        try:
+            for _ in blocks:  # a fault in the stream counts also behind one in what it holds
+                pass
         except RecordError as error:
             yield -1, error
 

@@ -170,6 +170,10 @@ class Members:
             yield member
             self._pass_rest(member.name)
 
+    def pass_all(self) -> None:
+        """Go to the end of the file, whatever stands there. Raises RecordError where its stream is broken."""
+        self._source.skip(1 << 62)
+
     def read(self, member: Member) -> bytes:
         """The content of the member at hand."""
         data = self._source.read(member.size)

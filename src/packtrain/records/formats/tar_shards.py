@@ -57,6 +57,8 @@ class TarShards:
                         yield found.entry(f"{name}:{found.key}")
                     else:
                         yield Entry(origin=f"{name}:{found[0]}" if found[0] else name, error=found[1])
+                if not plain:
+                    members.pass_all()
         except RecordError as error:
             yield Entry(origin=name, error=error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,11 +101,23 @@ class IndexedGzip:
             else:
                 try:
                     if self._file is None:
-                        self._file = self._open(index_file=ready.path)
+                        self._file = self._imported(ready.path)
                 finally:
                     cache.release(ready)
+                if self._file is None:
+                    cache.drop(self._path, KIND)
         if self._file is None:
             self._build()
+
+    def _imported(self, path: str) -> Any:
+        """The file with an index that was kept; None where that is not whole: the package would trust its offsets."""
+        with open(path, "rb") as kept:
+            checksum, index = kept.read(4), kept.read()
+        if zlib.crc32(index).to_bytes(4, "little") != checksum:
+            return None
+        file = self._open()
+        file.import_index(fileobj=io.BytesIO(index))
+        return file
 
     def read_at(self, position: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only where the file ends."""
@@ -145,4 +158,4 @@ class IndexedGzip:
         self._build()
         stored = io.BytesIO()
         self._file.export_index(fileobj=stored)
-        yield stored.getvalue()
+        yield zlib.crc32(stored.getvalue()).to_bytes(4, "little") + stored.getvalue()
