@@ -108,10 +108,18 @@ class PackCollator:
         limit = min((limit for limit in limits if limit is not None), default=tokens)
         if tokens > limit:
             raise too_long([row], row.samples, tokens, limit)
+        whole = -(-(tokens or EMPTY_TOKENS) // self._multiple) * self._multiple
         if self._constant is not None:
-            return self._constant.tokens - tokens
-        shown = tokens or EMPTY_TOKENS
-        return -(-shown // self._multiple) * self._multiple - tokens
+            whole = self._constant.tokens
+        most = self._contract.longest_row
+        if most is not None and whole > most:
+            raise DataError(
+                pack_name(row),
+                got=f"a row of {whole} positions, padding included",
+                expected=f"at most {most}: {self._contract.model_type} has no room for more in a row",
+                fix=f"pack with packing_length {most} or less",
+            )
+        return whole - tokens
 
     def _tokens(self, samples: Sequence[EncodedSample], padding: int) -> dict[str, Any]:
         """Ids, labels and positions; nothing else can see padding."""

@@ -131,7 +131,7 @@ def inspect(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="With --batch: the attention backend it is for, sdpa, flex, varlen, flash_attention_2 or"
+            help="With --batch: the attention backend it is for, sdpa, eager, flex, varlen, flash_attention_2 or"
             " flash_attention_3. Default: sdpa."
         ),
     ] = None,

@@ -16,7 +16,7 @@ def verify(
         str, typer.Option("--model", "-m", help="A model folder with weights, a hub name, or tiny:FAMILY.")
     ],
     backend: Annotated[
-        str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex or sdpa.")
+        str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex, sdpa or eager.")
     ] = "auto",
     data: Annotated[
         str | None, typer.Option(help="Take samples from the beginning of this data. Default: made-up samples.")

@@ -29,8 +29,10 @@ class BatchContract:
     token_types: str | None = None  # the argument that takes kinds of tokens, where the model needs one
     per_sample_images: str | None = None  # the argument that takes the number of images of each sample
     refused_backends: Mapping[str, str] = field(default_factory=dict)  # backend -> why
+    given_masks: bool = False  # the model makes its masks without positions, and takes finished ones
     # Tokens beyond which a sample must be alone in its row: the model then chooses other rotary frequencies for all.
     longest_together: int | None = None
+    longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
 
 
 _QWEN: Mapping[str, Join] = {
@@ -45,6 +47,7 @@ _ROPE_BY_LENGTH: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("max_position_embeddings",),
     "longrope": ("original_max_position_embeddings", "max_position_embeddings"),
 }
+_OWN_SCORES = "the model adds scores of its own to the mask, which this backend does not have"
 _NO_FLASH = "it cannot express the bidirectional attention inside images"
 
 CONTRACTS: Mapping[str, BatchContract] = {
@@ -77,6 +80,8 @@ CONTRACTS: Mapping[str, BatchContract] = {
             token_types="token_type_ids",
             refused_backends=dict.fromkeys(("varlen", "flash_attention_2", "flash_attention_3"), _NO_FLASH),
         ),
+        BatchContract(model_type="doge", refused_backends={"varlen": _OWN_SCORES, "flex": _OWN_SCORES}),
+        BatchContract(model_type="gpt_oss", given_masks=True),
     )
 }
 
@@ -94,8 +99,20 @@ _REFUSED: Mapping[str, str] = {
         ),
         _HYBRID,
     ),
-    **dict.fromkeys(("afmoe", "biogpt", "bloom", "cpmant", "mpt", "openai-gpt", "opt", "xglm"), _UNSEEN),
+    **dict.fromkeys(("afmoe", "biogpt", "bloom", "cpmant", "falcon", "mpt", "openai-gpt", "opt", "xglm"), _UNSEEN),
+    **dict.fromkeys(
+        (
+            *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+            *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xlm"),
+            *("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
+        ),
+        "it is an encoder, or a decoder that does not look for samples in a row",
+    ),
+    "blt": "it groups the bytes of a row into patches, whichever samples they belong to",
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it only drafts for another model"),
 }
+# Models with a buffer of this many places for a row, whatever the positions in it.
+_ROW_BUFFERS = {"gpt_neo": "max_position_embeddings"}
 _ISOLATED_LAYERS = ("full_attention", "sliding_attention")
 _STATEFUL_LAYERS = ("linear", "conv", "mamba", "recurrent", "rnn", "ssm", "hybrid")  # parts of their names
 _CHUNKED = "its chunks are counted from the start of the row, not of each sample"
@@ -131,13 +148,14 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     if reason is not None:
         raise _refusal(where, model_type, reason)
     _refuse_router_loss(config, where)
+    together, row = _longest_together(config), config.get(_ROW_BUFFERS.get(model_type, ""))
     if model_type in CONTRACTS:
-        return replace(CONTRACTS[model_type], longest_together=_longest_together(config))
+        return replace(CONTRACTS[model_type], longest_together=together)
     if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
         raise _refusal(where, model_type, "nothing is known about how its media are joined")
     if config.get("is_encoder_decoder"):
         raise _refusal(where, model_type, "it has an encoder beside its decoder")
-    return BatchContract(model_type=model_type, longest_together=_longest_together(config))
+    return BatchContract(model_type=model_type, longest_together=together, longest_row=row)
 
 
 def _longest_together(config: Mapping[str, Any]) -> int | None:
@@ -195,5 +213,5 @@ def _refusal(where: str, model_type: str, reason: str) -> ConfigError:
         where,
         got=f"model type {model_type!r}, which cannot be packed: {reason}",
         expected=f"a text model with attention layers only, or one of {families}",
-        fix="choose another model, or train this one without packed rows",
+        fix="choose another model",
     )

@@ -5,7 +5,8 @@
 | varlen             | torch's variable-length kernel                | a GPU and bf16 or fp16, else a loop |
 | flash_attention_2/3| the flash-attn packages                       | the package, a GPU, bf16 or fp16   |
 | flex               | a block mask                                  | a GPU for training                 |
-| sdpa               | a dense mask                                  | nothing                            |
+| sdpa               | a dense mask                                  | a model with plain attention scores |
+| eager              | a dense mask, with all scores in memory       | nothing                            |
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.contracts import BatchContract
 from packtrain.models import varlen
 from packtrain.models.parts import ModelParts, model_parts
 from packtrain.models.rotary import forget_lengths
 
-BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa")
+BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
 VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run
 _AMPERE = (8, 0)
 _FLASH = ("flash_attention_3", "flash_attention_2")
 _BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")  # how configs call it
 
 
 def set_attention(
@@ -51,19 +53,21 @@ def set_attention(
             "attention backend",
             got=f"{backend} for {contract.model_type}: {reason}",
             expected="one of " + ", ".join(BACKENDS),
-            fix=nearest(backend, BACKENDS) if backend not in BACKENDS else "use auto, or sdpa, which always works",
+            fix=nearest(backend, BACKENDS)
+            if backend not in BACKENDS
+            else f"use auto, which is {choose_backend(model, contract, device=device, dtype=dtype)} here",
         )
     parts = model_parts(model)
     if backend == "varlen":
         _use_varlen(model, parts)
     elif backend == "flex":
         # Vision towers are dense, or loop over images: flex would compile for every size of them.
-        _implement(model, text="sdpa", vision="sdpa")
+        _implement(model, text="eager", vision="sdpa")
         # Named directly, because the Qwen classes do not say that they can, although they can.
         _name(parts.language, "flex_attention")
     else:
-        _implement(model, text=backend, vision=backend)
-    _relay_boundaries(parts, as_mask=backend == "varlen")
+        _implement(model, text=backend, vision="sdpa" if backend == "eager" else backend)
+    _relay_boundaries(parts, as_mask=backend == "varlen", masks=contract.given_masks)
     forget_lengths(model)
     if backend == "varlen" and not varlen.has_kernel(device, dtype, _head_dim(model)):
         return VARLEN_LOOP
@@ -85,7 +89,13 @@ def choose_backend(
     kernel = varlen.has_kernel(device, dtype, _head_dim(model))
     if kernel and not refusal(model, "varlen", contract, device=device, dtype=dtype):
         return "varlen"
-    return "sdpa"
+    return dense_backend(model, contract)
+
+
+def dense_backend(model: Any, contract: BatchContract) -> str:
+    """The backend with a dense mask, which runs anywhere: sdpa, or eager for what it cannot express."""
+    device, dtype = _place(model, None, None)
+    return "eager" if refusal(model, "sdpa", contract, device=device, dtype=dtype) else "sdpa"
 
 
 def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.device, dtype: torch.dtype) -> str:
@@ -94,16 +104,29 @@ def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.
         return "no such backend"
     if backend in contract.refused_backends:
         return contract.refused_backends[backend]
-    config = _text_config(model)
-    if backend in ("varlen", "sdpa") and getattr(config, "attn_logit_softcapping", None) is not None:
-        return "the model caps its attention scores, which this backend cannot express"
-    if backend == "varlen" and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _AMPERE:
+    if backend == "eager":
+        return ""
+    language = model_parts(model).language
+    if not language._can_set_attn_implementation():
+        return "the model's own attention cannot be exchanged for another"
+    if backend in ("varlen", "sdpa"):
+        if getattr(_text_config(model), "attn_logit_softcapping", None) is not None:
+            return "the model caps its attention scores, which this backend cannot express"
+        if not language._supports_sdpa:
+            return "the model's attention scores have more to them (sinks, for example) than this backend can express"
+    if backend != "flex" and backend != "sdpa" and _windows_only_in_masks(language):
+        return "the model's sliding windows are only in its mask, which this backend does not read"
+    if backend == "varlen":
+        return _varlen_refusal(model, device)
+    return _flash_refusal(model, backend, device, dtype) if backend in _FLASH else ""
+
+
+def _varlen_refusal(model: Any, device: torch.device) -> str:
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _AMPERE:
         return f"its kernel needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, and this has {found[0]}.{found[1]}"
-    dropout = getattr(config, "attention_dropout", None)
-    if backend == "varlen" and dropout:
-        return f"its kernel has no dropout, and attention_dropout is {dropout}; set it to 0"
-    if backend in _FLASH:
-        return _flash_refusal(model, backend, device, dtype)
+    for name in _DROPOUTS:
+        if dropout := getattr(_text_config(model), name, None):
+            return f"its kernel has no dropout, and {name} is {dropout}; set it to 0"
     return ""
 
 
@@ -117,9 +140,18 @@ def _flash_refusal(model: Any, backend: str, device: torch.device, dtype: torch.
         return f"it needs bf16 or fp16, and the model is in {str(dtype).removeprefix('torch.')}"
     if not (is_flash_attn_3_available() if number == "3" else is_flash_attn_2_available()):
         return f"the package of FlashAttention {number} is not installed; varlen needs none"
-    if not getattr(model_parts(model).language, "_supports_flash_attn", False):
+    language = model_parts(model).language
+    named = getattr(language, "_compatible_flash_implementations", None)
+    if not language._supports_flash_attn or (named is not None and backend not in named):
         return "transformers does not offer it for this model"
     return ""
+
+
+def _windows_only_in_masks(language: nn.Module) -> bool:
+    """Whether layers keep their sliding window to the mask, instead of handing it on to their attention."""
+    found = {type(module) for module in language.modules() if varlen.is_windowed(module)}
+    sources = (inspect.getsource(kind.forward) for kind in found)
+    return any("attention_interface(" in source and "sliding_window" not in source for source in sources)
 
 
 # ---- switching
@@ -132,9 +164,10 @@ def _implement(model: Any, *, text: str, vision: str) -> None:
     try:
         model.set_attn_implementation(names if parts else text)
     except (ImportError, ValueError) as error:
-        raise ConfigError(
-            "attention backend", got=f"{text}: {error}", fix="use varlen or sdpa, which need no package"
-        ) from error
+        raise ConfigError("attention backend", got=f"{text}: {in_one_line(error)}", fix="use auto, or eager") from error
+    found = _text_config(model)._attn_implementation
+    if found != text:  # transformers only warns
+        raise ConfigError("attention backend", got=f"a model whose attention stays {found}", expected=text)
 
 
 def _use_varlen(model: Any, parts: ModelParts) -> None:
@@ -161,8 +194,8 @@ def _takes_segments(tower: nn.Module) -> bool:
 class _Relay:
     """Takes a batch's boundaries past the vision tower, which would mistake them for its own, to the language model."""
 
-    def __init__(self, *, as_mask: bool) -> None:
-        self._as_mask, self._held = as_mask, dict[str, Any]()
+    def __init__(self, *, as_mask: bool, masks: bool) -> None:
+        self._as_mask, self._masks, self._held = as_mask, masks, dict[str, Any]()
 
     def take(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self._held = {name: kwargs[name] for name in _BOUNDARIES if kwargs.get(name) is not None}
@@ -176,7 +209,22 @@ class _Relay:
             kwargs["attention_mask"] = varlen.as_mask(ends)  # nothing needs to be looked for any more
             _vary(ends, 0)
             _vary(kwargs["attention_mask"], 3)
+        elif self._masks and kwargs.get("attention_mask") is None and kwargs.get("past_key_values") is None:
+            kwargs["attention_mask"] = _finished_masks(module, kwargs)
         return args, kwargs
+
+
+def _finished_masks(language: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The masks of each type of layer as other models make them, for one that leaves positions out."""
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
+    if ids is None or positions is None:
+        return None
+    like = language.get_input_embeddings().weight.new_empty((*ids.shape, 1), device=ids.device)
+    given = {"attention_mask": None, "past_key_values": None, "position_ids": positions}
+    kinds = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+    return {kind: make(language.config, like, **given) for kind, make in kinds.items()}
 
 
 def _vary(tensor: Tensor, dim: int) -> None:
@@ -185,11 +233,11 @@ def _vary(tensor: Tensor, dim: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
-def _relay_boundaries(parts: ModelParts, *, as_mask: bool) -> None:
+def _relay_boundaries(parts: ModelParts, *, as_mask: bool, masks: bool) -> None:
     """Hooks that replace those of an earlier call."""
     for handle in getattr(parts.inner, "_packtrain_relay", ()):
         handle.remove()
-    relay = _Relay(as_mask=as_mask)
+    relay = _Relay(as_mask=as_mask, masks=masks)
     handles = [parts.language.register_forward_pre_hook(relay.give, with_kwargs=True)]
     if parts.language is not parts.inner:
         handles.append(parts.inner.register_forward_pre_hook(relay.take, with_kwargs=True))
@@ -211,5 +259,10 @@ def _text_config(model: Any) -> Any:
 
 
 def _head_dim(model: Any) -> int:
+    """Of the largest head: layers may differ."""
+    sizes = [getattr(module, "head_dim", None) for module in model_parts(model).language.modules()]
+    found = [size for size in sizes if isinstance(size, int)]
+    if found:
+        return max(found)
     config = _text_config(model)
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(config.hidden_size // config.num_attention_heads)

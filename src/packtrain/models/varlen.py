@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from packtrain.core.errors import ConfigError
 
@@ -125,6 +125,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of (rows, heads, tokens, head dim) tensors inside segments; gives (rows, tokens, heads, head dim)."""
     _refuse(dropout, others)
+    if sliding_window is None and is_windowed(module):
+        raise _only_in_mask(module)
     if attention_mask is not None and attention_mask.dtype != torch.int32:
         return _sdpa(query, key, value, attention_mask, scaling)
     rows, _, tokens, head_dim = query.shape
@@ -144,6 +146,25 @@ def attend(
     return out.view(rows, tokens, *out.shape[1:]), None
 
 
+def is_windowed(module: torch.nn.Module) -> bool:
+    """Whether a layer's attention has a sliding window, as its config says."""
+    config: Any = getattr(module, "config", None)
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or not getattr(config, "sliding_window", None):
+        return False
+    kinds = getattr(config, "layer_types", None)
+    return kinds is None or kinds[layer] == "sliding_attention"
+
+
+def _only_in_mask(module: torch.nn.Module) -> ConfigError:
+    return ConfigError(
+        "attention backend 'varlen'",
+        got=f"{type(module).__name__} with a sliding window that is only in its mask",
+        expected="layers that hand their window on to attention",
+        fix="use the backend sdpa",
+    )
+
+
 def _refuse(dropout: float, others: dict[str, Any]) -> None:
     """What the kernel cannot express must not be left out silently."""
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
@@ -154,7 +175,7 @@ def _refuse(dropout: float, others: dict[str, Any]) -> None:
             "attention backend 'varlen'",
             got=f"attention with {' and '.join(unknown)}",
             expected="plain attention, with or without a sliding window",
-            fix="set attention_dropout to 0" if unknown == ["dropout"] else "use another backend, for example flex",
+            fix="set attention_dropout to 0" if unknown == ["dropout"] else "use the backend eager or flex",
         )
 
 
@@ -170,7 +191,10 @@ def _kernel(
     q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scaling: float | None, window: tuple[int, int]
 ) -> Tensor:
     groups = _GROUPS if q.shape[1] != k.shape[1] else {}
-    return varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, **groups)
+    size = v.shape[-1]
+    v = pad(v, (0, q.shape[-1] - size))  # the kernel wants one size of heads; zeros add nothing
+    out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, **groups)
+    return out[..., :size]
 
 
 def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, window: tuple[int, int]) -> Tensor:
@@ -195,7 +219,7 @@ def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, 
                 enable_gqa=gqa,
             )
         )
-    return torch.cat(found, dim=2)[0].transpose(0, 1)
+    return torch.cat(found, dim=2)[0].transpose(0, 1).contiguous()  # as the kernel's: models take views of it
 
 
 def _band(length: int, left: int, device: torch.device) -> Tensor:

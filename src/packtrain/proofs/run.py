@@ -11,7 +11,7 @@ import torch
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.core.values import Cost
 from packtrain.families.contracts import BatchContract
-from packtrain.models.attention import set_attention
+from packtrain.models.attention import dense_backend, set_attention
 from packtrain.packs.values import EncodedSample
 from packtrain.proofs.compare import FullPrecision, HalfPrecision, Judge, compare_labels
 from packtrain.proofs.costs import compare_costs
@@ -86,7 +86,7 @@ def _judge(
     half = next(model.parameters()).dtype != torch.float32
     if backend is not None:
         set_attention(model, backend, contract)  # what is refused is refused before anything runs
-        set_attention(model, "sdpa", contract)
+        set_attention(model, dense_backend(model, contract), contract)
     with in_full_precision(model) if half else nullcontext():
         reference = _alone(model, samples, contract, backward=backward)
     used = set_attention(model, backend, contract) if backend is not None else "as the model came"

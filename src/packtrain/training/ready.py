@@ -10,7 +10,9 @@ import torch
 from packtrain.batches.collate import ConstantShapes
 from packtrain.batches.weights import LossWeighting
 from packtrain.estimates.values import TrainingSetup
+from packtrain.families.contracts import contract_for
 from packtrain.models.adapters import Trainable, describe_trainable, set_trainable
+from packtrain.models.attention import dense_backend
 from packtrain.models.compiled import compile_layers
 from packtrain.models.load import load_model
 from packtrain.models.no_waiting import stop_waiting
@@ -69,7 +71,8 @@ def ready_model(
     model = load_model(settings.name, dtype=dtype, seed=seed, quantize=settings.method == "qlora")
     attention = settings.attention
     if attention == "auto" and not packing:
-        attention = "sdpa"  # what padded rows are usually trained with: they are the baseline
+        # What padded rows are usually trained with: they are the baseline.
+        attention = dense_backend(model, contract_for(model.config.to_dict()))
     used = prepare_model(model, attention=attention, device=device, dtype=dtype)
     multiply_patches(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed

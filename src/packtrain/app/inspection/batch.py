@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from packtrain.packs.expected import Expected
     from packtrain.records.media import MediaStore
 
-BACKENDS = ("sdpa", "flex", "varlen", "flash_attention_2", "flash_attention_3")
+BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
 PADDING = "padding"
 _KINDS = {TEXT: "text", IMAGE: "image", VIDEO: "video"}
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback write one byte

@@ -47,7 +47,7 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
         " packed training with this model and backend would be wrong",
         soft_wrap=True,
     )
-    other = "another version of transformers" if verdict.backend == "sdpa" else "--backend sdpa"
+    other = "another version of transformers" if verdict.backend in ("sdpa", "eager") else "--backend sdpa"
     console.print(f"next: try {other}, and report this table with the versions in use", soft_wrap=True)
 
 
