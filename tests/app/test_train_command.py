@@ -77,7 +77,7 @@ class TestBefore:
     def test_for_people(self, run: Run, config: Path) -> None:
         code, out, _ = run("train", config, "--dry-run")
         assert code == 0
-        for words in ("packed training into", "packing proof", "passed: ", "samples in one", "8 were asked for"):
+        for words in ("packed training into", "packing proof", "passed in ", "samples in one", "8 were asked for"):
             assert words in unframed(out), words
         code, out, _ = run("train", config, "data.packing=false", "--dry-run")
         assert code == 0

@@ -142,11 +142,13 @@ def test_reading_data_is_bounded(monkeypatch: pytest.MonkeyPatch, data: Path, tm
     verdict = verify("tiny:llama", data=data, device="cpu", backend="sdpa")
     assert [name.split()[0] for name in verdict.samples] == ["r0", "r1", "r2"]
     long = tmp_path / "long.jsonl"
-    long.write_text("".join(json.dumps(chat(n, words=2000 if n == 1 else 3)) + "\n" for n in range(4)))
+    long.write_text("".join(json.dumps(chat(n, words=100 if n == 1 else 3)) + "\n" for n in range(4)))
     monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 500)
+    monkeypatch.setattr(user_data, "MOST_TOKENS", 500)
     verdict = verify("tiny:llama", data=long, device="cpu", backend="sdpa")
     assert [name.split()[0] for name in verdict.samples] == ["r0", "r2", "r3"], "what is too long is left out"
     assert verdict.tokens <= user_data.MOST_TOKENS
+    assert verdict.passed, "and looked at forward only"
 
 
 def test_a_folder_with_weights(run: Run, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from packtrain.batches.collate import PackCollator
 from packtrain.core.errors import DataError
 from packtrain.models import tiny
 from packtrain.packs.values import IGNORED, TEXT
-from packtrain.proofs.quick import FORWARDS, MOST_SAMPLES, MOST_TOKENS, quick_check, short_samples
+from packtrain.proofs.choice import MOST_SAMPLES, MOST_TOKENS, Room, short_samples
+from packtrain.proofs.quick import FORWARDS, WITH_LOSS, Training, quick_check
+from packtrain.training.loss import InChunks, loss_on
 
 VOCABULARY = 200
 
@@ -28,21 +30,31 @@ def right(found: Any) -> PackCollator:
     return PackCollator(found.contract, pad_id=found.pad_id, pad_to_multiple=8)
 
 
+def trained(model: Any) -> Training:
+    return Training(loss=loss_on(InChunks(model, 16), torch.device("cpu")))
+
+
 def test_it_passes(subject: Callable[[str], Any], llama: Any) -> None:
     found = subject("llama")
-    verdict = quick_check(llama, text_samples(VOCABULARY), right(found), found.contract)
+    verdict = quick_check(llama, text_samples(VOCABULARY), right(found), found.contract, training=trained(llama))
     assert verdict.passed, verdict.failures
     assert {finding.check for finding in verdict.findings} == {
-        *("labels", "hidden states (forward 1)", "hidden states (forward 3)"),
-        *("neighbours' hidden states", "changes are seen"),
+        *("labels", "hidden states (forward 1)", "hidden states (later)", "hidden states (whole pack)"),
+        *("neighbours, other text", "training loss", "training loss, tokens", "training gradients"),
     }
+    assert not verdict.left_out
+    assert all(weight.grad is None for weight in llama.parameters())
 
 
 def test_with_media(subject: Callable[[str], Any]) -> None:
     found = subject("qwen3_vl")
     model = tiny.build_model(found.folder)
-    verdict = quick_check(model, found.some("text", "image", "video"), right(found), found.contract)
+    samples = [*text_samples(VOCABULARY, (8, 9, 10, 11)), *found.some("text", "image", "two-images", "video")]
+    samples[:4] = [replace(one, position_ids=one.position_ids.expand(4, -1)) for one in samples[:4]]
+    verdict = quick_check(model, samples, right(found), found.contract, room=Room(tokens=600), training=trained(model))
     assert verdict.passed, verdict.failures
+    assert {one.split("(")[1].split(",")[0] for one in verdict.samples} == {"text", "image", "2 images", "video"}
+    assert "neighbours, other pixels" in {finding.check for finding in verdict.findings}
 
 
 def test_in_half_precision(subject: Callable[[str], Any]) -> None:
@@ -52,10 +64,10 @@ def test_in_half_precision(subject: Callable[[str], Any]) -> None:
         weight.data = weight.data.bfloat16()
     verdict = quick_check(model, text_samples(VOCABULARY), right(found), found.contract)
     assert verdict.passed, verdict.failures
-    moved = next(finding for finding in verdict.findings if finding.check == "neighbours' hidden states")
+    moved = next(finding for finding in verdict.findings if finding.check == "neighbours, other text")
     assert (moved.difference, moved.allowed) == (0.0, 0.0)
     wrong = quick_check(model, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
-    assert failed(wrong) >= {"hidden states (forward 1)", "neighbours' hidden states"}
+    assert failed(wrong) >= {"hidden states (forward 1)", "neighbours, other text"}
 
 
 def _with_cache(collate: PackCollator) -> Callable[[Any], Any]:
@@ -65,7 +77,12 @@ def _with_cache(collate: PackCollator) -> Callable[[Any], Any]:
 def test_contamination_and_labels_are_seen(subject: Callable[[str], Any], llama: Any) -> None:
     found = subject("llama")
     wrong = quick_check(llama, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
-    assert failed(wrong) == {"hidden states (forward 1)", "hidden states (forward 3)", "neighbours' hidden states"}
+    assert failed(wrong) == {
+        "hidden states (forward 1)",
+        "hidden states (later)",
+        "hidden states (whole pack)",
+        "neighbours, other text",
+    }
 
     def across(rows: Any) -> Any:
         batch = dict(right(found)(rows))
@@ -78,33 +95,37 @@ def test_contamination_and_labels_are_seen(subject: Callable[[str], Any], llama:
 def test_every_rank_runs_the_same_number_of_forwards(
     subject: Callable[[str], Any], llama: Any, lengths: tuple[int, ...]
 ) -> None:
+    """And no logits of a row that is looked at whole."""
     found = subject("llama")
-    calls, tokens = 0, 0
+    calls, logits = 0, 0
+    samples = text_samples(VOCABULARY, lengths)
 
     def count(module: Any, inputs: Any, output: Any) -> None:
-        nonlocal calls, tokens
-        calls, tokens = calls + 1, max(tokens, output.logits.shape[1])
+        nonlocal calls, logits
+        calls += 1
+        if output.logits is not None and output.logits.shape[-1] == llama.config.vocab_size:
+            logits = max(logits, output.logits.shape[1])
 
     handle = llama.register_forward_hook(count)
     try:
-        verdict = quick_check(llama, text_samples(VOCABULARY, lengths), right(found), found.contract)
+        verdict = quick_check(llama, samples, right(found), found.contract, pack=samples, training=trained(llama))
     finally:
         handle.remove()
     assert verdict.passed, verdict.failures
-    assert calls == FORWARDS
-    assert tokens <= MOST_TOKENS
+    assert calls == FORWARDS + WITH_LOSS
+    assert logits <= MOST_TOKENS
 
 
 def test_what_is_chosen() -> None:
-    chosen = short_samples(text_samples(VOCABULARY, (900, 40, 800, 30, 20, 50)))
+    chosen, _ = short_samples(text_samples(VOCABULARY, (900, 40, 800, 30, 20, 50)))
     assert [len(sample) for sample in chosen] == [20, 30, 40, 50]
     assert len(chosen) == MOST_SAMPLES
-    assert [len(sample) for sample in short_samples(text_samples(VOCABULARY, (1900, 1800)))] == [1800, 200]
+    assert [len(sample) for sample in short_samples(text_samples(VOCABULARY, (1900, 1800)))[0]] == [200, 1800]
 
 
 @pytest.mark.parametrize("lengths", [(176,), (170, 175), (60, 90, 100), (176, 12)])
 def test_what_is_chosen_fits_into_a_pack(lengths: tuple[int, ...]) -> None:
-    chosen = short_samples(text_samples(VOCABULARY, lengths), 176)
+    chosen, _ = short_samples(text_samples(VOCABULARY, lengths), Room(tokens=176))
     assert len(chosen) > 1
     assert sum(len(sample) for sample in chosen) <= 176
 
@@ -112,8 +133,8 @@ def test_what_is_chosen_fits_into_a_pack(lengths: tuple[int, ...]) -> None:
 def test_a_sample_without_loss_is_not_chosen_unless_there_is_no_other() -> None:
     one, two, three = text_samples(VOCABULARY, (10, 20, 30))
     silent = replace(one, labels=torch.full_like(one.labels, IGNORED))
-    assert [sample.id for sample in short_samples([silent, two, three])] == [two.id, three.id]
-    alone = short_samples([silent])
+    assert [sample.id for sample in short_samples([silent, two, three])[0]] == [two.id, three.id]
+    alone, _ = short_samples([silent])
     assert len(alone) == 2
     assert all((sample.labels[1:] != IGNORED).all() for sample in alone)
     with pytest.raises(DataError, match="no samples"):
@@ -122,8 +143,12 @@ def test_a_sample_without_loss_is_not_chosen_unless_there_is_no_other() -> None:
 
 def test_the_text_of_a_sample_that_is_too_long_has_no_media(subject: Callable[[str], Any]) -> None:
     (image,) = subject("qwen3_vl").some("image")
-    chosen = short_samples([image])
-    assert chosen[0] is image
-    assert not chosen[1].media
-    assert (chosen[1].token_kinds == TEXT).all()
-    assert chosen[1].position_ids.shape == (4, len(chosen[1]))
+    (text, whole), left_out = short_samples([image])
+    assert whole is image
+    assert not text.media
+    assert (text.token_kinds == TEXT).all()
+    assert text.position_ids.shape == (4, len(text))
+    assert not left_out
+    chosen, left_out = short_samples([image], Room(tokens=len(image)))
+    assert not any(sample.media for sample in chosen)
+    assert "image: the shortest sample" in left_out[0]

@@ -20,7 +20,10 @@ from packtrain.proofs.shapes import SHAPES, shaped_folder
 if TYPE_CHECKING:
     import torch
 
-    from packtrain.proofs.values import Verdict
+    from packtrain.families.contracts import BatchContract
+    from packtrain.packs.encode import SampleEncoder
+    from packtrain.packs.values import EncodedSample
+    from packtrain.proofs.values import Priced, Verdict
     from packtrain.records.source import SourceSpec
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -58,44 +61,74 @@ def verify(
     from packtrain.batches.collate import PackCollator
     from packtrain.models.attention import VARLEN_LOOP, choose_backend
     from packtrain.packs.encode import SampleEncoder
-    from packtrain.proofs.made_up import made_up_samples
+    from packtrain.proofs.long_rows import long_rows, unreached
     from packtrain.proofs.run import verify_model
 
     request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
     encoder = SampleEncoder(request)
-    say("samples")
-    if data is not None:
-        from packtrain.proofs.user_data import samples_of  # only now: reading data needs more packages than proving
-
-        made = samples_of(request, encoder, samples)
-    else:
-        made = made_up_samples(request, encoder, seed)
     say("model")
     loaded = _load(model, request.model, place, seed)
-    chosen = choose_backend(loaded, encoder.contract) if backend == "auto" else backend
-    collate = PackCollator(
-        encoder.contract,
-        pad_id=encoder.pad_id,
-        dtype=place.dtype,
-        pad_to_multiple=_MULTIPLE,
-        boundaries=chosen.startswith(("varlen", "flash")),
-    )
+    contract = contract_for(loaded.config.to_dict())  # transformers may read more out of a config than stands in it
+    say("samples")
+    made, longest = _samples(request, encoder, loaded.config, contract, samples, seed)
+    proved = [one.sample for one in made]
+    chosen = choose_backend(loaded, contract) if backend == "auto" else backend
+    options: dict[str, Any] = {
+        "pad_id": encoder.pad_id,
+        "dtype": place.dtype,
+        "boundaries": chosen.startswith(("varlen", "flash")),
+    }
     verdict = verify_model(
         loaded,
-        [one.sample for one in made],
-        encoder.contract,
-        collate,
+        proved,
+        contract,
+        PackCollator(contract, pad_to_multiple=_MULTIPLE, **options),
         backend=chosen,
         backward=not (chosen == "flex" and place.device.type == "cpu"),
         costs=[one.cost for one in made],
         patch_size=_patch_size(loaded),
+        rows=long_rows(
+            proved, longest, contract, lambda constant: PackCollator(contract, constant=constant, **options)
+        ),
+        loss=_training_loss(loaded, place),
         name=model,
         say=say,
     )
-    if verdict.backend != VARLEN_LOOP:
-        return verdict
-    note = "torch's varlen kernel: it needs a GPU, bf16 or fp16 and heads of a multiple of 8; a loop stood in for it"
-    return replace(verdict, left_out=(*verdict.left_out, note))
+    notes = [unreached(loaded.config, max(map(len, [*proved, longest])))]
+    if verdict.backend == VARLEN_LOOP:
+        notes.append(
+            "torch's varlen kernel: it needs a GPU, bf16 or fp16 and heads of a multiple of 8; a loop stood in for it"
+        )
+    return replace(verdict, left_out=(*verdict.left_out, *filter(None, notes)))
+
+
+def _samples(
+    request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
+) -> tuple[list[Priced], EncodedSample]:
+    """What is packed, and the longest sample: of the user's data, or made up."""
+    from packtrain.proofs.long_rows import long_enough
+    from packtrain.proofs.made_up import made_up_samples, made_up_text
+
+    if request.specs:
+        from packtrain.proofs.user_data import samples_of  # only now: reading data needs more packages than proving
+
+        made, longest = samples_of(request, encoder, count)
+        return made, longest if longest is not None else max((one.sample for one in made), key=len)
+    chat = request.settings().chat_template is not None
+    longest = made_up_text(encoder, long_enough(config, contract), chat=chat, seed=seed)
+    return made_up_samples(request, encoder, seed), longest
+
+
+def _training_loss(model: Any, place: _Place) -> Any:
+    """As `train` takes it unless it is told otherwise; from logits where chunks cannot express them."""
+    from packtrain.training.loss import FromLogits, loss_on, losses_of
+    from packtrain.training.settings import StepSettings
+
+    try:
+        losses = losses_of(model, StepSettings())
+    except ConfigError:
+        losses = FromLogits()
+    return loss_on(losses, place.device)
 
 
 def _check(model: str, shape: str, samples: int) -> None:

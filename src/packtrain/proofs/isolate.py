@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from packtrain.models.parts import transformers_model
 from packtrain.packs.values import IGNORED, TEXT, EncodedSample
 from packtrain.proofs.compare import FP32_TOLERANCE, gradient_differences, largest, largest_entry
-from packtrain.proofs.modes import EVALUATION, TRAINING, in_mode
+from packtrain.proofs.modes import EVALUATION, TRAINING, Mode, in_mode
 from packtrain.proofs.passes import Collate, Gradients, forward, is_pixels, packed, run_packed, split
 from packtrain.proofs.values import Finding
 
 _MIXED_EXPERTS = 0.05  # in half precision, where a neighbour changes in which groups a token is summed up
+_MIXED_PRECISION = 0.01
+_SAME_SHAPES = 1e-6  # in fp32: products of the same shapes hardly round differently
+# A sample must move itself this often as far as others may move with it, and in half precision as a rounding is large.
+_POWER, _ROUNDINGS = 100.0, 10.0
 _REPEATS = 4.0  # how much more than between two equal runs gradients may differ, where kernels are not deterministic
 
 
@@ -59,46 +64,61 @@ def _other_pixels(sample: EncodedSample, draw: torch.Generator) -> EncodedSample
     return replace(sample, media=media)
 
 
-def allowed_movement(model: Any) -> float:
+def allowed_movement(model: Any, dtype: torch.dtype | None = None) -> float:
     """How much a sample may move with its neighbour: in half precision not at all, where fp32 leaves room to rounding.
 
-    Experts are the exception: which tokens share a product depends on all tokens of the row.
+    Experts are the exception: which tokens share a product depends on all tokens of the row. So are products in half
+    precision (`dtype`) of weights in fp32, where roundings of both kinds meet.
     """
-    if next(model.parameters()).dtype == torch.float32:
-        return FP32_TOLERANCE
-    config = getattr(model, "config", None)
+    kept = next(model.parameters()).dtype
+    if kept in (torch.float32, torch.float64):
+        exact = dtype in (None, torch.float32, torch.float64)
+        return (FP32_TOLERANCE if _has_experts(model) else _SAME_SHAPES) if exact else _MIXED_PRECISION
+    return _MIXED_EXPERTS if _has_experts(model) else 0.0
+
+
+def _has_experts(model: Any) -> bool:
+    config = getattr(transformers_model(model), "config", None)
     parts = (config, getattr(config, "text_config", None))
-    experts = any(getattr(part, key, None) for part in parts for key in ("num_experts", "num_local_experts"))
-    return _MIXED_EXPERTS if experts else 0.0
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any(getattr(part, key, None) for part in parts for key in keys)
 
 
-def isolate(model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool) -> list[Finding]:
-    """Change each sample in turn and look at all others."""
+def needed_effect(model: Any, dtype: torch.dtype | None = None) -> float:
+    """How far a change must move the changed sample itself, so that a part of that would be seen in the others."""
+    kept = dtype if dtype is not None else next(model.parameters()).dtype
+    if kept in (torch.float32, torch.float64):
+        return _POWER * FP32_TOLERANCE
+    return _ROUNDINGS * max(torch.finfo(kept).eps if kept.is_floating_point else 0.0, allowed_movement(model, dtype))
+
+
+def isolate(
+    model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool, mode: Mode = TRAINING
+) -> list[Finding]:
+    """Change each sample in turn and look at all others; at gradients in one mode."""
     changes, allowed = changes_of(samples), allowed_movement(model)
     with in_mode(model, EVALUATION):
-        found = _logits(model, samples, changes, collate, allowed)
+        found = _logits(model, samples, changes, collate, allowed, needed_effect(model))
     if backward:
-        with in_mode(model, TRAINING):
+        with in_mode(model, mode):
             found += _gradients(model, samples, changes, collate, allowed)
     return found
 
 
 def _logits(
-    model: Any, samples: Sequence[EncodedSample], changes: Sequence[Change], collate: Collate, allowed: float
+    model: Any,
+    samples: Sequence[EncodedSample],
+    changes: Sequence[Change],
+    collate: Collate,
+    allowed: float,
+    needed: float,
 ) -> list[Finding]:
     before = row_logits(model, samples, collate)
-    moved: dict[str, list[tuple[str, float]]] = {}
-    unseen = []
-    for change in changes:
-        after = row_logits(model, _with(samples, change), collate)
-        moved.setdefault(change.what, []).extend(moved_neighbours(samples, change, before, after))
-        if torch.equal(before[change.at], after[change.at]):
-            unseen.append(f"other {change.what} in {samples[change.at].id} changed nothing, not even there")
-    findings = [largest(f"neighbours, other {what}", each, allowed) for what, each in moved.items()]
-    seen = Finding(
-        check="changes are seen", difference=float(len(unseen)), allowed=0.0, where=unseen[0] if unseen else ""
-    )
-    return [*findings, seen]
+    found = []
+    for what in dict.fromkeys(change.what for change in changes):
+        moved = ((one, row_logits(model, with_change(samples, one), collate)) for one in changes if one.what == what)
+        found.append(others_and_itself(f"neighbours, other {what}", samples, moved, before, allowed, needed))
+    return found
 
 
 def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
@@ -107,15 +127,28 @@ def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -
         return split(forward(model, packed(samples, collate)[0]), samples)
 
 
-def moved_neighbours(
-    samples: Sequence[EncodedSample], change: Change, before: Sequence[Tensor], after: Sequence[Tensor]
-) -> list[tuple[str, float]]:
-    """How far every other sample moved, over the size of its values where they are large."""
-    return [
-        (f"{sample.id} moves with {samples[change.at].id}", _gap(before[at], after[at]))
-        for at, sample in enumerate(samples)
-        if at != change.at
-    ]
+def others_and_itself(
+    check: str,
+    samples: Sequence[EncodedSample],
+    changed: Iterable[tuple[Change, Sequence[Tensor]]],
+    before: Sequence[Tensor],
+    allowed: float,
+    needed: float,
+) -> Finding:
+    """How far other samples moved with a changed one, and how far it moved itself; over their values where large."""
+    gaps, effects = [], []
+    for change, after in changed:
+        name = samples[change.at].id
+        for at, sample in enumerate(samples):
+            if at != change.at:
+                gaps.append((f"{sample.id} moves with {name}", _gap(before[at], after[at])))
+        effects.append((name, _gap(before[change.at], after[change.at])))
+    worst = largest(check, gaps, allowed)
+    name, effect = min(effects, key=lambda one: one[1])
+    own = f"{name} moves itself by {effect:.2g}"
+    if effect < needed:
+        own += f", and {needed:.2g} is needed to see it elsewhere"
+    return replace(worst, effect=effect, needed=needed, where=", ".join(filter(None, (worst.where, own))))
 
 
 def _gradients(
@@ -191,7 +224,8 @@ def _gradient(model: Any, samples: Sequence[EncodedSample], collate: Collate) ->
     return run_packed(model, samples, collate, backward=True).gradients
 
 
-def _with(samples: Sequence[EncodedSample], change: Change) -> list[EncodedSample]:
+def with_change(samples: Sequence[EncodedSample], change: Change) -> list[EncodedSample]:
+    """The samples of a row, one of them changed."""
     return [change.sample if at == change.at else sample for at, sample in enumerate(samples)]
 
 

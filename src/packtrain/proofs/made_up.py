@@ -15,6 +15,7 @@ from packtrain.families.base import Family
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.packs.encode import Decoded, SampleEncoder
+from packtrain.packs.values import EncodedSample
 from packtrain.proofs.values import Priced
 
 # Wide and narrow ones are cheap for models that cut images into tiles; the cheapest are taken.
@@ -68,6 +69,18 @@ def made_up_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> 
         cost, _ = costs.cost(record, headers)
         made.append(Priced(sample=encoder.assemble(record, decoded), cost=cost))
     return made
+
+
+def made_up_text(encoder: SampleEncoder, tokens: int, *, chat: bool, seed: int = 0) -> EncodedSample:
+    """One sample of text with so many tokens, or a few more."""
+    words = tokens
+    while True:
+        draw = stream(seed, "made-up", "longest")
+        plot = _Plot(name="longest", question=4, answer=words)
+        sample = encoder.assemble(_record(plot, draw, chat=chat), [])
+        if tokens <= len(sample) <= 1.05 * tokens + 8 or words == 1:
+            return sample
+        words = max(1, int(words * 1.02 * tokens / len(sample)))
 
 
 def _headers(family: Family, plot: _Plot) -> list[MediaHeader]:

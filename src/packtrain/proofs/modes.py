@@ -5,13 +5,13 @@ Each is a context that leaves the model as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +20,13 @@ class Mode:
 
     name: str
     training: bool = False
-    checkpointing: bool = False
+    checkpointing: bool | None = False  # None: as the model came
 
 
 EVALUATION = Mode(name="eval")
 TRAINING = Mode(name="train", training=True)
 CHECKPOINTING = Mode(name="checkpointed", training=True, checkpointing=True)
+AS_TRAINED = Mode(name="as trained", training=True, checkpointing=None)
 
 
 def supports_checkpointing(model: Any) -> bool:
@@ -47,8 +48,11 @@ def in_mode(model: Any, mode: Mode) -> Iterator[None]:
 
 
 @contextmanager
-def _checkpointing(model: Any, wanted: bool) -> Iterator[None]:
+def _checkpointing(model: Any, wanted: bool | None) -> Iterator[None]:
     """With or without checkpointing; one that the model came with is used, and comes back, as it was set up."""
+    if wanted is None:
+        yield
+        return
     names = ("gradient_checkpointing", "_gradient_checkpointing_func")
     layers = [m for m in model.modules() if "gradient_checkpointing" in vars(m) or hasattr(type(m), names[0])]
     kept = [(layer, {name: vars(layer)[name] for name in names if name in vars(layer)}) for layer in layers]
@@ -84,6 +88,26 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, value in found:
             setattr(module, name, value)
+
+
+def random_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Where the random numbers of torch stand; drawing one changes it."""
+    return (torch.get_rng_state(), *((torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()))
+
+
+def is_random_in_training(model: nn.Module, run: Callable[[], object]) -> bool:
+    """Does training mode do more than evaluation, dropout aside?
+
+    Routers that draw, layers that are left out by chance: packed and alone then differ by chance. Norms over a batch
+    would keep what they saw.
+    """
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return True
+    device = next(model.parameters()).device
+    before = random_state(device)
+    with in_mode(model, TRAINING), torch.no_grad():
+        run()
+    return not all(map(torch.equal, before, random_state(device)))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from packtrain.batches.weights import LOSS_WEIGHTS
 from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import IGNORED, EncodedSample, PackedRow, PackKey
 
@@ -46,8 +47,14 @@ def alone(sample: EncodedSample, contract: BatchContract) -> dict[str, Any]:
 
 def packed(samples: Sequence[EncodedSample], collate: Collate) -> tuple[dict[str, Any], Tensor]:
     """The inputs of one packed row, without its labels, and the labels."""
-    batch = dict(collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))]))
+    batch = dict(as_trained(samples, collate))
+    batch.pop(LOSS_WEIGHTS, None)
     return batch, batch.pop("labels")
+
+
+def as_trained(samples: Sequence[EncodedSample], collate: Collate) -> Mapping[str, Any]:
+    """The batch of one packed row as the trainer gets it."""
+    return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
 def forward(model: Any, inputs: Mapping[str, Any]) -> Tensor:

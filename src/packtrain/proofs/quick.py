@@ -1,33 +1,46 @@
-"""The small proof before a training run's first step: a few short samples, hidden states instead of logits.
+"""The proof before a training run's first step: every modality and the longest sample, in rows as training has them.
 
-Every rank runs the same number of forward passes whatever its samples are, because a sharded model hangs otherwise.
+Every rank runs the same number of forward and backward passes whatever its samples are, because a sharded model hangs
+otherwise. No part needs more memory than a training step: gradients are those of short samples, the longest one is run
+without, and nowhere are there logits of a whole row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from packtrain.core.errors import DataError
 from packtrain.families.contracts import BatchContract
-from packtrain.packs.values import IGNORED, TEXT, EncodedSample
-from packtrain.proofs.compare import FP32_TOLERANCE, compare_labels, largest, largest_entry
-from packtrain.proofs.isolate import Change, allowed_movement, changes_of
-from packtrain.proofs.modes import EVALUATION, exact_products, in_mode
-from packtrain.proofs.passes import Collate, alone, forward, packed, split
+from packtrain.packs.values import EncodedSample
+from packtrain.proofs.choice import MOST_SAMPLES, Room, described, longest_of, short_samples
+from packtrain.proofs.compare import compare_labels
+from packtrain.proofs.isolate import Change, allowed_movement, changes_of, needed_effect, others_and_itself
+from packtrain.proofs.modes import AS_TRAINED, EVALUATION, exact_products, in_mode, is_random_in_training
+from packtrain.proofs.passes import Collate, alone, as_trained, forward, packed, split
+from packtrain.proofs.reference import hidden_states, parity, stock_attention
+from packtrain.proofs.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
 from packtrain.proofs.values import Finding, Verdict
 
-MOST_SAMPLES = 4
-MOST_TOKENS = 2_000
-_LEAST_ROOM = 8  # tokens that make a sample
-FORWARDS = 3 + 2 + MOST_SAMPLES  # packed, packed with a changed sample, alone
-# Root mean square over that of the sample alone. Contamination is of the order of 1; rounding grows with depth.
-_ALLOWED = {torch.float32: FP32_TOLERANCE, torch.float16: 0.02, torch.bfloat16: 0.1}
+CHANGES = 4  # two of text, and of pixels as far as there are some
+# Packed and once more at the end, with a changed sample, the whole pack; alone, and the longest alone.
+FORWARDS = 2 + CHANGES + 1 + MOST_SAMPLES + 1
+# The trainer's loss, once without gradients to see whether training is random; alone.
+WITH_LOSS = 2 + MOST_SAMPLES
+_MOST_EAGER = 4_096  # tokens of a sample whose attention scores are all kept at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How the run will train: what it has beside the model."""
+
+    loss: TrainingLoss
+    backward: bool = True  # False: gradients are not made by `loss.backward()` alone
+    dtype: torch.dtype | None = None  # of products; None: that of the weights
 
 
 def quick_check(
@@ -36,139 +49,145 @@ def quick_check(
     collate: Collate,
     contract: BatchContract,
     *,
+    pack: Sequence[EncodedSample] = (),
+    room: Room | None = None,
+    training: Training | None = None,
     name: str = "",
     backend: str = "as the model came",
-    most_tokens: int = MOST_TOKENS,
 ) -> Verdict:
-    """Packed against alone, and two changed neighbours, on the shortest of these samples; packs hold `most_tokens`.
+    """Packed against alone, changed neighbours, the longest sample in its pack, and the trainer's own loss.
 
-    `model` is called as training calls it (it may be wrapped), in evaluation mode, without gradients.
+    `samples` are those to choose from, `pack` is the one with the longest sample, as it is trained; `room` is what a
+    row of training holds. `model` is called as training calls it (it may be wrapped).
     """
-    chosen = short_samples(samples, min(most_tokens, MOST_TOKENS))
+    started = time.perf_counter()
+    chosen, left = short_samples(samples, room)
+    left_out = list(left)
     weight = next(model.parameters())
-    with exact_products(), in_mode(model, EVALUATION), torch.no_grad(), _hidden_states(model) as hidden:
-
-        def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
-            forward(model, packed(some, collate)[0])
-            return tuple(_supervised(one, sample) for one, sample in zip(split(hidden[0], some), some, strict=True))
-
-        rows = [row(chosen) for _ in range(3)]
-        by_text = [change for change in changes_of(chosen) if change.what == "text"]
-        ends = (by_text[0], by_text[-1])
-        moved = [row([end.sample if at == end.at else one for at, one in enumerate(chosen)]) for end in ends]
-        reference = []
-        for number in range(MOST_SAMPLES):  # a rank with fewer samples repeats its last
-            sample = chosen[min(number, len(chosen) - 1)]
-            forward(model, alone(sample, contract))
-            reference.append(_supervised(hidden[0], sample))
-    allowed = _ALLOWED.get(weight.dtype, _ALLOWED[torch.bfloat16])
-    findings = [
-        compare_labels(chosen, packed(chosen, collate)[1].flatten()),
-        _parity("hidden states (forward 1)", chosen, reference, rows[0], allowed),
-        _parity("hidden states (forward 3)", chosen, reference, rows[2], allowed),
-        *_isolation(chosen, ends, rows[2], moved, allowed_movement(model)),
-    ]
+    dtype = training.dtype if training is not None and training.dtype is not None else weight.dtype
+    with exact_products():
+        findings = [compare_labels(chosen, packed(chosen, collate)[1].flatten())]
+        with in_mode(model, EVALUATION), torch.no_grad():
+            findings += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
+        if training is not None:
+            findings += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
+    shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
     return Verdict(
         model=name or type(model).__name__,
         backend=backend,
         device=str(weight.device),
-        dtype=str(weight.dtype).removeprefix("torch."),
-        samples=tuple(f"{sample.id} ({len(sample):,} tokens)" for sample in chosen),
+        dtype=str(dtype).removeprefix("torch."),
+        samples=tuple(dict.fromkeys(described(sample) for sample in shown)),
         tokens=sum(len(sample) for sample in chosen),
         findings=tuple(findings),
-        judged=(
-            f"hidden states at supervised positions: norm of packed - alone over that of alone; at most {allowed:g}",
-            "neighbours: first and last sample changed at a fixed layout",
-            "evaluation mode, without dropout",
-        ),
+        judged=_judged(dtype),
+        left_out=tuple(left_out),
+        seconds=time.perf_counter() - started,
     )
 
 
-def short_samples(samples: Sequence[EncodedSample], most_tokens: int = MOST_TOKENS) -> list[EncodedSample]:
-    """The shortest samples within the bounds, at least two; where they are too long, the beginning of their text."""
-    piece = max(2, most_tokens // 4)
-    usable = sorted((sample for sample in samples if (sample.labels[1:] != IGNORED).any()), key=len)
-    usable = usable or [_text_of(sample, piece, number=0) for sample in samples]
-    if not usable:
-        raise DataError("the check before the first step", got="no samples", expected="at least one on every rank")
-    chosen: list[EncodedSample] = []
-    for sample in usable[:MOST_SAMPLES]:
-        if sum(map(len, chosen)) + len(sample) <= most_tokens:
-            chosen.append(sample)
-    if len(chosen) == 1 and len(chosen[0]) + _LEAST_ROOM > most_tokens:
-        chosen = []  # it leaves no room for another
-    while len(chosen) < 2:
-        size = min(piece, most_tokens - sum(map(len, chosen)))
-        chosen.append(_text_of(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
-    return chosen
+def _without_gradients(
+    model: Any,
+    chosen: Sequence[EncodedSample],
+    pack: Sequence[EncodedSample],
+    collate: Collate,
+    contract: BatchContract,
+    dtype: torch.dtype,
+    left_out: list[str],
+) -> list[Finding]:
+    with hidden_states(model) as hidden:
+
+        def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
+            forward(model, packed(some, collate)[0])
+            return split(hidden[0], some)
+
+        def by_itself(sample: EncodedSample) -> Tensor:
+            forward(model, alone(sample, contract))
+            return hidden[0]
+
+        first = row(chosen)
+        changes = _changes(chosen)
+        moved = [
+            row([change.sample if at == change.at else one for at, one in enumerate(chosen)]) for change in changes
+        ]
+        again = row(chosen)  # what a forward leaves behind shows in a later one
+        with stock_attention(model) as used:
+            at = longest_of(pack)
+            if used == "eager" and len(pack[at]) > _MOST_EAGER:
+                left_out.append(f"{described(pack[at])}: alone, it needs more memory than packed")
+                pack, at = chosen, longest_of(chosen)
+            # A rank with fewer samples repeats its last.
+            reference = [by_itself(chosen[min(number, len(chosen) - 1)]) for number in range(MOST_SAMPLES)]
+            longest = by_itself(pack[at])
+        whole = row(pack)
+    allowed = tolerance_of(dtype).hidden
+    known = list(zip(chosen, reference, strict=False))
+    in_pack = [(pack[at], longest, whole[at])]
+    in_pack += [(one, ref, whole[place]) for one, ref in known for place, its in enumerate(pack) if its is one]
+    return [
+        parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(known, first, strict=True)], allowed),
+        parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(known, again, strict=True)], allowed),
+        parity("hidden states (whole pack)", in_pack, allowed),
+        *_isolation(model, chosen, changes, again, moved, dtype),
+    ]
 
 
-def _text_of(sample: EncodedSample, tokens: int, *, number: int) -> EncodedSample:
-    """The first tokens of a sample's text, all of which are looked at."""
-    ids = sample.input_ids[sample.token_kinds == TEXT][:tokens]
-    labels = ids.clone()
-    labels[0] = IGNORED
-    return replace(
-        sample,
-        id=f"{sample.id} (text, {number})",
-        input_ids=ids,
-        labels=labels,
-        position_ids=torch.arange(len(ids)).expand(len(sample.position_ids), -1),
-        token_kinds=torch.full_like(ids, TEXT),
-        media={},
-        num_images=0,
-        num_videos=0,
-        vision=None,
-    )
-
-
-@contextmanager
-def _hidden_states(model: Any) -> Iterator[list[Tensor]]:
-    """What goes into the output head, as the one element of a list: (tokens, width) of the latest forward."""
-    inner = getattr(model, "module", model)  # what data-parallel wrappers hold
-    head = inner.get_output_embeddings()
-    latest: list[Tensor] = []
-
-    def keep(_: Any, inputs: tuple[Tensor, ...]) -> None:
-        latest[:] = [inputs[0].detach()[0]]
-
-    handle = head.register_forward_pre_hook(keep)
-    try:
-        yield latest
-    finally:
-        handle.remove()
-
-
-def _supervised(hidden: Tensor, sample: EncodedSample) -> Tensor:
-    """The hidden states from which supervised tokens are predicted."""
-    return hidden[:-1][(sample.labels[1:] != IGNORED).to(hidden.device)].float()
-
-
-def _parity(
-    check: str, samples: Sequence[EncodedSample], reference: Sequence[Tensor], found: Sequence[Tensor], allowed: float
-) -> Finding:
-    gaps = []
-    for sample, one, ours in zip(samples, reference, found, strict=False):
-        gaps.append((sample.id, float((ours - one).norm()) / max(float(one.norm()), 1e-30)))
-    return largest(check, gaps, allowed)
+def _changes(chosen: Sequence[EncodedSample]) -> list[Change]:
+    """Text of the first and the last sample, pixels of the last two that have some; always equally many."""
+    changes = changes_of(chosen)
+    texts = [change for change in changes if change.what == "text"]
+    found = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
+    return [*found, *[texts[0]] * (CHANGES - len(found))]
 
 
 def _isolation(
+    model: Any,
     samples: Sequence[EncodedSample],
     changes: Sequence[Change],
     before: Sequence[Tensor],
     moved: Sequence[Sequence[Tensor]],
-    allowed: float,
+    dtype: torch.dtype,
 ) -> list[Finding]:
-    gaps, unseen = [], []
-    for change, after in zip(changes, moved, strict=True):
-        for at, sample in enumerate(samples):
-            gap = largest_entry(after[at] - before[at]) / max(1.0, largest_entry(before[at]))
-            if at != change.at:
-                gaps.append((f"{sample.id} moves with {samples[change.at].id}", gap))
-            elif not gap:
-                unseen.append(f"other text in {sample.id} changed nothing, not even there")
-    seen = Finding(
-        check="changes are seen", difference=float(len(unseen)), allowed=0.0, where=unseen[0] if unseen else ""
+    """At every token: media stand where no loss is taken."""
+    found = []
+    for what in ("text", "pixels"):
+        pairs = [(change, after) for change, after in zip(changes, moved, strict=True) if change.what == what]
+        if pairs:
+            allowed, needed = allowed_movement(model, dtype), needed_effect(model, dtype)
+            found.append(others_and_itself(f"neighbours, other {what}", samples, pairs, before, allowed, needed))
+    return found
+
+
+def _with_loss(
+    model: Any,
+    chosen: Sequence[EncodedSample],
+    collate: Collate,
+    contract: BatchContract,
+    training: Training,
+    dtype: torch.dtype,
+    left_out: list[str],
+) -> list[Finding]:
+    """The trainer's loss and its gradients, in training mode without dropout, checkpointed as training is."""
+    random = is_random_in_training(model, lambda: training.loss(model, as_trained(chosen, collate)))
+    backward, why = training.backward, "gradients: they are not made by the loss alone"
+    if any(getattr(weight, "_post_accumulate_grad_hooks", None) for weight in model.parameters()):
+        backward, why = False, "gradients: the optimizer steps within the backward pass"
+    if random:
+        backward, why = False, "gradients: in training mode the model draws random numbers that are no dropout"
+    if not backward:
+        left_out.append(why)
+    with in_mode(model, EVALUATION if random else AS_TRAINED):
+        return compare_training_loss(
+            model, chosen, collate, contract, training.loss, dtype=dtype, backward=backward, runs=MOST_SAMPLES
+        )
+
+
+def _judged(dtype: torch.dtype) -> tuple[str, ...]:
+    allowed = tolerance_of(dtype)
+    return (
+        "reference: each sample alone, on the model's own attention",
+        f"hidden states at supervised positions: norm of packed - alone over that of alone; at most {allowed.hidden:g}",
+        "neighbours: samples changed at a fixed layout, looked at in every token of the others",
+        f"training loss per token: at most {allowed.loss:g}; its gradients: at most {allowed.gradients:g}",
+        "without dropout",
     )
-    return [largest("neighbours' hidden states", gaps, allowed), seen]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +14,12 @@ import torch
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.core.values import Cost
 from packtrain.families.contracts import BatchContract
-from packtrain.models.attention import dense_backend, set_attention
+from packtrain.models.attention import set_attention
 from packtrain.packs.values import EncodedSample
+from packtrain.proofs.choice import described
 from packtrain.proofs.compare import FullPrecision, HalfPrecision, Judge, compare_labels
 from packtrain.proofs.costs import compare_costs
-from packtrain.proofs.isolate import allowed_movement, isolate, row_logits
+from packtrain.proofs.isolate import allowed_movement, isolate, needed_effect, row_logits
 from packtrain.proofs.modes import (
     CHECKPOINTING,
     EVALUATION,
@@ -24,10 +28,33 @@ from packtrain.proofs.modes import (
     exact_products,
     in_full_precision,
     in_mode,
+    is_random_in_training,
     supports_checkpointing,
 )
-from packtrain.proofs.passes import Collate, Outcome, packed, run_alone, run_packed, with_media_as
+from packtrain.proofs.passes import (
+    Collate,
+    Outcome,
+    alone,
+    forward,
+    packed,
+    run_alone,
+    run_packed,
+    split,
+    with_media_as,
+)
+from packtrain.proofs.reference import hidden_states, parity, stock_attention
+from packtrain.proofs.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
 from packtrain.proofs.values import Finding, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NamedRow:
+    """One more row to look at: samples, and how they are joined."""
+
+    name: str
+    samples: Sequence[EncodedSample]
+    collate: Collate
+
 
 _FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
 Say = Callable[[str], None]
@@ -43,15 +70,19 @@ def verify_model(
     backward: bool = True,
     costs: Sequence[Cost] = (),
     patch_size: int = 0,
+    rows: Sequence[NamedRow] = (),
+    loss: TrainingLoss | None = None,
     name: str = "",
     say: Say = lambda _: None,
 ) -> Verdict:
     """Prove that samples in one row come out as each of them does alone.
 
-    The reference runs on sdpa, everything else on `backend`; None leaves the model's attention as it is.
+    The reference runs on the model's own attention, everything else on `backend`; None leaves it as it is. `rows` are
+    further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
     """
     if len(samples) < 2:
         raise ConfigError("samples", got=len(samples), expected="at least two: one has no neighbour")
+    started = time.perf_counter()
     weight = next(model.parameters())
     samples = [with_media_as(sample, weight.dtype) for sample in samples]
     left_out = [] if backward else ["gradients: this backend has no backward pass on this device"]
@@ -61,21 +92,32 @@ def verify_model(
         findings = [compare_costs(samples, costs, patch_size)] if costs else []
         findings.append(compare_labels(samples, packed(samples, collate)[1].flatten()))
         findings += _forwards(model, samples, collate, judge, say)
-        for mode in _modes(model, left_out):
+        modes = _modes(model, samples, collate, left_out)
+        for mode in modes:
             say(f"packed: {mode.name}")
             findings += _compare(model, samples, collate, judge, mode, backward=backward)
+        for row in rows:
+            say(f"packed: {row.name}")
+            findings += _attempt(row.name, partial(_compare_row, model, row, contract))
+        last = modes[-1]
+        if loss is not None:
+            say("the trainer's loss")
+            found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
+            findings += _attempt("training loss", found)
         say("neighbours")
-        findings += _attempt("neighbours", lambda: isolate(model, samples, collate, backward=backward))
+        looked_at = TRAINING if TRAINING in modes else EVALUATION
+        findings += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
     return Verdict(
         model=name or type(model).__name__,
         backend=used,
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
-        samples=tuple(f"{sample.id} ({len(sample):,} tokens)" for sample in samples),
+        samples=tuple(described(sample) for sample in samples),
         tokens=sum(len(sample) for sample in samples),
         findings=tuple(findings),
-        judged=(*judge.describe(), *_judged_neighbours(allowed_movement(model))),
+        judged=(*judge.describe(), *_judged_rows(rows, loss, weight.dtype), *_judged_neighbours(model)),
         left_out=tuple(left_out),
+        seconds=time.perf_counter() - started,
     )
 
 
@@ -84,12 +126,10 @@ def _judge(
 ) -> tuple[Judge, str]:
     """Runs every sample alone; leaves the model on its backend, and says which one that is."""
     half = next(model.parameters()).dtype != torch.float32
-    if backend is not None:
-        set_attention(model, backend, contract)  # what is refused is refused before anything runs
-        set_attention(model, dense_backend(model, contract), contract)
-    with in_full_precision(model) if half else nullcontext():
-        reference = _alone(model, samples, contract, backward=backward)
+    # What is refused is refused before anything runs.
     used = set_attention(model, backend, contract) if backend is not None else "as the model came"
+    with in_full_precision(model) if half else nullcontext(), stock_attention(model):
+        reference = _alone(model, samples, contract, backward=backward)
     if not half:
         return FullPrecision(samples=samples, reference=reference), used
     yardstick = _alone(model, samples, contract, backward=backward)
@@ -139,6 +179,36 @@ def _compare(
     return _attempt(mode.name, run)
 
 
+def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Finding]:
+    """One more row, forward only, by hidden states: it may be too long for logits."""
+    dtype = next(model.parameters()).dtype
+    samples = [with_media_as(sample, dtype) for sample in row.samples]
+    with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
+        forward(model, packed(samples, row.collate)[0])
+        found = split(hidden[0], samples)
+        compared = []
+        with stock_attention(model):
+            for sample, ours in zip(samples, found, strict=True):
+                forward(model, alone(sample, contract))
+                compared.append((sample, hidden[0], ours))
+    return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
+
+
+def _training_loss(
+    model: Any,
+    samples: Sequence[EncodedSample],
+    collate: Collate,
+    contract: BatchContract,
+    loss: TrainingLoss,
+    *,
+    mode: Mode,
+    backward: bool,
+) -> list[Finding]:
+    dtype = next(model.parameters()).dtype
+    with in_mode(model, mode):
+        return compare_training_loss(model, samples, collate, contract, loss, dtype=dtype, backward=backward)
+
+
 def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
     """A model that cannot take a packed row has failed the check, and the others may still say more."""
     try:
@@ -154,17 +224,44 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def _modes(model: Any, left_out: list[str]) -> list[Mode]:
+def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_out: list[str]) -> list[Mode]:
+    try:
+        random = is_random_in_training(model, lambda: row_logits(model, samples, collate))
+    except Exception:  # a model may fail in any way, and says so where it is compared
+        random = False
+    if random:
+        left_out.append(
+            "training mode: the model draws random numbers there that are no dropout (in a router, say), or keeps "
+            "statistics; packed and alone differ by them, so gradients are those of evaluation mode"
+        )
+        return [EVALUATION]
     if supports_checkpointing(model):
         return [EVALUATION, TRAINING, CHECKPOINTING]
     left_out.append("gradient checkpointing: this model does not support it")
     return [EVALUATION, TRAINING]
 
 
-def _judged_neighbours(allowed: float) -> tuple[str, ...]:
+def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
+    allowed = tolerance_of(dtype)
+    said = []
+    if rows:
+        what = "norm of packed - alone over that of alone at supervised positions, in the same precision"
+        said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
+    if loss is not None:
+        said.append(
+            f"training loss: as the trainer takes it, per token, at most {allowed.loss:g}; taken at supervised tokens "
+            f"only, exactly; its gradients at most {allowed.gradients:g}"
+        )
+    return tuple(said)
+
+
+def _judged_neighbours(model: Any) -> tuple[str, ...]:
+    allowed = allowed_movement(model)
     return (
         "neighbours: one sample changed at a fixed layout; the others' logits and the gradients of their loss may move "
         + (f"by rounding only, {allowed:g} of their size" if allowed else "by exactly nothing")
         + "; on GPUs, where equal runs differ, gradients by 4 times that, or a unit in the last place",
+        f"a change that moves the sample's own logits by less than {needed_effect(model):.2g} of their size proves "
+        "nothing about others: inconclusive",
         "training mode is looked at without dropout",
     )

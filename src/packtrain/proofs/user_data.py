@@ -6,39 +6,46 @@ from collections.abc import Iterator
 from itertools import islice
 
 from packtrain.core.errors import DataError, RecordError
-from packtrain.core.values import Record
 from packtrain.costs.measurer import FamilyRule, Measurer
 from packtrain.costs.request import Request
 from packtrain.packs.encode import SampleEncoder
+from packtrain.packs.values import EncodedSample
+from packtrain.proofs.choice import kind_of
 from packtrain.proofs.values import Priced
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
 
 MOST_LOOKED_AT = 500  # entries of the data
 MOST_TOKENS = 8_192  # of all samples together, because logits of every token are kept
-_KINDS = 4  # text, image, images, video
+LONGEST = 16_384  # tokens of the longest sample, which is run forward only
 
 
-def samples_of(request: Request, encoder: SampleEncoder, count: int) -> list[Priced]:
-    """Up to `count` samples, of different kinds as far as the beginning of the data has them."""
+def samples_of(request: Request, encoder: SampleEncoder, count: int) -> tuple[list[Priced], EncodedSample | None]:
+    """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.
+
+    None where the longest is among them.
+    """
     rule = FamilyRule(request)
     measurer = Measurer(request, rule)
     found: dict[str, list[Priced]] = {}
     looked_at = 0
+    longest: tuple[int, EncodedSample | None] = (0, None)
     for entry, source in islice(_entries(request), MOST_LOOKED_AT):
         looked_at += 1
         try:
             record = measurer.record(entry, source)
             cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
-            kind = _kind(record)
-            if cost.tokens > MOST_TOKENS // 2 or len(found.get(kind, ())) >= count:
+            kind = kind_of(cost.images, cost.videos)
+            small = cost.tokens <= MOST_TOKENS // 2 and len(found.get(kind, ())) < count
+            if not small and not longest[0] < cost.tokens <= LONGEST:
                 continue
             sample = encoder.encode(record, measurer.store(source))
         except RecordError:
             continue  # measuring says what is wrong with it
-        found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
-        if len(found) == _KINDS and sum(map(len, found.values())) >= count:
-            break
+        if cost.tokens > longest[0]:
+            longest = cost.tokens, sample
+        if small:
+            found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
     chosen = _of_every_kind(found, count)
     if len(chosen) < 2:
         raise DataError(
@@ -47,20 +54,13 @@ def samples_of(request: Request, encoder: SampleEncoder, count: int) -> list[Pri
             expected=f"at least two, of no more than {MOST_TOKENS // 2:,} tokens",
             fix="packtrain measure says what is wrong with each record; leave --data out for made-up samples",
         )
-    return chosen
+    return chosen, None if any(one.sample is longest[1] for one in chosen) else longest[1]
 
 
 def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
     for unit in iter_units(request.specs):
         for entry in read_unit(request.specs, unit):
             yield entry, unit.source
-
-
-def _kind(record: Record) -> str:
-    kinds = [medium.kind for medium in record.media()]
-    if "video" in kinds:
-        return "video"
-    return "images" if len(kinds) > 1 else "image" if kinds else "text"
 
 
 def _of_every_kind(found: dict[str, list[Priced]], count: int) -> list[Priced]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from packtrain.core.values import Cost
 
 if TYPE_CHECKING:
     from packtrain.packs.values import EncodedSample
+
+VerdictOutcome = Literal["passed", "failed", "inconclusive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,11 +30,27 @@ class Finding:
     difference: float
     allowed: float
     where: str = ""  # the sample, parameter or quantity with the largest difference
+    # Of a check that changes one sample and looks at the others: the least that a change moved the sample itself, and
+    # how much it takes to be told from noise. None: nothing is changed.
+    effect: float | None = None
+    needed: float = 0.0
 
     @property
     def passed(self) -> bool:
         """Not-a-number never passes."""
         return not math.isnan(self.difference) and self.difference <= self.allowed
+
+    @property
+    def conclusive(self) -> bool:
+        """Could it have failed? Others do not move visibly with a sample that hardly moves itself."""
+        return self.effect is None or self.effect >= self.needed
+
+    @property
+    def outcome(self) -> VerdictOutcome:
+        """Passed only where it could have failed."""
+        if not self.passed:
+            return "failed"
+        return "passed" if self.conclusive else "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,21 +66,35 @@ class Verdict:
     findings: tuple[Finding, ...]
     judged: tuple[str, ...] = ()  # how differences were measured and what was allowed
     left_out: tuple[str, ...] = ()  # checks that could not be made, and why
+    seconds: float = 0.0
+
+    @property
+    def outcome(self) -> VerdictOutcome:
+        """Passed: something was checked, nothing failed, and every check could have failed."""
+        if not self.findings or self.failures:
+            return "failed"
+        return "inconclusive" if self.powerless else "passed"
 
     @property
     def passed(self) -> bool:
-        """Something was checked, and nothing failed."""
-        return bool(self.findings) and all(finding.passed for finding in self.findings)
+        """Neither failed nor inconclusive."""
+        return self.outcome == "passed"
 
     @property
     def failures(self) -> tuple[Finding, ...]:
         """The findings that did not pass."""
         return tuple(finding for finding in self.findings if not finding.passed)
 
+    @property
+    def powerless(self) -> tuple[Finding, ...]:
+        """The findings that passed and could not have failed."""
+        return tuple(finding for finding in self.findings if finding.outcome == "inconclusive")
+
     def as_json(self) -> dict[str, Any]:
         """The verdict as plain values; what is not finite becomes a word, because JSON has no number for it."""
         return {
             "passed": self.passed,
+            "outcome": self.outcome,
             "model": self.model,
             "backend": self.backend,
             "device": self.device,
@@ -75,12 +107,16 @@ class Verdict:
                     "difference": _plain(finding.difference),
                     "allowed": _plain(finding.allowed),
                     "passed": finding.passed,
+                    "outcome": finding.outcome,
                     "where": finding.where,
+                    "effect": None if finding.effect is None else _plain(finding.effect),
+                    "needed": _plain(finding.needed),
                 }
                 for finding in self.findings
             ],
             "judged": list(self.judged),
             "left_out": list(self.left_out),
+            "seconds": round(self.seconds, 3),
         }
 
 

@@ -6,35 +6,59 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from packtrain.batches.sampler import PackSampler
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.families.contracts import contract_for
+from packtrain.packs.streamed import StreamedSource
 from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackKey
 from packtrain.plans.schedule import Schedule
-from packtrain.proofs.quick import quick_check
+from packtrain.proofs.choice import Room
+from packtrain.proofs.quick import Training, quick_check
 from packtrain.proofs.values import Verdict
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.evaluation import kept_random_state
 
 _PACKS = 8  # that are looked into for samples
+Samples = tuple[EncodedSample, ...]
 
 
-def check_first_batch(model: Any, dataset: Any, collate: Any, *, config: Any, rank: int, world: int) -> Verdict:
-    """The quick check on samples of this rank's first pack; all ranks end with an error when one of them fails.
+def check_first_batch(
+    model: Any,
+    dataset: Any,
+    collate: Any,
+    *,
+    config: Any,
+    rank: int,
+    world: int,
+    training: Training | None = None,
+) -> Verdict:
+    """The quick check on samples of this rank's first packs; all ranks end with an error when one of them fails.
 
     Random numbers go on as if it had not been. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.
     """
-    verdict: Verdict | None = None
-    samples = _first_samples(dataset, rank, world)
-    _together(None if samples else f"nothing to look at in the first {_PACKS} packs")
+    packs = _first_packs(dataset, rank, world)
+    _together(None if packs else f"nothing to look at in the first {_PACKS} packs")
+    plan = dataset.schedule.plan
+    room = Room(tokens=plan.config.packing_length, patches=int(plan.epoch(0).load("patches").max()))
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with kept_random_state(), torch.compiler.set_stance("force_eager"):
-        held = dataset.schedule.plan.config.packing_length
-        verdict = quick_check(model, samples, collate, contract_for(config.to_dict()), most_tokens=held)
-    failed = [f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" for one in verdict.failures]
+        verdict = quick_check(
+            model,
+            [sample for pack in packs for sample in pack],
+            collate,
+            contract_for(config.to_dict()),
+            pack=max(packs, key=lambda pack: max(map(len, pack))),
+            room=room,
+            training=training,
+        )
+    failed = [
+        f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" + (f" ({one.where})" * bool(one.where))
+        for one in verdict.failures
+    ]
     _together("; ".join(failed) or None)
     return verdict
 
@@ -50,18 +74,47 @@ def _together(fault: str | None) -> None:
         )
 
 
-def _first_samples(dataset: Any, rank: int, world: int) -> tuple[EncodedSample, ...]:
-    """Of the first pack in which several stand together, as they surely fit into one; else of the first with any."""
-    found: tuple[EncodedSample, ...] = ()
+def _first_packs(dataset: Any, rank: int, world: int) -> list[Samples]:
+    """The first pack in which several stand together, then those that have what it has not: media, the longest."""
+    found: list[Samples] = []
     for key in islice(_keys(dataset.schedule, rank, world), _PACKS):
-        try:
-            samples: tuple[EncodedSample, ...] = dataset.source[key].samples
-        except DataError:  # said when it is trained, or by another rank
-            continue
-        found = found or samples
+        samples = _decoded(dataset, key)
         if len(samples) > 1:
-            return samples
+            found = [samples]
+            break
+        found = found or ([samples] if samples else [])
+    if found:
+        for key in _more_keys(dataset, found[0]):
+            samples = _decoded(dataset, key)
+            found += [samples] if samples else []
     return found
+
+
+def _decoded(dataset: Any, key: PackKey) -> Samples:
+    try:
+        samples: Samples = dataset.source[key].samples
+    except DataError:  # said when it is trained, or by another rank
+        return ()
+    return samples
+
+
+def _more_keys(dataset: Any, seen: Samples) -> Iterator[PackKey]:
+    """Of the first epoch, in the order of training: packs with images and videos, and the one with the longest sample.
+
+    Of a stream only the first packs are looked at: others would have to be fetched.
+    """
+    packs, order = dataset.schedule.plan.epoch(0), dataset.schedule.order(0)
+    order = order[:_PACKS] if isinstance(dataset.source, StreamedSource) else order
+    wanted: list[int] = []
+    for name, has in (("images", any(s.num_images for s in seen)), ("videos", any(s.num_videos for s in seen))):
+        with_some = order[packs.load(name)[order] > 0]
+        if not has and len(with_some):
+            wanted.append(int(with_some[0]))
+    longest = packs.load("longest")[order]
+    if longest.max() > max(map(len, seen)):
+        wanted.append(int(order[np.argmax(longest)]))
+    for pack in dict.fromkeys(wanted):
+        yield PackKey(epoch=0, pack=pack)
 
 
 def _keys(schedule: Schedule, rank: int, world: int) -> Iterator[PackKey]:

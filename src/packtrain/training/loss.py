@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from packtrain.batches.values import BatchInfo
+from packtrain.batches.values import Batch, BatchInfo
 from packtrain.models.chunked_loss import ChunkedLoss, Targets
 from packtrain.packs.values import IGNORED
+from packtrain.training.settings import StepSettings
 
 WEIGHTS = "loss_weights"  # of a batch whose tokens do not weigh the same
 
@@ -60,6 +61,22 @@ class FromLogits:
             return cross_entropy(logits, ids[supervised], reduction="sum"), outputs
         losses = cross_entropy(logits, ids[supervised], reduction="none")
         return (losses * weights[..., 1:][supervised].float()).sum(), outputs
+
+
+def losses_of(model: Any, settings: StepSettings) -> SumOfLosses:
+    """How a run takes the losses of this model."""
+    return InChunks(model, settings.loss_chunk) if settings.chunked_loss else FromLogits()
+
+
+def loss_on(losses: SumOfLosses, device: torch.device) -> Callable[[Any, Any], Tensor]:
+    """The sum of the token losses of one batch that is still on the host, as a step takes it."""
+
+    def total(model: Any, batch: Any) -> Tensor:
+        batch = Batch(batch)
+        targets = losses.targets(batch)
+        return losses.total(model, batch.to(device), targets)[0]
+
+    return total
 
 
 def weight_of(info: BatchInfo) -> float:

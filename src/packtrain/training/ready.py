@@ -11,16 +11,20 @@ from packtrain.batches.collate import ConstantShapes
 from packtrain.batches.weights import LossWeighting
 from packtrain.estimates.values import TrainingSetup
 from packtrain.families.contracts import contract_for
-from packtrain.models.adapters import Trainable, describe_trainable, set_trainable
+from packtrain.models.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.models.attention import dense_backend
 from packtrain.models.compiled import compile_layers
+from packtrain.models.empty_media import add_empty_media_hook
+from packtrain.models.four_bits import keep_four_bits
 from packtrain.models.load import load_model
 from packtrain.models.no_waiting import stop_waiting
+from packtrain.models.parts import model_parts
 from packtrain.models.patch_products import multiply_patches
 from packtrain.models.prepare import prepare_model
 from packtrain.models.settings import ModelSettings
-from packtrain.models.vision_batches import checkpoint_parts
+from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.training.masters import HALF
+from packtrain.training.settings import StepSettings
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILE = 128  # tokens
@@ -88,6 +92,19 @@ def ready_model(
         compiled=compiled,
         on_host=stop_waiting(model) if device.type == "cuda" else (),
     )
+
+
+def ready_for_steps(model: Any, settings: StepSettings) -> None:
+    """What of the step settings is a matter of the model."""
+    keep_adapter_precision(model)
+    keep_four_bits(model)
+    if hasattr(model, "config") and hasattr(model.config, "to_dict"):
+        parts = model_parts(model)
+        if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):
+            add_empty_media_hook(model, contract_for(model.config.to_dict()))
+        unsplit_vision(model)  # as an earlier trainer may have left it
+    if settings.vision_batch_patches is not None:
+        split_vision(model, settings.vision_batch_patches)
 
 
 def collator_of(

@@ -26,12 +26,8 @@ from packtrain.batches.trainer import PackedTraining
 from packtrain.batches.values import Batch, BatchInfo
 from packtrain.batches.watch import RankWatch
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.families.contracts import contract_for
-from packtrain.models.adapters import keep_adapter_precision
-from packtrain.models.empty_media import add_empty_media_hook
-from packtrain.models.four_bits import keep_four_bits
-from packtrain.models.parts import model_parts
-from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
+from packtrain.models.vision_batches import checkpoint_parts
+from packtrain.proofs.quick import Training
 from packtrain.proofs.values import Verdict
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
@@ -40,12 +36,13 @@ from packtrain.training.checkpoints import Checkpoint
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import WEIGHTS, FromLogits, InChunks, SumOfLosses
+from packtrain.training.loss import WEIGHTS, FromLogits, SumOfLosses, losses_of
 from packtrain.training.masters import masters_of, reading
 from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
 from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.reached import StepReach, leave_alone
+from packtrain.training.ready import ready_for_steps
 from packtrain.training.resumed_settings import settings_as_asked
 from packtrain.training.saving import SafeCheckpoints, states_in_words
 from packtrain.training.settings import StepSettings
@@ -91,7 +88,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self._meter: Meter = meter if meter is not None else NoMeter()
         self._on_step, self._first_check, self._deadline = on_step, first_check, watch_deadline
         self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
-        self._prepare(model)
+        ready_for_steps(model, self.settings)
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
         if args.ddp_find_unused_parameters is None:
@@ -111,8 +108,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             self.model.config.use_cache = use_cache
         self._losses: SumOfLosses | None = None
         if not given_loss:
-            chunk = self.settings.loss_chunk
-            self._losses = InChunks(model, chunk) if self.settings.chunked_loss else FromLogits()
+            self._losses = losses_of(model, self.settings)
         self._interrupts, self._settled = Interrupts(), SettledObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
@@ -139,18 +135,6 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self.add_callback(self._flow)
         self.add_callback(self._settled)
         self.add_callback(_Hooks(self))
-
-    def _prepare(self, model: Any) -> None:
-        """What of the step settings is a matter of the model."""
-        keep_adapter_precision(model)
-        keep_four_bits(model)
-        if hasattr(model, "config") and hasattr(model.config, "to_dict"):
-            parts = model_parts(model)
-            if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):
-                add_empty_media_hook(model, contract_for(model.config.to_dict()))
-            unsplit_vision(model)  # as an earlier trainer may have left it
-        if self.settings.vision_batch_patches is not None:
-            split_vision(model, self.settings.vision_batch_patches)
 
     @property
     def interrupted(self) -> str | None:
@@ -426,8 +410,16 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
                 config=self.model.config,
                 rank=self.args.process_index,
                 world=self.args.world_size,
+                training=self._as_trained(),
             )
         self._go_on()
+
+    def _as_trained(self) -> Training | None:
+        """What the check before the first step runs beside the model; None with a loss of the user's own."""
+        if self._losses is None:
+            return None
+        mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        return Training(loss=self._sum_of, backward=not self.is_deepspeed_enabled, dtype=mixed)
 
 
 class _Hooks(TrainerCallback):

@@ -63,7 +63,8 @@ def show_trained(trained: DemoTraining, console: Console) -> None:
     if trained.reused:
         console.print("Nothing has changed since both were trained, so the runs are used as they are.")
     verdict = trained.verdict
-    console.print(f"Packing is {'proven' if verdict.passed else 'WRONG'}: {len(verdict.findings)} checks.")
+    said = {"passed": "proven", "failed": "WRONG", "inconclusive": "not proven"}[verdict.outcome]
+    console.print(f"Packing is {said}: {len(verdict.findings)} checks.")
     table = Table(title=escape(content["headline"]), title_justify="left")
     table.add_column("")
     for run in content["runs"]:

@@ -19,8 +19,10 @@ from packtrain.core.checksums import Checking
 from packtrain.costs.run import Progress as Measuring
 from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
+from packtrain.reports.numbers import shown
 
 _GIB = 1 << 30
+_NAME = 200  # characters of what may come from data that are shown
 
 
 class PrepareBar(Bar):
@@ -132,12 +134,17 @@ def _compiled(ready: Ready) -> str:
 def _proof(ready: Ready) -> str:
     proof = ready.proof
     if proof is None:
-        return "turned off (quick_check: false)"
+        waits = ready.run.quick_check and ready.run.shares_weights
+        return "made by all processes before the first step" if waits else "turned off (quick_check: false)"
     apart = max((finding.difference for finding in proof.findings), default=0.0)
-    return (
-        f"passed: {len(proof.samples)} samples packed are what each is alone (largest difference {apart:.1e}, "
-        f"{len(proof.findings)} checks)"
-    )
+    samples = "; ".join(shown(sample, _NAME) for sample in proof.samples)
+    said = [
+        f"passed in {proof.seconds:.1f} s: packed are what each is alone (largest difference {apart:.1e}, "
+        f"{len(proof.findings)} checks): {samples}"
+    ]
+    said += [f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in proof.powerless]
+    said += [f"not checked: {shown(one, _NAME)}" for one in proof.left_out]
+    return "\n".join(said)
 
 
 def _expected(ready: Ready) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from packtrain.proofs.values import Verdict
 from packtrain.reports.numbers import shown
 
+_SAID = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[bold yellow]inconclusive[/]"}
 _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
@@ -27,7 +28,7 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
             escape(finding.check),
             _number(finding.difference),
             _number(finding.allowed),
-            "pass" if finding.passed else "[bold red]FAIL[/]",
+            _SAID[finding.outcome],
             escape(shown(finding.where, _WHERE)),
         )
     console.print(table)
@@ -38,12 +39,22 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
         console.print(f"  {escape(line)}", soft_wrap=True)
     for line in verdict.left_out:
         console.print(f"[yellow]not checked:[/] {escape(line)}", soft_wrap=True)
+    took = f"in {verdict.seconds:.1f} s"
     if verdict.passed:
-        console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks")
+        console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks, {took}")
         console.print(f"next: packtrain measure DATA --model {escape(model)} --out costs", soft_wrap=True)
         return
+    if not verdict.failures:
+        weak = ", ".join(finding.check for finding in verdict.powerless)
+        console.print(
+            f"[bold yellow]inconclusive[/]: {len(verdict.findings)} checks {took}, none failed; {escape(weak)}: the "
+            "change hardly moves the changed sample itself, so nothing is known about its neighbours",
+            soft_wrap=True,
+        )
+        console.print("next: use trained weights, or data whose media matter (--data)", soft_wrap=True)
+        return
     console.print(
-        f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks;"
+        f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks {took};"
         " packed training with this model and backend would be wrong",
         soft_wrap=True,
     )

@@ -364,13 +364,21 @@ def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
 
 
 def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:
-    """Packed samples against the same alone, on the model as it is; raises where they differ."""
+    """Packed samples against the same alone, on the model as it is trained; raises where they differ.
+
+    None where rows are padded or it was turned off, and where the model is shared out among processes: it may be too
+    large for one of them, and the trainer proves it then.
+    """
+    from packtrain.proofs.quick import Training
     from packtrain.training.first_check import check_first_batch
+    from packtrain.training.loss import loss_on, losses_of
+    from packtrain.training.ready import ready_for_steps
 
     run = prepared.run
-    if not (run.quick_check and run.data.packing):
+    if not (run.quick_check and run.data.packing) or run.shares_weights:
         return None
     made.model.to(device)
+    ready_for_steps(made.model, run.step)
     return check_first_batch(
         made.model,
         prepared.dataset,
@@ -378,6 +386,10 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
         config=made.model.config,
         rank=0,  # all processes look at the same samples
         world=1,
+        training=Training(
+            loss=loss_on(losses_of(made.model, run.step), device),
+            backward=not (made.attention == "flex" and device.type == "cpu"),
+        ),
     )
 
 
@@ -401,7 +413,7 @@ def _derived(ready: Ready) -> dict[str, Any]:
         "learns": {one.part: one.trained for one in ready.learns},
         "method": ready.run.model.method,
         "sharding": ready.run.setup.sharding,
-        "proof": None if ready.proof is None else ready.proof.passed,
+        "proof": None if ready.proof is None else not ready.proof.failures,
     }
     if ready.expected is not None:
         found["expected"] = asdict(ready.expected)

@@ -48,6 +48,11 @@ class ResolvedRun:
         """packed or padded."""
         return "packed" if self.data.packing else "padded"
 
+    @property
+    def shares_weights(self) -> bool:
+        """Does each process hold a part of the weights only?"""
+        return self.world > 1 and self.setup.sharding in ("fsdp", "zero3")
+
     def counted(self, *, samples_per_pack: float, packs_per_epoch: int) -> ResolvedRun:
         """The run with the packs of a step and the epochs that follow from how samples fill packs."""
         packs = self.size.packs_for(samples_per_pack, self.world)
