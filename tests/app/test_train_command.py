@@ -263,6 +263,38 @@ class TestRun:
         assert facts_of(tmp_path / "out")["outcome"]["status"] == "failed"
         assert "DataError: the data" in facts_of(tmp_path / "out")["outcome"]["detail"]
 
+    @pytest.mark.parametrize(
+        ("rate", "given", "code"),
+        [("default", (), 1), ("all", ("data.max_failure_rate=0.5",), 0), ("none", ("data.max_failure_rate=0",), 1)],
+    )
+    def test_samples_that_cannot_be_decoded_end_a_small_run_too(
+        self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str, given: Any, code: int
+    ) -> None:
+        """Of 40 samples: 4, or 1 where none may be lost; a run of three steps, and a whole epoch."""
+        from packtrain.core.errors import RecordError
+        from packtrain.packs.source import PackSource
+
+        encoded, every = PackSource._encoded, 40 if rate == "none" else 10
+
+        def damaged(self: PackSource, number: int, *rest: Any) -> Any:
+            if number % every == 0:
+                raise RecordError("decode", "image cannot be decoded")
+            return encoded(self, number, *rest)
+
+        monkeypatch.setattr(PackSource, "_encoded", damaged)
+        out = tmp_path / "page" / "mine.html"
+        length = "training.max_steps=5" if rate == "default" else "training.num_train_epochs=1"
+        settings = (length, "training.quick_check=false", f"report.out={out}", "report.title=Of my own")
+        config.write_text(config.read_text().replace("  max_steps: 3\n", ""))
+        found, _, err = run("train", config, *settings, *given)
+        assert found == code, err
+        assert facts_of(tmp_path / "out")["outcome"]["status"] == ("failed" if code else "complete")
+        assert (tmp_path / "out" / "final").exists() == (not code)
+        assert ("could not be delivered" in err) == bool(code)
+        assert "UserWarning" not in err
+        assert "Of my own" in out.read_text()
+        assert not (tmp_path / "out" / "report.html").exists()
+
     @pytest.mark.full
     @pytest.mark.parametrize("method", ["lora", "dora", "qlora"])
     def test_adapters(self, run: Run, config: Path, tmp_path: Path, method: str) -> None:

@@ -74,13 +74,15 @@ class FailureWatch:
         self._new_samples += info.samples + sum(not line.entry.filtered for line in lines)
         self._new_lines += lines
 
-    def decide(self, group: ProcessGroup | None = None, *, vote: bool = False) -> Verdict:
+    def decide(self, group: ProcessGroup | None = None, *, vote: bool = False, whole: bool = False) -> Verdict:
         """Add up what all ranks took, write the ledger, and raise DataError on all of them if the budget is spent.
 
-        `vote` is this rank's answer to another question, whatever it is: one sum is enough for both.
+        `vote` is this rank's answer to another question, whatever it is: one sum is enough for both. A `whole` epoch is
+        judged however few samples it has.
         """
         self._add_up(group, vote)
-        if self._samples >= self._judged_after or (self._failures and self._budget.on_error == "fail"):
+        judged = whole or self._samples >= self._judged_after
+        if judged or (self._failures and self._budget.on_error == "fail"):
             self._judge()
         return self.verdict
 

@@ -7,8 +7,7 @@ arithmetic, resuming included, is exact. Epochs of the plan are shown by `PlanPr
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +26,7 @@ from packtrain.batches.loader import PackLoader
 from packtrain.batches.loss import token_loss
 from packtrain.batches.sampler import rank_and_world
 from packtrain.batches.values import BatchInfo
-from packtrain.core.errors import ArtifactError, ConfigError, DataError
+from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.plans.schedule import LoaderState, Schedule
 
 _SAVED, _FAILURES = "packtrain", "packtrain.failures"  # under these names they stand in trainer_state.json
@@ -151,8 +150,9 @@ class PackedTraining:
         check_arguments(self.args, schedule, rows_per_batch=getattr(self.train_dataset, "rows_per_batch", 1))
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
-        self.decision = JointDecision(self.failures)
-        for callback in (PlanProgress(schedule), self.decision):
+        progress = PlanProgress(schedule)
+        self.decision = JointDecision(self.failures, progress.epoch_ends)
+        for callback in (progress, self.decision):
             self.add_callback(callback)  # type: ignore[attr-defined]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
@@ -183,6 +183,11 @@ class PlanProgress(TrainerCallback):
         self._schedule = schedule
         ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
         self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """The last step of each epoch of the plan."""
+        return tuple(self._ends)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -232,12 +237,15 @@ class PlanProgress(TrainerCallback):
 class JointDecision(TrainerCallback):
     """At the end of each step all ranks decide together whether too many samples could not be delivered.
 
+    A rate needs some samples to mean anything; the end of an epoch, and that of the run, are judged in any case.
+
     That is where the host waits for the other ranks; whoever has a question to all of them asks it there, by `vote`,
     and callbacks behind this one find in `votes` how many ranks said yes.
     """
 
-    def __init__(self, failures: FailureWatch) -> None:
+    def __init__(self, failures: FailureWatch, epoch_ends: Collection[int] = ()) -> None:
         self._failures = failures
+        self._epoch_ends = frozenset(epoch_ends)  # steps
         self.vote: Callable[[], bool] = lambda: False
         self.votes = 0
 
@@ -248,14 +256,12 @@ class JointDecision(TrainerCallback):
             self._failures.load_state_dict(saved)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.votes = self._failures.decide(vote=self.vote()).votes
+        self.votes = self._failures.decide(vote=self.vote(), whole=state.global_step in self._epoch_ends).votes
         if state.stateful_callbacks is None:
             state.stateful_callbacks = {}
         state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Runs too short for a decision are judged here, where raising would only lose what was trained."""
-        try:
+        """Runs that end before their first epoch does; one that was asked to stop goes on later."""
+        if not self.votes:
             self._failures.finish()
-        except DataError as error:
-            warnings.warn(str(error), stacklevel=2)

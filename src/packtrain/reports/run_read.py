@@ -31,7 +31,7 @@ def read_run(folder: str | Path) -> Run:
     steps, evaluations, warnings = _metrics(folder / METRICS, notes)
     return Run(
         folder=folder,
-        name=folder.resolve().name or str(folder),
+        name=_title(found) or folder.resolve().name or str(folder),
         about=_about(found),
         steps=steps,
         evaluations=evaluations,
@@ -40,6 +40,12 @@ def read_run(folder: str | Path) -> Run:
         config=_text(folder / CONFIG, notes)[:_LONGEST],
         notes=tuple(notes),
     )
+
+
+def _title(found: Mapping[str, Any]) -> str:
+    """What the user calls the run."""
+    title = found.get("title")
+    return title.strip() if isinstance(title, str) else ""
 
 
 def _check(folder: Path) -> None:
@@ -175,7 +181,7 @@ def _about(found: Mapping[str, Any]) -> About:
     model = found.get("model")
     if isinstance(model, dict):
         model = model.get("name")
-    own = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
+    own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
     # What the user's config said is in run.yaml too, resolved; what was measured, and weights, are for resuming.
     apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
     return About(

@@ -173,6 +173,7 @@ class Session:
         prepared, run = self.prepared, self.prepared.run
         plan, schedule = prepared.dataset.plan, prepared.dataset.schedule
         facts = {
+            "title": run.config.report.get("title"),
             "model": run.model.name,
             "mode": run.mode,
             "plan": str(plan.folder),
@@ -201,7 +202,8 @@ class Session:
             return None, ()
         try:
             folder.finish(outcome, self._ledgers())
-            return write_run_report(folder.path), ()
+            out = self.prepared.run.config.report.get("out")
+            return write_run_report(folder.path, out=Path(out).expanduser() if out is not None else None), ()
         except Exception as error:  # the weights are there already, whatever is wrong with a page
             lines = str(error).splitlines()
             return None, (f"the report could not be written: {type(error).__name__}: {lines[0] if lines else ''}",)
@@ -271,7 +273,7 @@ class Session:
             first_check=run.quick_check and self.here.world > 1,
             memory_model=memory,
             callbacks=[watch],
-            failures=FailureWatch(ledger_path=run.folder / DELIVERY),
+            failures=FailureWatch(run.config.data.get("max_failure_rate", 0.05), run.folder / DELIVERY),
         )
 
     def _meter(self) -> StepMeter:
