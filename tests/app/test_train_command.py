@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +319,61 @@ class TestRun:
         assert (facts["world"], facts["outcome"]["status"]) == (2, "complete")
         assert facts["packs_per_step"] % 2 == 0
         assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A web server that wants a user, a password and a signature; the whole URL of its chats."""
+    content = write_chats(tmp_path / "served.jsonl", 40).read_bytes()
+    word = base64.b64encode(b"me:SECRETPASS").decode()
+
+    class Guarded(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = "/chats.jsonl?X-Amz-Signature=SIGSECRET"
+            allowed = (self.headers.get("Authorization"), self.path) == (f"Basic {word}", asked)
+            self.send_response(200 if allowed else 403)
+            self.send_header("Content-Length", str(len(content) if allowed else 0))
+            self.send_header("ETag", "one")
+            self.end_headers()
+            if allowed and self.command == "GET":
+                self.wfile.write(content)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setenv("PACKTRAIN_URLS", "{}")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}/chats.jsonl"
+        yield f"http://me:SECRETPASS@{place}?X-Amz-Signature=SIGSECRET"
+        server.shutdown()
+
+
+def test_secrets_are_written_and_said_nowhere(
+    run: Run, config: Path, tmp_path: Path, guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp")
+    config.write_text(config.read_text().replace(str(tmp_path / "train.jsonl"), guarded))
+    assert guarded in config.read_text()
+    given = ("training.max_steps=1", "training.save_steps=1", "training.hub_token=hf_SECRET")
+    said = run("train", config, *given)
+    assert said[0] == 0, said
+    kept = [tmp_path / "out", tmp_path / "cache"]
+    files = [path for folder in kept for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"run.yaml", "run.json", "report.html", "plan.json", "measure.json"}
+    assert [path for path in files if b"SECRET" in path.read_bytes()] == []
+    monkeypatch.setenv("PACKTRAIN_URLS", "{}")
+    own = run("train", tmp_path / "out" / "run.yaml", "--resume")
+    assert own[0] == 2
+    assert "data.dataset_path=URL" in own[2]
+    again = run("train", config, "training.max_steps=2", *given[1:], "--resume", "--json")
+    assert again[0] == 0, again
+    assert json.loads(again[1])["resumed"] == 1
+    refused = run("train", config, "data.dataset_path=" + guarded.replace("chats", "gone-{1..3}"), "--dry-run")
+    assert refused[0] != 0
+    assert "SECRET" not in "".join(map(str, (*said, *own, *again, *refused)))
 
 
 class TestBadInput:

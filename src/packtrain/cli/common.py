@@ -20,6 +20,7 @@ from rich.segment import Segment
 
 from packtrain.cli.interrupts import CONTINUES, Interrupted, interruptible, never_lost
 from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.public import public
 from packtrain.core.visible import visible, visible_json
 
 
@@ -52,13 +53,13 @@ def run(app: typer.Typer) -> None:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except OSError as error:  # a full disk, a folder that cannot be written
-        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+        errors.print(f"[bold red]error:[/] {escape(public(str(error)))}")
         sys.exit(1)
     except (KeyboardInterrupt, Interrupted) as stop:
         errors.print(f"\n[yellow]interrupted[/]; {str(stop) or CONTINUES}")
         sys.exit(1)
     except Exception:  # a mistake of ours
-        sys.stderr.write(visible(traceback.format_exc()))
+        sys.stderr.write(visible(public(traceback.format_exc())))
         sys.exit(1)
 
 
@@ -82,14 +83,14 @@ def _show_warning(
 ) -> None:
     """As Python shows it, made visible."""
     text = warnings.formatwarning(message, category, filename, lineno, line)  # type: ignore[arg-type]
-    (file or sys.stderr).write(visible(text))
+    (file or sys.stderr).write(visible(public(text)))
 
 
 class _Logged(logging.Handler):
     """What other libraries log, as Python shows it where nobody asks for it, made visible."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(visible(self.format(record)) + "\n")
+        sys.stderr.write(visible(public(self.format(record))) + "\n")
 
 
 def text_of(option: str, path: Path) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from packtrain.core.public import public
+
 
 class PacktrainError(Exception):
     """A mistake or a fault that the user can act on; the command line prints it without a traceback."""
@@ -12,6 +14,8 @@ class PacktrainError(Exception):
     exit_code = 1
 
     def __init__(self, where: str, *, got: object = None, expected: str = "", fix: str = "") -> None:
+        where, expected, fix = public(where), public(expected), public(fix)
+        got = public(got) if isinstance(got, str) else got
         self.where, self.got, self.expected, self.fix = where, got, expected, fix
         lines = [where]
         if got is not None:
@@ -20,7 +24,7 @@ class PacktrainError(Exception):
             lines.append(f"  expected: {expected}")
         if fix:
             lines.append(f"  to do:    {fix}")
-        super().__init__("\n".join(lines))
+        super().__init__(public("\n".join(lines)))
 
 
 class ConfigError(PacktrainError):
@@ -52,7 +56,7 @@ class RecordError(Exception):
     """
 
     def __init__(self, stage: str, reason: str, detail: str = "") -> None:
-        self.stage, self.reason, self.detail = stage, reason, detail
+        self.stage, self.reason, self.detail = stage, reason, public(detail)
         super().__init__(f"{stage}: {reason}" + (f" ({detail})" if detail else ""))
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
@@ -67,4 +71,4 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """An error of another library and what it is about."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"
+    return public(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.secrets import handed_over, taken_over
 from packtrain.costs.journal import UnitResult
 from packtrain.costs.worker import Task, WorkItem, measure_unit
 
@@ -215,8 +216,8 @@ class RayCluster:
         if started:
             self._connect(ray)
         try:
-            remote = ray.remote(max_retries=self._max_retries)(measure_unit)
-            shared = ray.put(task)
+            remote = ray.remote(max_retries=self._max_retries)(_measured_elsewhere)
+            shared = ray.put((task, handed_over()))
             limit = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
             pending: list[Any] = []
             for item in items:
@@ -244,6 +245,13 @@ class RayCluster:
                 expected="the address of a running Ray cluster",
                 fix="leave it out to start one on this machine",
             ) from None
+
+
+def _measured_elsewhere(shared: tuple[Task, str], item: WorkItem) -> UnitResult:
+    """A unit on a machine that has not the environment of this one."""
+    task, secrets = shared
+    taken_over(secrets)
+    return measure_unit(task, item)
 
 
 def _from_ray(error: Any) -> Exception:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.core.secrets import kept_apart
 from packtrain.records.formats import json_object
 from packtrain.records.formats.compression import SPOILING, SPOILT, file_blocks
 from packtrain.records.formats.files import (
@@ -187,7 +188,7 @@ def _source(
     subset: str | None,
 ) -> SourceSpec:
     """The specification of one dataset; what the item leaves open is taken from the other arguments."""
-    path = os.path.expanduser(item.path)
+    path = kept_apart(os.path.expanduser(item.path))
     format = item.format or format
     if format is not None and format not in FORMATS:
         hint = nearest(format, FORMATS) or "leave it out to have the format recognised"

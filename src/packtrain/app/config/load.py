@@ -18,10 +18,12 @@ from packtrain.app.config.keys import (
     SECTIONS,
 )
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.secrets import kept_apart
 from packtrain.families.template_date import A_DAY, is_date
 from packtrain.records.yaml_text import brief, read_value, read_yaml
 
 _MOST_EXTENDS = 16
+_URLS = {"dataset_path", "eval_path", "media_root"}  # of data, or paths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,9 @@ class _Reading:
         if problems:
             got = "\n            ".join(problems)
             raise ConfigError(where, got=got, expected="a config of a run", fix="correct these lines")
+        for name in _URLS & merged.get("data", {}).keys():  # which from here on have no secrets
+            given = merged["data"][name]
+            merged["data"][name] = kept_apart(given) if isinstance(given, str) else given
         return RunConfig(
             **merged,
             notes=tuple(dict.fromkeys((*notes, *self.notes()))),

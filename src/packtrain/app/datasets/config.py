@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from packtrain.app.measure import DATASET_TYPES, measure_outcome
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.secrets import kept_apart
 from packtrain.core.values import MediaLimits
 from packtrain.families.encoder import LossOn
 from packtrain.families.template_date import check_date
@@ -62,6 +63,8 @@ class DatasetConfig:
     cache_tokens: bool | None = None  # tokenize once, before training, and keep it; None: where rows are padded
 
     def __post_init__(self) -> None:
+        if isinstance(self.dataset_path, str):
+            object.__setattr__(self, "dataset_path", kept_apart(self.dataset_path))
         checks = _CHECKS if all(isinstance(getattr(self, name), Mapping) for name in _MAPPINGS) else (_kinds, _names)
         problems = [problem for check in checks for problem in check(self)]
         if problems:

@@ -27,6 +27,7 @@ import packtrain
 from packtrain.core.artifacts import atomic_path, read_json, refuse_links, write_json
 from packtrain.core.errors import ConfigError
 from packtrain.core.locks import alone
+from packtrain.core.secrets import without_secrets
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
@@ -111,7 +112,8 @@ class RunFolder:
         """Write what is about to be trained."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(
-            plain({name: dict(values) for name, values in sections.items() if values}), sort_keys=False
+            without_secrets(plain({name: dict(values) for name, values in sections.items() if values})),
+            sort_keys=False,
         )
         with atomic_path(self.path / CONFIG) as temporary:
             temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
@@ -132,7 +134,7 @@ class RunFolder:
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         body = {name: value for name, value in facts.items() if name not in ("kind", "version")}
-        write_json(self.path / RUN, KIND, VERSION, json.loads(json.dumps(body, default=str)))
+        write_json(self.path / RUN, KIND, VERSION, without_secrets(json.loads(json.dumps(body, default=str))))
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ from packtrain.app.train.values import Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.places import cache_dir
+from packtrain.core.secrets import has_secrets, override_without_secrets, secrets_of, without_secrets
 from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
 from packtrain.models.quiet import quiet_libraries
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _NAMED = 5  # settings that have changed
+_SECRET = "urls_with_secrets"  # in run.json: settings that have to be given again
 
 
 def train(
@@ -75,7 +77,9 @@ def train(
 
         watched = progress if here.first else lambda _: None
         prepared = prepare(run, watched)
-        written = {"written": _written(config), "overrides": list(overrides)}
+        urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(run.config.data.get(name)))]
+        written = {"written": _written(config), "overrides": [override_without_secrets(one) for one in overrides]}
+        written |= {_SECRET: urls}
         session = Session.open(
             prepared, here, resume=resume, batch_stats=batch_stats, written=written, progress=watched
         )
@@ -119,8 +123,11 @@ def _resolved(
                 fix="name another training.output_dir, or delete the folder",
             )
         return run
-    new = [one for one in overrides if one not in facts.get("overrides", ())]  # the others are in its config already
+    # The others are in its config already.
+    new = [one for one in overrides if override_without_secrets(one) not in facts.get("overrides", ())]
     had = load_config(run.folder / CONFIG)
+    had = replace(had, training={**had.training, **secrets_of(run.config.training)})  # which are not written there
+    _require_secrets(facts, had)
     begun = resolve_run(had, world=world, overrides=new, name=name)
     refuse_changes(had, begun.config)
     taken = changes_note(had, begun.config)
@@ -128,6 +135,18 @@ def _resolved(
     said = "the run goes on as it was begun; what has changed in the config since is not taken over: "
     notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
     return replace(begun, folder=run.folder, notes=(*begun.notes, *taken, *notes))
+
+
+def _require_secrets(facts: Mapping[str, Any], config: RunConfig) -> None:
+    """Refuse to go on without what was kept apart of the URLs that a run was begun with; it is written nowhere."""
+    missing = [name for name in facts.get(_SECRET, ()) if not has_secrets(str(config.data.get(name)))]
+    if missing:
+        raise ConfigError(
+            f"data.{missing[0]}",
+            got=f"{config.data.get(missing[0])}, without the user, password or signature that the run was begun with",
+            expected="the whole URL: its secrets are not kept in the run's folder",
+            fix=f"resume with the config that has it, or give it again: data.{missing[0]}=URL",
+        )
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -157,7 +176,7 @@ def _written(config: RunConfig | str | Path) -> dict[str, Any]:
     """What a config says, to be compared with what it said when a run was begun."""
     found = config if isinstance(config, RunConfig) else load_config(config)
     sections = {name: dict(getattr(found, name)) for name in ("model", "data", "training")}
-    return dict(json.loads(json.dumps(sections, default=str)))
+    return dict(without_secrets(json.loads(json.dumps(sections, default=str))))
 
 
 def _require_packages() -> None:

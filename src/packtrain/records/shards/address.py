@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.retries import Unreachable, retried
+from packtrain.core.secrets import whole
 from packtrain.records.formats.compression import CANNOT_OPEN, compression_of
 
 READ = 1 << 20  # bytes asked for at once
@@ -64,7 +65,7 @@ def local_path(path: str) -> str:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it. Settings and credentials are those that fsspec finds."""
+    """The file system of a URL, and the path in it. Credentials are the URL's own, or those that fsspec finds."""
     try:
         import fsspec  # type: ignore[import-untyped]
     except ImportError:
@@ -72,7 +73,7 @@ def file_system(url: str) -> tuple[Any, str]:
             url, got="no module named 'fsspec'", expected="fsspec", fix="pip install 'packtrain[remote]'"
         ) from None
     try:
-        return fsspec.core.url_to_fs(url, **_patience(url, fsspec.config.conf))  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(whole(url), **_patience(url, fsspec.config.conf))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:
         raise ConfigError(url, got=str(error), expected="a URL that an installed file system can read") from error
 

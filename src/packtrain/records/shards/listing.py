@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from packtrain.core.public import public
 from packtrain.records.shards.address import PAUSES, file_system, reaching, with_retries
 
 
@@ -50,4 +51,4 @@ def _inside(name: str, endings: tuple[str, ...]) -> list[str]:
 
 def _url(asked: str, name: str) -> str:
     """A name that a file system has answered, as the URL of that file."""
-    return name if "://" in name else asked.rpartition("://")[0] + "://" + name
+    return public(name) if "://" in name else asked.rpartition("://")[0] + "://" + name

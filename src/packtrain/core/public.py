@@ -1,0 +1,35 @@
+"""Text with URLs in it, as it may be shown to others: without users, passwords, signatures and tokens."""
+
+from __future__ import annotations
+
+import re
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s'\"<>`\\]*)")
+_WEB = ("http", "https")  # where a question mark begins a query, and is no wildcard
+# Names of parameters that are no part of a place; those of two letters are Azure's.
+_SECRET = re.compile(r"(?i)sig|token|key|auth|pass|pwd|secret|cred|expires|policy|session|code|hmac|^x-|^s[a-z]$|^spr$")
+_PLAIN = re.compile(r"[\w.,:/-]{0,24}")  # a value that says what is meant; what is longer may be a key to it
+
+
+def public(text: str) -> str:
+    """The same text with every URL in it reduced to its place, and what in its query says which of them is meant.
+
+    >>> public("http://me:word@host:80/a.tar?part=3&X-Amz-Signature=abc#x, s3://key:secret@bucket/a-?.tar")
+    'http://host:80/a.tar?part=3 s3://bucket/a-?.tar'
+    """
+    return _URL.sub(_reduced, text) if "://" in text else text
+
+
+def _reduced(found: re.Match[str]) -> str:
+    scheme, rest = found[1], found[2]
+    end = min((at for mark in "/?#" if (at := rest.find(mark)) >= 0), default=len(rest))
+    host, place = rest[:end].rpartition("@")[2], rest[end:]
+    if scheme.lower() not in _WEB:
+        return f"{scheme}://{host}{place}"
+    path, _, query = place.partition("#")[0].partition("?")
+    kept = [one for one in query.split("&") if one and _may_be_shown(*one.partition("=")[::2])]
+    return f"{scheme}://{host}{path}{'?' if kept else ''}{'&'.join(kept)}"
+
+
+def _may_be_shown(name: str, value: str) -> bool:
+    return not _SECRET.search(name) and _PLAIN.fullmatch(value) is not None and _PLAIN.fullmatch(name) is not None

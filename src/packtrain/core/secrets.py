@@ -1,0 +1,126 @@
+"""Secrets of the user: they are used where something is opened, and never written, shown or compared.
+
+What a URL holds beside its place (user, password, signature) is kept apart from it where it comes in. From there on
+only the rest goes around, into requests, tables, ledgers and messages; whoever opens it asks for the `whole` of it.
+What was kept apart is in the environment of this process, so that those that it starts have it too, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from packtrain.core.errors import ConfigError
+from packtrain.core.public import public
+
+_VARIABLE = "PACKTRAIN_URLS"
+_PATTERN = re.compile(r"[*?\[{]")
+# Settings whose value is a secret, by their name.
+_KEYS = ("token", "api_key", "password", "secret", "hub_token", "push_to_hub_token", "hf_token", "use_auth_token")
+_ENDINGS = ("_api_key", "_secret_key", "_access_key", "_password", "_auth_token", "_access_token", "_api_token")
+
+
+def kept_apart(url: str) -> str:
+    """A URL without its secrets, which are remembered for those who open it; any other text as it is."""
+    shown = public(url)
+    if shown == url:
+        return url
+    known = _known()
+    before = known.get(shown, url)
+    if _resource(before) != _resource(url):
+        raise ConfigError(
+            shown,
+            got="two URLs that differ only in what is not kept of them (user, password, long or secret parameters)",
+            expected="data that can be told apart by what is kept",
+            fix="copy one of them to a place of its own",
+        )
+    os.environ[_VARIABLE] = json.dumps({**known, shown: url})
+    return shown
+
+
+def has_secrets(url: str) -> bool:
+    """Was something of this URL kept apart?"""
+    return _whole(url) is not None
+
+
+def whole(url: str) -> str:
+    """A URL with what was kept apart of it, or of the folder or pattern that it is a file of."""
+    return _whole(url) or url
+
+
+def handed_over() -> str:
+    """All that was kept apart, for a process on another machine; `taken_over` there."""
+    return os.environ.get(_VARIABLE, "{}")
+
+
+def taken_over(known: str) -> None:
+    """What another process has kept apart."""
+    os.environ[_VARIABLE] = known
+
+
+def is_secret(name: str) -> bool:
+    """Is the value of a setting of this name a secret?"""
+    return name.lower() in _KEYS or name.lower().endswith(_ENDINGS)
+
+
+def without_secrets(value: Any) -> Any:
+    """Plain values as they may be written: settings that are secrets are left out, URLs have none."""
+    if isinstance(value, Mapping):
+        return {name: without_secrets(inner) for name, inner in value.items() if not is_secret(str(name))}
+    if isinstance(value, list | tuple):
+        return [without_secrets(inner) for inner in value]
+    return public(value) if isinstance(value, str) else value
+
+
+def override_without_secrets(text: str) -> str:
+    """A setting of the command line, `section.key=value`, as it may be written.
+
+    >>> override_without_secrets("training.hub_token=hf_abc"), override_without_secrets("data.packing=false")
+    ('training.hub_token=***', 'data.packing=false')
+    """
+    name, equals, _ = text.partition("=")
+    return f"{name}{equals}***" if is_secret(name.rpartition(".")[2].strip()) else public(text)
+
+
+def secrets_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings that are secrets."""
+    return {name: value for name, value in settings.items() if is_secret(str(name))}
+
+
+def _known() -> dict[str, str]:
+    return dict(json.loads(os.environ.get(_VARIABLE, "{}")))
+
+
+def _whole(url: str) -> str | None:
+    known = _known()
+    if url in known or not known:
+        return known.get(url)
+    stems = {shown: _stem(shown) for shown in known}
+    above = [shown for shown, stem in stems.items() if url.startswith(stem)]
+    if not above:
+        return None
+    place, secret = urlsplit(url), urlsplit(known[max(above, key=lambda shown: len(stems[shown]))])
+    parts = [*place.query.split("&"), *secret.query.split("&")]
+    query = "&".join(dict.fromkeys(part for part in parts if part))
+    return urlunsplit((place.scheme, secret.netloc, place.path, query, ""))
+
+
+def _stem(url: str) -> str:
+    """How all files of a folder, or of a pattern, begin; a file has none but itself."""
+    place = urlsplit(url)
+    path = _PATTERN.split(place.path, maxsplit=1)[0] if _PATTERN.search(place.path) else place.path
+    if path == place.path and not path.endswith("/"):
+        return url
+    return f"{place.scheme}://{place.netloc}{path}"
+
+
+def _resource(url: str) -> tuple[str, tuple[str, ...]]:
+    """What a URL leads to, as far as that does not change with its signature."""
+    place = urlsplit(url)
+    names = sorted(part.partition("=")[0].lower() for part in place.query.split("&") if part)
+    signed = any(re.search("sig|token|expires|policy|^x-", name) for name in names)
+    return place.path, () if signed else tuple(sorted(place.query.split("&")))
