@@ -174,6 +174,45 @@ def test_control_characters_of_names_reach_no_terminal(run: Run, model: Path, tm
     assert sum(r"\x1b[31m" in one for one in said) >= 3, "names are shown"
 
 
+def raising(error: str, *imports: str) -> subprocess.CompletedProcess[str]:
+    """What the command line makes of an error that a command ends with."""
+    program = (
+        f"import {', '.join(('typer', 'errno', *imports))}; from packtrain.cli.common import run\n"
+        f"app = typer.Typer()\n@app.command()\ndef main() -> None:\n    raise {error}\nrun(app)"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("OSError(errno.EROFS, 'Read-only file system', '/home/me/.cache')", ["/home/me/.cache", "PACKTRAIN_CACHE"]),
+        ("PermissionError(errno.EACCES, 'Permission denied', '/out')", ["/out", "--out"]),
+        ("OSError(errno.EMFILE, 'Too many open files', 'a.tar')", ["a.tar", "ulimit -n"]),
+        ("OSError(errno.ENOSPC, 'No space left on device', '/out')", ["/out", "make room"]),
+        ("OSError('said in other words, of http://me:WORD@host/a?token=WORD')", ["said in other words", "host/a"]),
+        ("ModuleNotFoundError(\"No module named 'num2words'\", name='num2words')", ["pip install num2words"]),
+    ],
+)
+def test_what_the_system_says_has_a_place_and_a_way_out(error: str, words: list[str]) -> None:
+    done = raising(error)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "WORD" not in done.stderr
+    assert [one for one in words if one not in " ".join(done.stderr.split())] == []
+
+
+def test_any_names_in_the_locale_c(model: Path, data: Path, tmp_path: Path) -> None:
+    """Also where Python was kept from UTF-8: pyarrow takes nothing else."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    named = data.rename(tmp_path / "größe.jsonl")
+    command = [sys.executable, "-m", "packtrain.cli", *measure(named, model, tmp_path / "straße")]
+    given = [os.fsencode(str(one)) for one in command]
+    done = subprocess.run(given, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "straße" / "costs.parquet").is_file()
+
+
 def test_control_characters_of_warnings_and_logs_reach_no_terminal(tmp_path: Path) -> None:
     program = (
         "import logging, warnings, typer; from packtrain.cli.common import run\n"

@@ -229,6 +229,23 @@ class TestRun:
         assert (out / "metrics.jsonl").read_bytes() == metrics, "what was trained is not trained again over it"
 
     @pytest.mark.full
+    def test_a_damaged_checkpoint_is_passed_over(self, run: Run, config: Path, tmp_path: Path) -> None:
+        given = ("training.save_steps=1", "training.effective_batch_size=6")
+        whole, out = tmp_path / "whole", tmp_path / "out"
+        assert run("train", config, *given, f"training.output_dir={whole}")[0] == 0
+        assert run("train", config, *given, "training.max_steps=2")[0] == 0
+        damaged = out / "checkpoint-2" / "model.safetensors"
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+        code, said, err = run("train", config, *given, "training.max_steps=3", "--resume", "--json")
+        assert code == 0, err
+        assert json.loads(said)["resumed"] == 1
+        notes = " ".join(json.loads(said)["notes"])
+        assert "passed over" in notes
+        assert "checkpoint-2: the bytes of model.safetensors are not those that were written" in notes
+        assert weights_of(out) == weights_of(whole)
+
+    @pytest.mark.full
     def test_stopped_early_it_says_so_and_is_not_trained_on(self, run: Run, config: Path, tmp_path: Path) -> None:
         held_out = write_chats(tmp_path / "eval.jsonl", 8)
         given = (f"data.eval_path={held_out}", "training.eval_steps=1", "training.max_steps=5")

@@ -20,6 +20,7 @@ from packtrain.core.artifacts import DiskFull, atomic_path, read_json, refuse_li
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
 from packtrain.core.locks import alone
+from packtrain.core.secrets import kept_apart, whole, without_secrets
 from packtrain.core.seeds import stream
 
 JSON = st.recursive(
@@ -69,6 +70,50 @@ def test_links_are_refused_wherever_they_are(tmp_path: Path, place: str, make: C
     make(tmp_path / place)
     with pytest.raises(ArtifactError, match=Path(place).name):
         refuse_links(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "file", "opened"),
+    [
+        ("http://me:pw@h:80/a.jsonl?X-Amz-Signature=s", "http://h:80/a.jsonl", None, None),
+        ("https://h/a.tar?part=3&sig=s", "https://h/a.tar?part=3", None, None),
+        ("https://h/get?id=7", "https://h/get?id=7", None, None),
+        ("https://h/get?file=0123456789012345678901234567", "https://h/get", None, None),
+        ("s3://key:pw@bucket/a-?.tar", "s3://bucket/a-?.tar", "s3://bucket/a-1.tar", "s3://key:pw@bucket/a-1.tar"),
+        ("http://h/{0..3}.tar?sig=s", "http://h/{0..3}.tar", "http://h/2.tar", "http://h/2.tar?sig=s"),
+        ("http://me:pw@h/data/", "http://h/data/", "http://h/data/x/a.tar", "http://me:pw@h/data/x/a.tar"),
+        ("http://me:pw@h/data/", "http://h/data/", "http://other/data/a.tar", "http://other/data/a.tar"),
+        ("http://me:pw@h/data", "http://h/data", "http://h/data/a.tar", "http://me:pw@h/data/a.tar"),
+        ("http://me:pw@h/a.tar", "http://h/a.tar", "http://h/a.tar.gz", "http://h/a.tar.gz"),
+        ("simplecache::http://me:pw@h/a.tar", "simplecache::http://h/a.tar", None, None),
+        ("/home/me@work/a?b.jsonl", "/home/me@work/a?b.jsonl", None, None),
+    ],
+)
+def test_secrets_of_urls_are_kept_apart(
+    given: str, shown: str, file: str | None, opened: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKTRAIN_URLS", "{}")
+    assert kept_apart(given) == kept_apart(kept_apart(given)) == shown
+    assert whole(file or shown) == (opened or given)
+    assert shown in str(ArtifactError(f"at {given}", got=[given], fix=given))
+    assert (
+        "pw" not in str(ArtifactError(f"at {given}", got=[given], fix=given)) + RecordError("read", "x", given).detail
+    )
+
+
+def test_what_is_kept_apart_never_stands_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_URLS", "{}")
+    for signature in ("a", "b"):  # signed anew
+        kept_apart(f"http://h/a.tar?X-Amz-Signature={signature}")
+    assert whole("http://h/a.tar") == "http://h/a.tar?X-Amz-Signature=b"
+    kept_apart("http://h/get?file=0123456789012345678901234567")
+    with pytest.raises(ConfigError, match="two URLs"):
+        kept_apart("http://h/get?file=0123456789012345678901234568")
+
+
+def test_settings_that_are_secrets_are_left_out() -> None:
+    given = {"training": {"hub_token": "hf_x", "image_token": "<image>", "seed": 1}, "urls": ["http://a:b@h/x"]}
+    assert without_secrets(given) == {"training": {"image_token": "<image>", "seed": 1}, "urls": ["http://h/x"]}
 
 
 def test_a_lock_is_neither_emptied_nor_a_link(tmp_path: Path) -> None:

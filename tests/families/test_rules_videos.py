@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from rule_checks import (
     written,
 )
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import ConfigError, PacktrainError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
 
 pytestmark = pytest.mark.contract
@@ -156,6 +157,14 @@ def test_smolvlm_counts_frames_in_words(cases: dict[str, Any]) -> None:
     assert expansion.frames == 21
     assert "series of twenty-one frames from a 0:00:21 [H:MM:SS] video" in text
     assert "Frame from 00:20:" in text
+
+
+def test_smolvlm_names_the_package_that_it_lacks(cases: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases["smolvlm"]
+    rule = case.rule(case.make())
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    with pytest.raises(PacktrainError, match="pip install num2words"):
+        rule.video(video(630, 30.0))
 
 
 def test_largest_stretch_of_a_video_is_one_step(cases: dict[str, Any]) -> None:

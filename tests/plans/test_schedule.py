@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -267,7 +268,8 @@ def test_states_survive_json(plan: PackPlan) -> None:
         again = LoaderState.from_json(state.to_json())
         assert again == state
         schedule.check(again)
-    assert set(json.loads(schedule.start().to_json())) == {"schedule", "epoch", "next_pack"}
+    assert set(json.loads(schedule.start().to_json())) == {"schedule", "epoch", "next_pack", "settings"}
+    schedule.check(LoaderState(schedule=schedule.hash, epoch=0, next_pack=0))  # as earlier versions saved them
 
 
 def test_the_state_after_so_many_steps_is_found_over_epochs() -> None:
@@ -312,9 +314,18 @@ def test_a_state_of_another_schedule_is_refused(plan: PackPlan, tmp_path: Path) 
     others.append(Schedule(build_plan(table, PackingConfig(packing_length=20_000), WORK), packs_per_step=4))
     others.append(Schedule(build_plan(table, PackingConfig(packing_length=20_000, seed=1), WORK), packs_per_step=4))
     assert len({other.hash for other in others} | {state.schedule}) == len(others) + 1
-    for other in others:
-        with pytest.raises(ArtifactError, match="packs per step, seed and balance"):
+    named = [
+        "packs_per_step: 4 -> 5",
+        "seed: 0 -> 1",
+        "balance: sorted -> strict",
+        "packing.epochs: 2 -> 1",
+        "packing.seed: 0 -> 1",
+    ]
+    for other, words in zip(others, named, strict=True):
+        with pytest.raises(ArtifactError, match=rf"(?s){words}.*packs per step, seed and balance"):
             other.check(state)
+        with pytest.raises(ArtifactError, match="packs per step, seed and balance"):
+            other.check(dataclasses.replace(state, settings=None))
     Schedule(plan, packs_per_step=4).check(state)
 
 

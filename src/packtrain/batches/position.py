@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -47,7 +47,7 @@ class Standing:
 
     def __init__(self, sampler: PackSampler) -> None:
         self.sampler = sampler
-        self._hash = sampler.schedule.hash
+        self._start = sampler.schedule.start()
         self._newest: Progress | None = None
         self.over = False  # has the last epoch been delivered?
 
@@ -69,7 +69,7 @@ class Standing:
         """The LoaderState as plain values: behind the last batch that was handed out."""
         here = (self.sampler.epoch, self.sampler.next_pack)
         epoch, next_pack = self._newest.position if self._newest is not None else here
-        return asdict(LoaderState(schedule=self._hash, epoch=epoch, next_pack=next_pack))
+        return asdict(replace(self._start, epoch=epoch, next_pack=next_pack))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -19,7 +20,8 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from packtrain.cli.interrupts import CONTINUES, Interrupted, interruptible, never_lost
-from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.artifacts import DiskFull
+from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_system
 from packtrain.core.public import public
 from packtrain.core.visible import visible, visible_json
 
@@ -42,6 +44,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def run(app: typer.Typer) -> None:
     """Run the command line; user mistakes are printed without a traceback."""
+    _speak_utf8()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
     warnings.showwarning = _show_warning
@@ -52,8 +55,12 @@ def run(app: typer.Typer) -> None:
     except PacktrainError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
-    except OSError as error:  # a full disk, a folder that cannot be written
-        errors.print(f"[bold red]error:[/] {escape(public(str(error)))}")
+    except OSError as error:  # a folder that cannot be written
+        said = error if isinstance(error, DiskFull) else of_system(error)
+        errors.print(f"[bold red]error:[/] {escape(str(said))}")
+        sys.exit(1)
+    except ImportError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(of_missing(error)))}")
         sys.exit(1)
     except (KeyboardInterrupt, Interrupted) as stop:
         errors.print(f"\n[yellow]interrupted[/]; {str(stop) or CONTINUES}")
@@ -61,6 +68,13 @@ def run(app: typer.Typer) -> None:
     except Exception:  # a mistake of ours
         sys.stderr.write(visible(public(traceback.format_exc())))
         sys.exit(1)
+
+
+def _speak_utf8() -> None:
+    """Where the locale is C and Python was kept from UTF-8, begin again with it: files have any names."""
+    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        sys.stdout.flush()
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONUTF8": "1"})
 
 
 def progress_console() -> Console:

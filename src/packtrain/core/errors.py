@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
 from packtrain.core.public import public
@@ -61,6 +63,28 @@ class RecordError(Exception):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return RecordError, (self.stage, self.reason, self.detail)
+
+
+def of_system(error: OSError) -> PacktrainError:
+    """What the system says about a file or a folder, with a way out."""
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the system"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        fix = "name a folder that can be written: --out, training.output_dir; for the cache data.cache_dir or "
+        return PacktrainError(where, got=error.strerror, fix=f"{fix}the environment variable PACKTRAIN_CACHE")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PacktrainError(where, got=error.strerror, fix="make room there; what is complete is kept")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return PacktrainError(where, got=error.strerror, fix="allow more open files (ulimit -n), or use fewer workers")
+    return (
+        PacktrainError(where, got=error.strerror) if error.filename and error.strerror else PacktrainError(str(error))
+    )
+
+
+def of_missing(error: ImportError) -> PacktrainError:
+    """A package that is not there, or cannot be loaded."""
+    name = (error.name or "").partition(".")[0]
+    fix = f"pip install {name}" if name else "install what it names"
+    return PacktrainError("a package that this needs", got=str(error).strip().splitlines()[0][:300], fix=fix)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

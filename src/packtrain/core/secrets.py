@@ -12,10 +12,10 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from packtrain.core.errors import ConfigError
-from packtrain.core.public import public
+from packtrain.core.public import WEB, public
 
 _VARIABLE = "PACKTRAIN_URLS"
 _PATTERN = re.compile(r"[*?\[{]")
@@ -103,19 +103,20 @@ def _whole(url: str) -> str | None:
     above = [shown for shown, stem in stems.items() if url.startswith(stem)]
     if not above:
         return None
-    place, secret = urlsplit(url), urlsplit(known[max(above, key=lambda shown: len(stems[shown]))])
-    parts = [*place.query.split("&"), *secret.query.split("&")]
-    query = "&".join(dict.fromkeys(part for part in parts if part))
-    return urlunsplit((place.scheme, secret.netloc, place.path, query, ""))
+    scheme, _, place = url.partition("://")
+    secret = urlsplit(known[max(above, key=lambda shown: len(stems[shown]))])
+    opened = f"{scheme}://{secret.netloc}/{place.partition('/')[2]}"
+    given = [part for part in secret.query.split("&") if part and part not in urlsplit(url).query.split("&")]
+    if scheme not in WEB or not given:
+        return opened
+    return f"{opened}{'&' if '?' in opened else '?'}{'&'.join(given)}"
 
 
 def _stem(url: str) -> str:
-    """How all files of a folder, or of a pattern, begin; a file has none but itself."""
-    place = urlsplit(url)
-    path = _PATTERN.split(place.path, maxsplit=1)[0] if _PATTERN.search(place.path) else place.path
-    if path == place.path and not path.endswith("/"):
-        return url
-    return f"{place.scheme}://{place.netloc}{path}"
+    """How the files of a folder, or of a pattern, begin."""
+    place = url.partition("?")[0] if url.startswith(tuple(f"{scheme}://" for scheme in WEB)) else url
+    fixed = _PATTERN.split(place, maxsplit=1)[0]
+    return fixed if fixed != place else place.rstrip("/") + "/"
 
 
 def _resource(url: str) -> tuple[str, tuple[str, ...]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
 
-from packtrain.core.errors import RecordError
+from packtrain.core.errors import RecordError, of_missing
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
 from packtrain.families.base import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
 from packtrain.families.geometry import (
@@ -162,8 +162,7 @@ class SmolVLM(Idefics3):
     def video(self, header: MediaHeader) -> Expansion:
         """Introduction, then time and image of each frame. Where the header has no duration it is frames / fps."""
         require_video(header, rate=True)
-        from num2words import num2words  # starting it reads its tables of all languages
-
+        num2words = _num2words()
         seconds = header.seconds or header.frames / header.fps
         indices = self._sample(header, seconds)
         lasting = timedelta(seconds=int(seconds))
@@ -199,6 +198,14 @@ class SmolVLM(Idefics3):
         if first >= last:
             first, last = 0, header.frames - 1
         return [int(index) for index in np.unique(np.linspace(first, last, wanted, dtype=int))]
+
+
+def _num2words() -> Callable[[int], str]:
+    try:
+        from num2words import num2words  # starting it reads its tables of all languages
+    except ImportError as error:
+        raise of_missing(error) from None
+    return num2words  # type: ignore[no-any-return]
 
 
 def _to_longest(height: int, width: int, longest: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import read_json
-from packtrain.core.errors import ArtifactError
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import digest
 from packtrain.costs.table import CostTable
 from packtrain.packs.sample_tokens import SampleTokens
@@ -78,9 +78,12 @@ class TokenTable:
         """A complete folder; its files are there and as large as they were."""
         folder = Path(folder)
         content = read_json(folder / TOKENS, KIND, VERSION)
-        if content["parts"] is None:
-            raise ArtifactError(str(folder), got="tokens that are not complete", fix="run the same command again")
-        made = cls(folder, digest(content["inputs"]), tuple(Part(**part) for part in content["parts"]))
+        try:
+            if content["parts"] is None:
+                raise ArtifactError(str(folder), got="tokens that are not complete", fix="run the same command again")
+            made = cls(folder, digest(content["inputs"]), tuple(Part(**part) for part in content["parts"]))
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(str(folder / TOKENS), got=in_one_line(error), expected="its parts", fix=FIX) from None
         for number in range(len(made.parts)):
             made._require_size(number)
         return made
@@ -169,6 +172,7 @@ def read_part(path: Path, fingerprint: str, rows: int) -> dict[str, Any]:
         if found != fingerprint:
             raise ValueError(f"tokens of other inputs ({found or 'unknown'}): they were made anew meanwhile")
         batch = batches.get_batch(0)
+        batch.validate()
     except (OSError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError too
         raise ValueError(str(error)) from None
     if batch.num_rows != rows:

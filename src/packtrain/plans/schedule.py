@@ -17,13 +17,15 @@ stand side by side:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
-from packtrain.core.fingerprint import digest
+from packtrain.core.fingerprint import differences, digest
 from packtrain.core.seeds import stream
 from packtrain.plans.plan import PackPlan
 
@@ -40,6 +42,7 @@ class LoaderState:
     schedule: str  # hash of the schedule
     epoch: int
     next_pack: int
+    settings: Mapping[str, Any] | None = field(default=None, compare=False)  # what it is a hash of, to name differences
 
     def to_json(self) -> str:
         """As text."""
@@ -59,7 +62,8 @@ class LoaderState:
         """From plain values by name; anything else than a state is refused."""
         try:
             state = cls(**found)  # type: ignore[arg-type]
-            good = isinstance(state.schedule, str) and all(
+            good = isinstance(state.settings, Mapping | None) and isinstance(state.schedule, str)
+            good = good and all(
                 isinstance(value, int) and not isinstance(value, bool) and value >= 0
                 for value in (state.epoch, state.next_pack)
             )
@@ -91,6 +95,19 @@ class Schedule:
         """Identifies the order; a state of another schedule is refused."""
         described = [self.plan.fingerprint, self.packs_per_step, self.seed, self.balance, asdict(self.plan.work)]
         return digest(described)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the hash is of, by name: settings that can be told, data and model as hashes."""
+        config, inputs = (dict(self.plan.summary.get(name) or {}) for name in ("config", "inputs"))
+        own = {"packs_per_step": self.packs_per_step, "seed": self.seed, "balance": self.balance}
+        found = {**inputs, **(inputs.get("measured") or {}), "work": asdict(self.plan.work)}
+        hashes = {name: digest(value) for name, value in found.items() if name != "measured"}
+        return dict(json.loads(json.dumps({**own, "packing": config, "inputs": hashes}, default=str)))
+
+    def at(self, epoch: int, next_pack: int) -> LoaderState:
+        """The state before this pack."""
+        return LoaderState(schedule=self.hash, epoch=epoch, next_pack=next_pack, settings=self.settings)
 
     def num_steps(self, epoch: int | None = None) -> int:
         """Optimizer steps of one epoch, or of all; the last step of an epoch may have fewer packs than G."""
@@ -138,21 +155,22 @@ class Schedule:
         for epoch in range(self.plan.num_epochs):
             here = self.num_steps(epoch)
             if left < here:
-                return LoaderState(schedule=self.hash, epoch=epoch, next_pack=left * self.packs_per_step)
+                return self.at(epoch, left * self.packs_per_step)
             left -= here
         last = self.plan.num_epochs - 1
-        return LoaderState(schedule=self.hash, epoch=last, next_pack=self.plan.epoch(last).num_packs)
+        return self.at(last, self.plan.epoch(last).num_packs)
 
     def start(self) -> LoaderState:
         """The state before the first pack."""
-        return LoaderState(schedule=self.hash, epoch=0, next_pack=0)
+        return self.at(0, 0)
 
     def check(self, state: LoaderState) -> None:
         """Refuse a state that another schedule saved, or that points behind the end."""
         if state.schedule != self.hash:
+            changed = differences(state.settings, self.settings) if state.settings is not None else []
             raise ArtifactError(
                 "loader state",
-                got=f"schedule {state.schedule}",
+                got=f"schedule {state.schedule}" + (f" of other settings: {'; '.join(changed[:5])}" if changed else ""),
                 expected=f"schedule {self.hash}",
                 fix="resume with the data, model, packs per step, seed and balance that the run was started with",
             )
