@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -245,6 +246,20 @@ def test_settings_are_checked(settings: dict[str, float]) -> None:
         RankWatch(dist.HashStore(), 0, 2, **settings)
     with pytest.raises(ConfigError):
         RankWatch(dist.HashStore(), 2, 2)
+
+
+def test_a_rank_that_is_told_to_end_waits_less_for_one_that_is_gone() -> None:
+    group = Group(3, deadline=12.0)  # without haste 7 of them without a sign
+    for watch in group.watches:
+        watch.start().beat(3)
+        watch._wait_for_round()
+    group.watches[2]._stop()  # as if killed
+    group.watches[0].hurry()
+    group.wait(2)
+    for message in group.ended.values():
+        found = re.match(r"rank 2 on node2 \(last step 3\) is gone: no sign of life for (\d+\.\d) s", message)
+        assert found is not None, message
+        assert float(found[1]) < 5
 
 
 # ---- real processes

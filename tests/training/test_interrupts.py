@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 import pytest
 from small_run import dataset, losses, same, trainer_of, weights
 from transformers import TrainerCallback
+
+sys.path.append(str(Path(__file__).parents[1] / "batches"))
+from processes import process_of
 
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.interrupts import Interrupts
@@ -310,6 +315,39 @@ def test_signals_in_order() -> None:
             os.kill(os.getpid(), signal.SIGINT)
     with interrupts:
         assert interrupts.asked is None, "a new run"
+
+
+def test_a_later_sigterm_is_a_second_request() -> None:
+    now = [0.0]
+    with Interrupts(clock=lambda: now[0]) as interrupts:
+        for second in (0.0, 1.0, 4.9):  # launchers and schedulers both send it
+            now[0] = second
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.asked == "SIGTERM"
+        now[0] = 5.0
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def hang(place: str) -> None:
+    """Signals come to a main thread that waits for ever outside of Python."""
+    os.dup2(os.open(f"{place}/stderr", os.O_WRONLY | os.O_CREAT), 2)
+    library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    with Interrupts() as interrupts:
+        interrupts.on_first = Path(place, "heard").touch
+        library.pthread_mutex_lock(lock)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        library.pthread_mutex_lock(lock)
+
+
+def test_a_step_that_hangs_ends_with_the_second_signal(tmp_path: Path) -> None:
+    process = process_of(hang, str(tmp_path))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 130
+    assert (tmp_path / "heard").exists(), "the first one came to whoever has to know"
+    assert "ended by a second SIGINT: the step under way did not come to its end" in (tmp_path / "stderr").read_text()
 
 
 def test_in_another_thread_there_are_no_handlers() -> None:

@@ -54,7 +54,7 @@ class Judge:
     """Looks at signs again and again and says, once it is sure, what is wrong. Knows time only from its caller."""
 
     def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+        self.patience = patience
         self._since: dict[tuple[int, str], tuple[object, float]] = {}
 
     def look(self, now: float, signs: Mapping[int, Sign | None]) -> str:
@@ -68,13 +68,13 @@ class Judge:
         found: list[tuple[int, int, str]] = []
         for rank, sign in signs.items():
             if sign is None:
-                if self._lasts(now, rank, "missing", True) > self._patience.start:
-                    found.append((1, rank, f"rank {rank} has not started within {self._patience.start:.0f} s"))
+                if self._lasts(now, rank, "missing", True) > self.patience.start:
+                    found.append((1, rank, f"rank {rank} has not started within {self.patience.start:.0f} s"))
             elif sign.state == "ended":
                 return sign.message  # another rank has judged
             elif sign.state == "failed":
                 waited = self._lasts(now, rank, "failed", True)
-                if not sign.of_others or waited > self._patience.silence:
+                if not sign.of_others or waited > self.patience.silence:
                     found.append((0 if not sign.of_others else 3, rank, f"{_name(rank, sign)} failed: {sign.message}"))
             elif sign.state == "runs":
                 found += self._judge_running(now, rank, sign, most)
@@ -82,12 +82,12 @@ class Judge:
 
     def _judge_running(self, now: float, rank: int, sign: Sign, most: tuple[int, int]) -> list[tuple[int, int, str]]:
         silent = self._lasts(now, rank, "silent", sign.number)
-        if silent > self._patience.silence:
+        if silent > self.patience.silence:
             return [(1, rank, f"{_name(rank, sign)} is gone: no sign of life for {silent:.1f} s")]
         behind = self._lasts(now, rank, "behind", (sign.place, sign.place < most))
-        limit = self._patience.start if sign.step == NOT_BEGUN else self._patience.behind
+        limit = self.patience.start if sign.step == NOT_BEGUN else self.patience.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
-        if sign.place >= most or behind <= limit or silent > self._patience.silence / 4:
+        if sign.place >= most or behind <= limit or silent > self.patience.silence / 4:
             return []
         others = f"while others are at step {most[0]}"
         at = f"; it is at {sign.at}" if sign.at else ""

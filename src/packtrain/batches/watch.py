@@ -33,15 +33,16 @@ _LONGEST_INTERVAL = 5.0
 _RESERVE = 8  # intervals between noticing something and the last rank's end
 _SOONEST = 0.25  # seconds between signs of steps; longer steps are told one by one
 _ACKNOWLEDGED_WITHIN = 4  # intervals
+_HURRIED = 2  # intervals without a sign after which a rank is gone, once this one was told to end
 _BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connection reset", "broken pipe")
 
 
-def end_process(message: str) -> None:
+def end_process(message: str, *, code: int = 1) -> None:
     """End this process at once: its main thread may wait in a collective that nothing can interrupt."""
     os.write(2, f"{visible(message)}\n".encode("utf-8", "backslashreplace"))  # sys.stderr may be locked by that thread
     for child in multiprocessing.active_children():
         child.kill()
-    os._exit(1)
+    os._exit(code)
 
 
 class RankWatch:
@@ -126,6 +127,10 @@ class RankWatch:
         self._stop()
         return "" if self._verdict.startswith(f"rank {self._rank} ") else self._verdict
 
+    def hurry(self) -> None:
+        """This process was told to end. If that is because a rank is gone, its launcher will not wait for long."""
+        self._patience = replace(self._patience, silence=min(self._patience.silence, _HURRIED * self._interval))
+
     def close(self) -> None:
         """This rank is done. The first one stays until all are: it judges, and the store may be its."""
         self._say(state="done")
@@ -188,6 +193,7 @@ class RankWatch:
                 if self._rounds != rounds:
                     rounds, last = self._rounds, now
                     first = self._seen[_JUDGE]
+                    judge.patience = self._patience
                     verdict = (first.verdict if first is not None else "") or judge.look(now, self._seen)
             if not verdict and now - last > self._patience.silence:
                 verdict = self._lost()
@@ -203,7 +209,9 @@ class RankWatch:
         failed = self._mine.state == "failed"
         if self._rank == _JUDGE:
             self._say(verdict=verdict)
-            self._wait(self._all_know, _ACKNOWLEDGED_WITHIN * self._interval)  # the store may end with this process
+            self._wait(
+                partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval
+            )  # the store may end with this process
         self._say(heard=True, **({} if failed else {"state": "ended", "message": verdict}))
         self._wait_for_round(self._interval)
         with self._heard:
@@ -214,9 +222,12 @@ class RankWatch:
             step = f"at step {self._mine.step}" if self._mine.step >= 0 else "before its first step"
             self._action(f"{verdict}\n  rank {self._rank} on {self._mine.host} ends {step}, or it would wait for ever")
 
-    def _all_know(self) -> bool:
-        """Has every rank heard the verdict that still needs to?"""
-        others = [sign for rank, sign in self._seen.items() if rank != self._rank and sign is not None]
+    def _all_know(self, verdict: str) -> bool:
+        """Has every rank heard the verdict that still needs to? One that is gone does not."""
+        gone = next(
+            (rank for rank in self._seen if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict), -1
+        )
+        others = [s for rank, s in self._seen.items() if rank not in (self._rank, gone) and s is not None]
         return all(s.heard or s.state == "done" or (s.state == "failed" and not s.of_others) for s in others)
 
     def _lost(self) -> str:

@@ -162,6 +162,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
         self._watch = RankWatch.of_group(deadline=self._deadline)
+        self._interrupts.on_first = self._watch.hurry
         return self._watch
 
     def _out_of_memory(self, error: BaseException) -> Exception:
