@@ -209,9 +209,8 @@ class RankWatch:
         failed = self._mine.state == "failed"
         if self._rank == _JUDGE:
             self._say(verdict=verdict)
-            self._wait(
-                partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval
-            )  # the store may end with this process
+            # The store may end with this process.
+            self._wait(partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
         self._say(heard=True, **({} if failed else {"state": "ended", "message": verdict}))
         self._wait_for_round(self._interval)
         with self._heard:
@@ -224,10 +223,8 @@ class RankWatch:
 
     def _all_know(self, verdict: str) -> bool:
         """Has every rank heard the verdict that still needs to? One that is gone does not."""
-        gone = next(
-            (rank for rank in self._seen if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict), -1
-        )
-        others = [s for rank, s in self._seen.items() if rank not in (self._rank, gone) and s is not None]
+        gone = {rank for rank in self._seen if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict}
+        others = [s for rank, s in self._seen.items() if rank not in {self._rank, *gone} and s is not None]
         return all(s.heard or s.state == "done" or (s.state == "failed" and not s.of_others) for s in others)
 
     def _lost(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from packtrain.core.errors import ConfigError, DataError, PacktrainError
+from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line
 from packtrain.core.values import Cost
 from packtrain.families.contracts import BatchContract
 from packtrain.models.attention import set_attention
@@ -56,6 +56,7 @@ class NamedRow:
     collate: Collate
 
 
+_COMPILERS = ("torch._inductor", "torch._dynamo", "triton")
 _FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
 Say = Callable[[str], None]
 
@@ -143,6 +144,7 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
         except PacktrainError:
             raise
         except Exception as error:  # a model may fail in any way
+            _refuse_uncompiled(error)
             raise DataError(
                 "a sample alone",
                 got=f"the model failed: {_in_a_line(error)}",
@@ -216,8 +218,23 @@ def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
     except PacktrainError:
         raise
     except Exception as error:  # a model may fail in any way
+        _refuse_uncompiled(error)
         where = _in_a_line(error)
         return [Finding(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
+
+
+def _refuse_uncompiled(error: BaseException) -> None:
+    """A compiler that fails says nothing about the model, nor about packing."""
+    cause: BaseException | None = error
+    while cause is not None and not type(cause).__module__.startswith(_COMPILERS):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        raise ConfigError(
+            "attention backend",
+            got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
+            expected="a backend that runs on this device",
+            fix="use varlen or sdpa: flex is compiled for every model and shape",
+        ) from error
 
 
 def _in_a_line(error: Exception) -> str:
