@@ -182,6 +182,10 @@ class TestRun:
         assert facts_of(stopped)["outcome"]["status"] == "interrupted"
         assert not (stopped / "final").exists()
         monkeypatch.setattr(RunWatch, "on_step", on_step)
+        began = "2020-01-01T00:00:00Z"
+        (stopped / "run.json").write_text(json.dumps({**facts_of(stopped), "began": began}))
+        lines = (stopped / "metrics.jsonl").read_text().replace('"step_seconds": ', '"step_seconds": 100')
+        (stopped / "metrics.jsonl").write_text(lines)
         code, out, err = run("train", config, *more, f"training.output_dir={stopped}", "--resume", "--json")
         assert code == 0, err
         assert json.loads(out)["resumed"] == 3, "the step that was under way when the signal came is finished"
@@ -189,6 +193,8 @@ class TestRun:
         assert [step["loss"] for step in steps_of(stopped)] == [step["loss"] for step in steps_of(whole)]
         assert [step["samples_seen"] for step in steps_of(stopped)] == [s["samples_seen"] for s in steps_of(whole)]
         assert weights_of(stopped) == weights_of(whole)
+        assert facts_of(stopped)["began"] == began, "the run, not its last process"
+        assert facts_of(stopped)["outcome"]["seconds"] > 3 * 100, "all of its steps"
 
     @pytest.mark.full
     def test_goes_on_as_it_was_begun(self, run: Run, config: Path, tmp_path: Path) -> None:

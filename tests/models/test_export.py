@@ -272,6 +272,15 @@ def test_an_adapter_that_cannot_be_merged_is_refused(tmp_path: Path) -> None:
 # ---- all or nothing
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    others = [tmp_path / ".final.notes.tmp", tmp_path / ".final-2.17.tmp"]
+    for left in (tmp_path / ".final.17469.tmp", tmp_path / ".final.17469.old", *others):
+        left.mkdir()
+        (left / "model.safetensors").touch()
+    save_final(fresh_model("llama"), tmp_path / "final")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["final", *(path.name for path in others)])
+
+
 @pytest.mark.parametrize("moment", ["weights", "files", "place"])
 def test_a_full_disk_leaves_what_was_there(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh_model("llama")

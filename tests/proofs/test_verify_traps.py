@@ -357,6 +357,26 @@ def test_a_model_that_fails_on_a_sample_alone(llama: Any, subject: Any) -> None:
         verify_model(llama, samples, found.contract, right)
 
 
+@pytest.mark.parametrize("module", ["torch._inductor.select_algorithm", "torch._dynamo.exc", "triton.compiler.errors"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_compiler_that_fails_is_not_the_model(llama: Any, subject: Any, module: str, alone: bool) -> None:
+    found, failure = subject("llama"), type("NoValidChoicesError", (RuntimeError,), {"__module__": module})
+
+    def fail(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if alone or kwargs["input_ids"].shape[1] > 40:
+            try:
+                raise failure("No choices to select")
+            except RuntimeError as error:
+                raise RuntimeError("in a layer") from error
+
+    hook = llama.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        with pytest.raises(ConfigError, match=r"(?s)could not be compiled.*No choices.*use varlen or sdpa"):
+            verify_model(llama, text_samples(50), found.contract, PackCollator(found.contract, pad_id=found.pad_id))
+    finally:
+        hook.remove()
+
+
 def test_one_sample_proves_nothing(llama: Any) -> None:
     contract = BatchContract(model_type="llama")
     with pytest.raises(ConfigError, match="no neighbour"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,6 +213,19 @@ log.step(step_of(3))
     assert "make room" in done.stdout, done.stderr
     found = read_metrics(path)
     assert ([one.step for one in found.steps], found.unreadable) == ([1, 3], 0)
+
+
+@pytest.mark.parametrize("what", ["deleted", "moved", "replaced"])
+def test_a_folder_that_is_taken_away_is_noticed(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    with MetricsLog(folder / "m.jsonl") as log:
+        log.step(step_of(1))
+        shutil.rmtree(folder) if what == "deleted" else folder.rename(tmp_path / "elsewhere")
+        if what == "replaced":
+            folder.mkdir()
+            (folder / "m.jsonl").touch()
+        with pytest.raises(ArtifactError, match="deleted, moved or replaced while the run was writing"):
+            log.step(step_of(2))
 
 
 def test_a_rank_that_does_not_write_does_nothing(tmp_path: Path) -> None:

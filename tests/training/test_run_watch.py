@@ -55,6 +55,20 @@ def test_metrics_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path) -
     assert seen[:3] == [([], None), ([1], None), ([1, 2], 1)], "the step's own line is there, and its checkpoint is not"
 
 
+def test_a_run_that_goes_on_knows_what_was_before(tmp_path: Path) -> None:
+    evaluating = {"eval_dataset": dataset(epochs=1), "eval_strategy": "steps", "eval_steps": 1}
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        watched(tmp_path, log, **evaluating).train()
+    before = read_metrics(tmp_path / "metrics.jsonl")
+    watch = RunWatch(MetricsLog(tmp_path / "metrics.jsonl"), Noted())
+    parts = {"callbacks": [watch], "on_step": watch.on_step, "meter": StepMeter()}
+    trainer_of(dataset(), tmp_path, parts=parts, max_steps=2).train(resume_from_checkpoint=True)
+    seconds = [*(one.step_seconds for one in before.steps), *(one.seconds or 0.0 for one in before.evaluations)]
+    assert len(seconds) == 4
+    assert watch.seconds_before == pytest.approx(sum(seconds))
+    assert watch.eval_loss == before.evaluations[-1].eval_loss
+
+
 def test_metrics_that_cannot_be_written_leave_no_checkpoint(tmp_path: Path) -> None:
     class Full(MetricsLog):
         def sync(self) -> None:

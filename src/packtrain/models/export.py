@@ -7,6 +7,7 @@ class. The model that was trained is left as it is, whatever wraps it.
 from __future__ import annotations
 
 import copy
+import glob
 import json
 import os
 import shutil
@@ -267,13 +268,14 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     before = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove_left_over(folder, "tmp")
         temporary.mkdir(parents=True)
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 sync(path)
         _exchange(temporary, folder, before)
+        _remove_left_over(folder, "old")
     except (OSError, SafetensorError) as error:
         raise ArtifactError(
             str(folder),
@@ -283,6 +285,13 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_left_over(folder: Path, ending: str) -> None:
+    """What processes left that were killed here; nobody else writes to this place."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.{ending}"):
+        if path.name.split(".")[-2].isdecimal():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _exchange(temporary: Path, folder: Path, before: Path) -> None:

@@ -71,6 +71,10 @@ class MetricsLog:
         self.sync()
         return last
 
+    def written(self) -> Metrics:
+        """Everything that is in the file now."""
+        return read_metrics(self._path) if self._path is not None else Metrics()
+
     def step(self, metrics: StepMetrics) -> None:
         """Write a step."""
         assert self._path is None or metrics.step > self._last, f"step {metrics.step} behind step {self._last}"
@@ -128,6 +132,7 @@ class MetricsLog:
 
     def _append(self, line: bytes) -> None:
         assert self._stream is not None
+        self._require_place()
         before = self._stream.tell()
         try:
             self._stream.write(line)
@@ -138,6 +143,22 @@ class MetricsLog:
             raise ArtifactError(
                 str(self._path), got=str(error), expected="a disk with room for metrics", fix="make room, and resume"
             ) from error
+
+    def _require_place(self) -> None:
+        """A file that was deleted or moved away could be written on, and nobody would find it."""
+        assert self._stream is not None
+        assert self._path is not None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._stream.fileno()), os.stat(self._path)):
+                return
+        self._stream.close()
+        self._stream = None
+        raise ArtifactError(
+            str(self._path),
+            got="a file that was deleted, moved or replaced while the run was writing it",
+            expected="the folder of the run to stay where it is until the run ends",
+            fix="bring the folder back and resume, or begin a new run",
+        )
 
 
 def read_metrics(path: str | Path) -> Metrics:

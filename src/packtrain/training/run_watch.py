@@ -8,7 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from packtrain.training.flow import is_due
 from packtrain.training.history import EarlyWarning
-from packtrain.training.metrics_log import MetricsLog
+from packtrain.training.metrics_log import Metrics, MetricsLog
 from packtrain.training.monitors import Monitors
 from packtrain.training.progress import TrainingProgress
 from packtrain.training.step_metrics import EvalMetrics, StepMetrics
@@ -24,6 +24,7 @@ class RunWatch(TrainerCallback):
         self.first: StepMetrics | None = None
         self.last: StepMetrics | None = None
         self.eval_loss: float | None = None
+        self.seconds_before = 0.0  # that steps and evaluations took in earlier processes of the run
         self._state: TrainerState | None = None
 
     def on_step(self, metrics: StepMetrics) -> None:
@@ -41,6 +42,10 @@ class RunWatch(TrainerCallback):
         if state.global_step and saved is not None:
             self._go_on(saved)
         self.last = last
+        before = self._log.written() if state.global_step else Metrics()
+        self.eval_loss = before.evaluations[-1].eval_loss if before.evaluations else None
+        self.seconds_before = sum(step.step_seconds for step in before.steps)
+        self.seconds_before += sum(one.seconds or 0.0 for one in before.evaluations)
 
     def on_evaluate(
         self,

@@ -45,7 +45,7 @@ class RunOutcome:
     loss: float | None = None  # of the last step
     eval_loss: float | None = None
     samples_seen: int = 0
-    seconds: float = 0.0  # of this process
+    seconds: float = 0.0  # of the run: steps and evaluations of earlier processes, and all of this one
     detail: str = ""
 
     def plain(self) -> dict[str, Any]:
@@ -117,7 +117,8 @@ class RunFolder:
         )
         with atomic_path(self.path / CONFIG) as temporary:
             temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
-        self._write({**facts, "versions": versions(), "began": _now()})
+        began = facts.get("began") or _now()
+        self._write({**facts, "versions": versions(), "began": began, "started": _now()})
 
     def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
         """Write how it ended, and everything that was not trained in one ledger."""

@@ -193,6 +193,8 @@ class Session:
             **self.written,
             "outcome": RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps).plain(),
         }
+        if self.checkpoint is not None and folder.holds_run:
+            facts["began"] = folder.facts().get("began")  # the run did, not this process
         folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
         folder.gather_ledgers(self._ledgers())
 
@@ -224,7 +226,7 @@ class Session:
             loss=last.loss if last is not None else None,
             eval_loss=watch.eval_loss,
             samples_seen=last.samples_seen if last is not None else 0,
-            seconds=round(time.monotonic() - started, 3),
+            seconds=round(watch.seconds_before + time.monotonic() - started, 3),
             detail=detail,
         )
 
