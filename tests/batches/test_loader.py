@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads, source_of
 
 from packtrain.batches import worker_loss
+from packtrain.batches.loader import PackLoader
 from packtrain.batches.sampler import PackSampler, rank_and_world
 from packtrain.batches.stream import PackStream
-from packtrain.core.errors import ArtifactError, ConfigError, DataError
+from packtrain.core.errors import ArtifactError, ConfigError, DataError, MemoryLimitError
 from packtrain.packs.values import EMPTY_PACK
 from packtrain.plans.schedule import Schedule
 
@@ -347,6 +348,24 @@ def test_batches_of_workers_are_in_memory_without_a_name() -> None:
     links = {os.readlink(f"/proc/self/fd/{value.untyped_storage()._share_fd_cpu_()[0]}") for value in shared}
     assert links == {"/memfd:packtrain-batch (deleted)"}
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)",
+        "unable to mmap 4096 bytes from file </torch_1_2_3>: unable to write to file </torch_1_2_3>",
+    ],
+)
+def test_a_small_dev_shm_is_said_with_the_ways_out(words: str) -> None:
+    def collate(rows: Any) -> Any:
+        raise RuntimeError(words)
+
+    schedule = Schedule(plan_of(4), packs_per_step=4)
+    for workers in (0, 1):
+        loader = PackLoader(source_of(plan_of(4)), schedule, collate, num_workers=workers)
+        with pytest.raises(MemoryLimitError, match=r"(?s)/dev/shm.*--shm-size.*num_workers=0"):
+            next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.full)])

@@ -6,6 +6,7 @@ import builtins
 import errno
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.core.fingerprint import digest
 from packtrain.training.checkpoints import (
+    KIND,
     MARKER,
+    VERSION,
     CheckpointFolder,
     UnreadableError,
     bytes_to_save,
@@ -112,6 +116,43 @@ def test_a_list_of_another_shape_is_refused(tmp_path: Path, what: str, checked: 
     found = survey(tmp_path)
     assert [one.step for one in found.complete] == [1]
     assert "checkpoint-2" in found.broken[2]
+
+
+def test_any_bytes_for_a_list_are_refused_in_words(tmp_path: Path) -> None:
+    path = save(folder_of(tmp_path), 2)
+    content, draw = (path / MARKER).read_bytes(), random.Random(0)
+    whole, refused = read_checkpoint(path), 0
+    for _ in range(300):
+        changed, at = bytearray(content), draw.randrange(len(content))
+        changed[at : at + draw.choice((0, 1, 1, 9))] = draw.randbytes(draw.choice((0, 1, 1, 5)))
+        (path / MARKER).write_bytes(changed)
+        found = survey(tmp_path)
+        assert found.complete in ((), (whole,)), "never another step or other files"
+        refused += bool(found.broken)
+    assert refused > 200
+
+
+def test_one_that_goes_away_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a shared disk another machine may rename it."""
+    folder = folder_of(tmp_path)
+    for step in (1, 2):
+        save(folder, step)
+    real = os.scandir
+
+    def gone(path: Any) -> Any:
+        if str(path).endswith("checkpoint-2"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return real(path)
+
+    monkeypatch.setattr("os.scandir", gone)
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [1]
+
+
+def test_one_of_an_older_version_says_how_to_go_on(tmp_path: Path) -> None:
+    path = save(folder_of(tmp_path), 2)
+    write_json(path / MARKER, KIND, VERSION - 1, {"step": 2})
+    with pytest.raises(ArtifactError, match=r"(?s)older version.*packtrain train CONFIG model\.model_name_or_path"):
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("what", ["marker", "file", "size"])

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from packtrain.batches.position import Progress, Standing
 from packtrain.batches.sampler import PackSampler, Span, rank_and_world
 from packtrain.batches.shared_memory import Shared
-from packtrain.batches.worker_loss import LOST, by_signal, dead, said_by_the_loader, what_to_do
+from packtrain.batches.worker_loss import LOST, by_signal, dead, said_by_the_loader, shared_memory_full, what_to_do
 from packtrain.core.errors import DataError, PacktrainError, in_one_line
 from packtrain.packs.source import PackSource
 from packtrain.packs.values import EMPTY_PACK, PackedRow
@@ -180,6 +180,8 @@ class _Delivery:
                 raise
             raise said from error
         except (RuntimeError, OSError, EOFError) as error:
+            if (full := shared_memory_full(error)) is not None:
+                raise full from error
             if not self._is_loss(error):
                 raise
             raise self._lost(error) from error

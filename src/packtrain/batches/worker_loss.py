@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from packtrain.core.errors import MemoryLimitError
+
 LOST = re.compile(r"DataLoader worker \(|DataLoader timed out")  # how torch says it
 _PIDS = re.compile(r"\d+")
+_SHM = "/dev/shm"
+_FULL = re.compile(r"(allocate|map) shared memory|unable to (write to|open|resize) (shared|file </torch_)")
 
 
 class Waits(Protocol):
@@ -52,6 +58,21 @@ def _held_back(message: str) -> bool:
     pids = set(map(int, _PIDS.findall(message)))
     concerned = [waits for waits in _watched if waits.pids & pids]
     return bool(concerned) and not any(waits.waiting for waits in concerned)
+
+
+def shared_memory_full(error: Exception) -> MemoryLimitError | None:
+    """What to do where torch finds no room in /dev/shm, as for batches of a collator of the user's own."""
+    if not _FULL.search(str(error)):
+        return None
+    size = shutil.disk_usage(_SHM) if os.path.isdir(_SHM) else None
+    free = f"; {size.free:,} of its {size.total:,} bytes are free" if size is not None else ""
+    return MemoryLimitError(
+        f"shared memory ({_SHM})",
+        got=f"too little for the batches that workers hand over{free}",
+        expected="room for workers x prefetch_factor batches",
+        fix="give the container more (docker run --shm-size=16g, or --ipc=host), or use fewer workers: with "
+        "dataloader_num_workers: 0 (num_workers=0) none is needed",
+    )
 
 
 def dead(workers: Iterable[Any]) -> list[int]:

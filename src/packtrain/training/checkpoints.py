@@ -354,6 +354,8 @@ def _refuse_links(path: Path) -> None:
         refuse_links(path)
     except ArtifactError as error:
         raise UnreadableError(error.where, got=error.got, expected=error.expected, fix=error.fix) from None
+    except _NOT_THERE:  # another machine has renamed or removed it meanwhile
+        raise ArtifactError(str(path), got="a folder that is gone by now", expected="a checkpoint") from None
     except OSError as error:
         raise UnreadableError.of(path, error) from None
 
