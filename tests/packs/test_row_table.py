@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "plans"))  # tables made from ar
 
 from tables import write_table
 
+from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
 from packtrain.costs.table import CostTable
 from packtrain.packs import rows as rows_module
@@ -151,6 +152,30 @@ def test_a_file_that_cannot_be_used(table: CostTable, tmp_path: Path) -> None:
             RowTable.make(table, tmp_path / "rows")
     with pytest.raises(ArtifactError, match="one rows-"):
         RowTable.open(tmp_path / "costs")
+
+
+def test_what_was_read_to_its_end_is_not_read_again(
+    table: CostTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same process, unless it has changed since."""
+    made = RowTable.make(table, tmp_path / "rows")
+    os.utime(made.path, (1, 1))
+    real, read = FileSum.of, list[Path]()
+
+    def counted(path: Path, *more: Any) -> FileSum:
+        read.append(path)
+        return real(path, *more)
+
+    monkeypatch.setattr(FileSum, "of", counted)
+    for _ in range(3):
+        RowTable.make(table, tmp_path / "rows")
+    assert read == [made.path]
+    content = bytearray(made.path.read_bytes())
+    content[len(content) // 2] ^= 1
+    made.path.write_bytes(content)
+    os.utime(made.path, (1, 1))
+    with pytest.raises(ArtifactError, match="not those that were written"):
+        RowTable.make(table, tmp_path / "rows")
 
 
 def test_another_table_is_not_taken_for_this_one(table: CostTable, tmp_path: Path) -> None:

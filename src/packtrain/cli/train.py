@@ -10,6 +10,7 @@ import typer
 
 from packtrain.cli.common import Json, errors, output, print_json, progress_console
 from packtrain.cli.interrupts import is_interrupt
+from packtrain.core.secrets import override_without_secrets
 
 INTERRUPTED = 130  # as shells say it of a command that was ended by Ctrl-C
 
@@ -80,7 +81,7 @@ def train(
     from packtrain.app.train.values import Place
 
     if Place.here().first:
-        again = shlex.join(["packtrain", "train", str(config), *(overrides or ())])
+        again = shlex.join(["packtrain", "train", str(config), *map(override_without_secrets, overrides or ())])
         if as_json:
             print_json(outcome_json(outcome))
         else:
