@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 
-from packtrain.app.config.keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTIONS, TRAINER_KEYS
+from packtrain.app.config.keys import ALIASES, KINDS, PROCESSOR_KEYS, SECTIONS, TRAINER_KEYS, TRAINER_KINDS
 from packtrain.app.config.load import RunConfig, load_config, with_overrides
 from packtrain.app.config.setup import OPTIMIZERS
+from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.core.errors import ConfigError
 from packtrain.plans.config import LIMITS, PackingConfig
+from packtrain.records.yaml_text import read_value
 
 Load = Callable[[str], RunConfig]
 # Other systems' names, what they are here, and what they bring along: the table of the design.
@@ -90,8 +93,8 @@ def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> 
 
 @pytest.mark.parametrize("key", OURS)
 def test_our_own_names_need_no_note_in_their_section(load: Load, key: str) -> None:
-    value: Any = {"true or false": True, "a positive whole number": 7, "a number of at least 0": 0.5}.get(
-        KINDS.get(key, ""), "x"
+    value: Any = {"true or false": True, "a positive whole number": 7, "a share from 0 to 1": 0.5}.get(
+        str(KINDS.get(key)), "x"
     )
     value = {"fps": 2.0} if key == "processor_config" else value
     found = load(yaml.safe_dump({"data": {key: value}}))
@@ -204,7 +207,8 @@ def test_wrong_values(load: Load, key: str, value: str) -> None:
 
 @pytest.mark.parametrize("key", ["learning_rate", "vit_lr", "aligner_lr", "weight_decay", "warmup_steps"])
 def test_numbers_below_zero_are_told_from_words(load: Load, key: str) -> None:
-    assert f"training.{key}: -1 instead of a number of at least 0" in problems(load, f"training: {{{key}: -1}}")
+    words = "a number from 0 to 1000" if key.endswith(("_rate", "lr")) else "a number of at least 0"
+    assert f"training.{key}: -1 instead of {words}" in problems(load, f"training: {{{key}: -1}}")
 
 
 @pytest.mark.parametrize("value", ["many", "0", "-1", ".nan", "true", "[1]"])
@@ -382,7 +386,7 @@ def test_merged_references_that_blow_up(load: Load) -> None:
 
 def test_every_key_that_is_checked_exists() -> None:
     known = {key for keys in SECTIONS.values() for key in keys}
-    assert set(KINDS) <= known
+    assert set(KINDS) == known - {"processor_config"}, "a key that takes anything"
     assert {name for name, _ in ALIASES.values()} <= known
     packing = {field.name for field in dataclasses.fields(PackingConfig)}
     assert packing - set(SECTIONS["data"]) == {"epochs", "packs_per_step", "seed"}
@@ -394,9 +398,118 @@ def test_every_key_that_is_checked_exists() -> None:
 def test_keys_of_the_trainer() -> None:
     """What is passed on is what the class has: no more, no less."""
     from transformers import TrainingArguments
+    from transformers.trainer_utils import SaveStrategy, SchedulerType
     from transformers.training_args import OptimizerNames
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert set(TRAINER_KEYS) == theirs
-    assert len(TRAINER_KEYS) == len(set(TRAINER_KEYS))
+    hints = get_type_hints(TrainingArguments)
+    for key, kind in TRAINER_KINDS.items():
+        members = get_args(hints[key]) if get_origin(hints[key]) in (Union, UnionType) else (hints[key],)
+        allowed = {bool if get_args(one) == (False,) else get_origin(one) or one for one in members}
+        allowed |= {int} if float in allowed else set()
+        allowed |= {dict} if key == "parallelism_config" else set()  # which is refused
+        assert set(kind.types) <= allowed, f"{key}: {kind} for {hints[key]}"
+    for key, names in (("lr_scheduler_type", SchedulerType), ("save_strategy", SaveStrategy)):
+        assert all(TRAINER_KINDS[key].holds(name.value) for name in names)
     assert set(OPTIMIZERS) - {"multimodal"} <= {name.value for name in OptimizerNames}
+
+
+# ---- every key and every wrong value
+
+WRONG = (
+    *('"false"', '"no"', "banana", '""', '"a\\0b"', "true", "0", "-1", "1.5", ".nan", ".inf", "-.inf", f"{10**30}"),
+    *("[]", "[1]", "[[x]]", "{}", "{a: 1}", "{1: 2}", "{a: {b: [.nan]}}", "2026-01-01"),
+)
+SETTINGS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
+
+
+def outcome(base: RunConfig, section: str, key: str, value: str) -> ResolvedRun | str:
+    """The run, or what is said of the config; nothing else may come of a wrong value."""
+    try:
+        return resolve_run(with_overrides(base, [f"{section}.{key}={value}"]))
+    except ConfigError as error:
+        return str(error)
+
+
+@pytest.fixture
+def base(load: Load) -> RunConfig:
+    return load("model: tiny:llama\ndata: {dataset_path: x.jsonl, eval_path: y.jsonl}\ntraining: {output_dir: out}")
+
+
+def test_a_wrong_value_is_refused_by_the_name_of_its_key(base: RunConfig) -> None:
+    taken = 0
+    for section, key in SETTINGS:
+        for value in WRONG:
+            found = outcome(base, section, key, value)
+            if isinstance(found, str):
+                assert key in found, f"{section}.{key}={value}: {found}"
+                continue
+            kind = KINDS.get(key)
+            assert kind is None or kind.holds(read_value(value)), f"{section}.{key}={value}"
+            taken += 1
+    assert taken < len(SETTINGS) * len(WRONG) / 3, "hardly anything is refused"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ('training.bf16="false"', "training.bf16: 'false' instead of true or false"),
+        ("training.max_grad_norm=banana", "training.max_grad_norm: 'banana' instead of a number of at least 0"),
+        ("training.adam_beta1=.nan", "training.adam_beta1: nan instead of a number from 0 to below 1"),
+        ("training.adam_epsilon=-1", "training.adam_epsilon: -1 instead of"),
+        ("training.dataloader_num_workers=1.5", "training.dataloader_num_workers: 1.5 instead of a whole number"),
+        ("training.log_level=banana", "training.log_level: 'banana' instead of passive, detail"),
+        ("training.save_strategy=banana", "training.save_strategy: 'banana' instead of no, steps, epoch or best"),
+        (f"training.seed={10**30}", "training.seed: 1000"),
+        ("training.data_seed=-1", "training.data_seed: -1 instead of a whole number from 0"),
+        (f"training.max_steps={10**30}", "training.max_steps: 1000"),
+        (f"training.learning_rate={10**30}", "training.learning_rate: 1000"),
+        ("training.metric_for_best_model=5", "training.metric_for_best_model: 5 instead of a text"),
+        ("training.accelerator_config=banana", "training.accelerator_config: 'banana' instead of a section"),
+        ("training.parallelism_config={a: 1}", "training.parallelism_config: "),
+        ("training.save_total_limit=-1", "training.save_total_limit: -1 instead of a positive whole number"),
+        ("training.run_name={a: 1}", "training.run_name: a dict instead of a text"),
+        ('training.output_dir="a\\0b"', "training.output_dir: 'a\\x00b' instead of a word"),
+        ('data.cache_dir="a\\0b"', "data.cache_dir: 'a\\x00b' instead of a word"),
+        ("data.columns=banana", "data.columns: 'banana' instead of a section of names"),
+        ("data.coord_tokens={a: 1}", "data.coord_tokens"),
+        ('data.eval_path=""', "data.eval_path: '' instead of a word"),
+        ("report.title=[1]", "report.title: a list instead of a word"),
+        ("report.out=5", "report.out: 5 instead of a word"),
+    ],
+)
+def test_values_that_were_once_taken(base: RunConfig, setting: str, words: str) -> None:
+    key, _, value = setting.partition("=")
+    found = outcome(base, *key.split("."), value)
+    assert isinstance(found, str)
+    assert words in found
+
+
+def test_a_file_has_no_parts(base: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{}")
+    for key in ("split", "subset"):
+        run = with_overrides(base, [f"data.dataset_path={tmp_path / 'x.jsonl'}", f"data.{key}=train"])
+        with pytest.raises(ConfigError, match=f"data.{key}: train of the file"):
+            resolve_run(run)
+
+
+@pytest.mark.full
+def test_what_is_taken_makes_arguments_or_is_refused_by_name(base: RunConfig, tmp_path: Path) -> None:
+    from packtrain.app.train.session import accepted_arguments
+
+    made = 0
+    for key in SECTIONS["training"]:
+        for value in WRONG:
+            run = outcome(base, "training", key, value)
+            if isinstance(run, str):
+                continue
+            own = {**run.arguments, "output_dir": str(tmp_path), "use_cpu": True, "max_steps": 1}
+            said = f"training.{key}"
+            try:
+                accepted_arguments(own, given=run.arguments)
+                made += 1
+            except ConfigError as error:
+                said = str(error)
+            assert f"training.{key}" in said
+    assert made > 100

@@ -37,6 +37,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value not in (None, {}, {"use_reentrant": False}),
         "layers are recomputed without re-entering autograd, which adapters and frozen parts need; leave it out",
     ),
+    "parallelism_config": (bool, "packs are not split over GPUs"),
     "prediction_loss_only": (lambda value: not value, "evaluation is the loss over tokens"),
 }
 
@@ -149,9 +150,6 @@ def _contradictions(config: RunConfig) -> list[str]:
             )
     if "warmup_ratio" in training and training.get("warmup_steps"):
         found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
-    ratio = training.get("warmup_ratio")
-    if ratio is not None and not 0 <= ratio < 1:
-        found.append(f"training.warmup_ratio: {ratio:g} instead of a share from 0 to below 1")
     if not data.get("eval_path"):
         found += [
             f"training.{name} without data.eval_path: there is nothing to judge by"

@@ -72,6 +72,10 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
     data = config.data
     if not data.get("dataset_path"):
         raise ConfigError("data.dataset_path", got="none", expected="a file or folder, or a hub name")
+    for name in ("split", "subset"):
+        if name in data and os.path.isfile(str(data["dataset_path"])):
+            got = f"{data[name]} of the file {data['dataset_path']}"
+            raise ConfigError(f"data.{name}", got=got, expected="a dataset that has parts", fix="leave it out")
     packing, pad_packs = bool(data.get("packing", True)), bool(data.get("pad_packs", False))
     notes = []
     unused = [name for name in _PACKS_ONLY if name in data]

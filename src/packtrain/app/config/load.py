@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,9 @@ from packtrain.app.config.keys import (
     SECTION_ALIASES,
     SECTIONS,
 )
+from packtrain.app.config.kinds import POSITIVE
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import kept_apart
-from packtrain.families.template_date import A_DAY, is_date
 from packtrain.records.yaml_text import brief, read_value, read_yaml
 
 _MOST_EXTENDS = 16
@@ -237,12 +236,12 @@ def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:
 
 
 def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Values that cannot be what the key means; the stages check the rest."""
+    """Values that cannot be what the key means; what does not go together is said by the stages."""
     found = []
     for section, values in merged.items():
         for name, value in values.items():
             kind = KINDS.get(name)
-            if kind is not None and not _is(kind, value):
+            if kind is not None and not kind.holds(value):
                 found.append(f"{section}.{name}: {brief(value)} instead of {kind}")
     limits = merged.get("data", {}).get("processor_config", {})
     if not isinstance(limits, Mapping):
@@ -251,23 +250,9 @@ def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if name not in PROCESSOR_KEYS:
             hint = nearest(str(name)[:100], PROCESSOR_KEYS)
             found.append(f"data.processor_config.{_short(str(name))}: unknown key. {hint}".rstrip())
-        elif value is not None and not (_is("a number of at least 0", value) and value > 0):
+        elif value is not None and not POSITIVE.holds(value):
             found.append(f"data.processor_config.{name}: {brief(value)} instead of a number above zero")
     return found
-
-
-def _is(kind: str, value: Any) -> bool:
-    if kind == "true or false":
-        return isinstance(value, bool)
-    if kind == "a word":
-        return isinstance(value, str)
-    if kind == A_DAY:
-        return is_date(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    if kind == "a positive whole number":
-        return isinstance(value, int) and value > 0
-    return math.isfinite(value) and value >= 0
 
 
 def _short(text: str) -> str:

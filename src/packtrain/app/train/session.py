@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -332,7 +332,6 @@ def _ended(trainer: PackedTrainer) -> tuple[str, str]:
 def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
     """The trainer's arguments: what the config gives, and what follows from the schedule and the weights."""
     import torch
-    from transformers import TrainingArguments
 
     from packtrain.batches.trainer import trainer_arguments
 
@@ -347,10 +346,26 @@ def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingA
         own["use_cpu"] = True
         if run.world > 1:
             own.setdefault("ddp_backend", "gloo")
+    return accepted_arguments(own, given=run.arguments)
+
+
+def accepted_arguments(arguments: Mapping[str, Any], *, given: Iterable[str]) -> TrainingArguments:
+    """What transformers makes of them; where it refuses, the error names those of the given ones that are to blame."""
+    from transformers import TrainingArguments
+
     try:
-        return TrainingArguments(**own)
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        raise ConfigError("training", got=in_one_line(error), expected="arguments that transformers accepts") from error
+        return TrainingArguments(**arguments)
+    except Exception as error:  # each argument is checked in its own way
+        problem = error
+    blamed = []
+    for name in given:
+        try:
+            TrainingArguments(**{other: value for other, value in arguments.items() if other != name})
+        except Exception:
+            continue
+        blamed.append(f"training.{name}")
+    where, got = ", ".join(blamed) or "training", in_one_line(problem)
+    raise ConfigError(where, got=got, expected="arguments that transformers accepts") from problem
 
 
 def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:

@@ -1,0 +1,87 @@
+"""What the value of a key may be: a type, a range, and the words for both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packtrain.families.template_date import A_DAY, is_date
+
+_LARGEST = 1 << 53  # beyond it whole numbers are no longer told apart as floats
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value. `types` are those that it may have in Python."""
+
+    said: str
+    types: tuple[type, ...]
+    fits: Callable[[Any], bool] = lambda _: True
+
+    def holds(self, value: object) -> bool:
+        """Is this such a value? What is true or false is no number here, though Python takes it for one."""
+        known = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
+        return known and self.fits(value)
+
+    def __str__(self) -> str:
+        return self.said
+
+
+def whole(said: str, least: int, most: int = _LARGEST) -> Kind:
+    """Whole numbers within bounds."""
+    return Kind(said, (int,), lambda value: least <= value <= most)
+
+
+def number(said: str, fits: Callable[[Any], bool]) -> Kind:
+    """Numbers that are finite."""
+    return Kind(said, (int, float), lambda value: abs(value) <= _LARGEST and math.isfinite(value) and fits(value))
+
+
+def choice(*names: str) -> Kind:
+    """One of some words."""
+    return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), (str,), lambda value: value in names)
+
+
+def either(*kinds: Kind) -> Kind:
+    """A value of any of these kinds."""
+    types = tuple(dict.fromkeys(kind for one in kinds for kind in one.types))
+    return Kind(" or ".join(map(str, kinds)), types, lambda value: any(one.holds(value) for one in kinds))
+
+
+def _texts(values: Any) -> bool:
+    return all(TEXT.holds(value) for value in values)
+
+
+def _plain(value: Any) -> bool:
+    """Sections, lists and plain values: what JSON can say. YAML has been bounded before."""
+    if isinstance(value, Mapping):
+        return all(TEXT.holds(key) and _plain(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, str | bool) or number("", lambda _: True).holds(value)
+
+
+FLAG = Kind("true or false", (bool,))
+COUNT = whole("a positive whole number", 1)
+WHOLE = whole("a whole number from 0 on", 0)
+SEED = whole("a whole number from 0 to 4294967295", 0, 2**32 - 1)
+STEPS = whole("a whole number of steps up to a billion", -1, 10**9)
+PLACE = whole("a whole number from -1 on", -1)
+AMOUNT = number("a number of at least 0", lambda value: value >= 0)
+POSITIVE = number("a number above 0", lambda value: value > 0)
+RATE = number("a number from 0 to 1000", lambda value: 0 <= value <= 1000)
+SHARE = number("a share from 0 to 1", lambda value: 0 <= value <= 1)
+BELOW_ONE = number("a number from 0 to below 1", lambda value: 0 <= value < 1)
+TEXT = Kind("a text", (str,), lambda value: "\0" not in value)
+WORD = Kind("a word", (str,), lambda value: bool(value.strip()) and "\0" not in value)
+WORDS = Kind("a list of words", (list,), _texts)
+SECTION = Kind("a section", (dict,), _plain)
+NAMES = Kind("a section of names", (dict,), lambda value: _texts(value) and _texts(value.values()))
+SWITCH = Kind(
+    "true, false, or a section with enabled",
+    (bool, dict),
+    lambda value: isinstance(value if isinstance(value, bool) else value.get("enabled"), bool),
+)
+DAY = Kind(A_DAY, (str,), is_date)
