@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import itertools
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True)
@@ -74,6 +76,9 @@ def unfreezing() -> Iterator[None]:
     pytest_collection_finish()
 
 
+_command_of = functools.cache(typer.main.get_command)  # a process has one command line, and is slow to make it
+
+
 @pytest.fixture
 def run(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -84,6 +89,7 @@ def run(
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(typer.main, "get_command", _command_of)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
