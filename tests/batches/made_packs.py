@@ -47,9 +47,6 @@ class Reader:
     def __init__(self, log: Path | None = None) -> None:
         self.log = log
 
-    def mended(self, row: int) -> bool:
-        return False
-
     @contextmanager
     def opened(self, row: int) -> Iterator[Record]:
         if self.log is not None:

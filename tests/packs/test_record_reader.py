@@ -316,20 +316,25 @@ class TestDamagedCopies:
             (copy,) = (tmp_path / "cache").glob("*.ready")
             assert copy.read_bytes() == data.read_bytes()
 
-    def test_a_picture(self, tmp_path: Path, model: Model) -> None:
+    def test_a_picture(self, tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a remote shard, whose media are part of its checks."""
+        remote = pytest.importorskip("fsspec").filesystem("memory")
         write_tar(tmp_path / "d.tar", "tar", bytes)
-        options: dict[str, Any] = {"workers": 1, "check": 0}
-        data, out = tmp_path / "d.tar", tmp_path / "costs"
-        table = measure_outcome(data, model=str(model("qwen2_5_vl")), out=out, **options).table
-        reader = reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 22), copy_local=True))
-        assert reader.record(1).media()
-        assert not reader.mended(1)
-        self.flip(tmp_path, b"IDAT")
-        assert reader.mended(1)
-        (ref,) = [medium.ref for medium in reader.record(1).media()]
-        with reader.store(0).open(ref) as file:
-            assert file.read() == picture(1)
-        assert not reader.mended(1)
+        remote.pipe_file("/damaged/d.tar", (tmp_path / "d.tar").read_bytes())
+        monkeypatch.setenv("PACKTRAIN_SHARD_CACHE", str(tmp_path / "measuring"))
+        options: dict[str, Any] = {"workers": 1, "check": 0, "out": tmp_path / "costs"}
+        table = measure_outcome("memory://damaged/d.tar", model=str(model("qwen2_5_vl")), **options).table
+        reader = reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 22)))
+        for place in (b"IDAT", b"IHDR"):
+            assert reader.record(3).media()
+            self.flip(tmp_path, place)
+            (medium,) = reader.record(1).media()
+            assert medium.ref.data == picture(1)
+        remote.pipe_file("/damaged/d.tar", (tmp_path / "d.tar").read_bytes().replace(b"IDAT", b"IDAU"))
+        again = reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "other", 1 << 22)))
+        with pytest.raises(DataError, match="has changed since it was measured"):
+            again.record(1)
+        remote.store.clear()
 
 
 def chat_of(question: str) -> list[dict[str, str]]:
@@ -356,9 +361,6 @@ class Failing:
         return self._plain(file)
 
     def renew(self, file: str) -> bool:
-        return False
-
-    def damaged_on_the_way(self, file: str, position: int, length: int) -> bool:
         return False
 
     @contextmanager

@@ -25,6 +25,8 @@ import zstandard
 
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.folder import CacheFolder
+from packtrain.records.shards.handles import StretchPlain
+from packtrain.records.stretch import Stretch
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
@@ -208,6 +210,11 @@ def content(size: int, seed: int = 0) -> bytes:
     """Bytes that compress to about a half, and of which no two places are alike."""
     noise = random.Random(seed).randbytes(size // 2 + 1)
     return noise.hex().encode()[:size]
+
+
+def content_plain(data: bytes) -> StretchPlain:
+    """Bytes in memory, as a data file is read at a place."""
+    return StretchPlain(Stretch(data=data), None)
 
 
 def make_files(folder: Path, number: int, size: int, kind: str = "plain") -> list[Path]:

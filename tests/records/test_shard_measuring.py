@@ -18,7 +18,7 @@ import zstandard
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.records.formats import compression
-from packtrain.records.open import count_unit, iter_units, open_sources, read_unit, recognise
+from packtrain.records.open import count_unit, iter_units, open_sources, read_place, read_unit, recognise
 from packtrain.records.shards import address, measuring
 from packtrain.records.shards import cache as cache_module
 
@@ -83,7 +83,9 @@ def entries(path: str, **options: Any) -> list[tuple[object, ...]]:
                     data = Path(ref.archive).read_bytes()[ref.offset : ref.offset + ref.size]
                 media[key] = (ref.name, data)
             error = entry.error and (entry.error.stage, entry.error.reason)
-            found.append((entry.origin, entry.value, error, media, entry.at, entry.check))
+            # Of a remote shard media are part of the check: they are damaged on their way like texts.
+            check = (entry.check != 0) if media else entry.check
+            found.append((entry.origin, entry.value, error, media, entry.at, check))
         assert len(found) - before == count_unit(specs, unit)
     return found
 
@@ -220,3 +222,18 @@ def test_a_shard_of_a_server_that_is_ill_for_a_moment_is_measured_whole(
     monkeypatch.setattr(cache_module.ShardCache, "_identity", lambda self, file: address.identify(file, ()))
     with pytest.raises(DataError, match="see whether its server works"):
         [entry for unit in iter_units(again) for entry in read_unit(again, unit)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_media_of_a_remote_shard_are_part_of_its_checks(packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / ("s.tar.gz" if packed else "s.tar")
+    path.write_bytes(gzip.compress(tar()) if packed else tar())
+    specs = open_sources(checks.url(path))
+    (unit,) = iter_units(specs)
+    measured = list(read_unit(specs, unit))
+    other = tar().replace(bytes([7]) * 700, bytes([7]) * 699 + b"x")
+    for content, same in ((tar(), True), (other, False)):
+        plain = checks.content_plain(content)
+        found = [read_place(specs, 0, unit.file, plain, entry.at, entry.origin) for entry in measured]
+        assert [entry.check == was.check for entry, was in zip(found, measured, strict=True)].count(False) == (not same)
+        assert found[7].check == measured[7].check or not same

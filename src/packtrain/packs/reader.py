@@ -55,18 +55,6 @@ class RecordReader:
         with self._found(self._rows.row(number), keep=False) as record:
             yield record
 
-    def mended(self, number: int) -> bool:
-        """After a medium of a row could not be decoded: was it damaged on its way into a copy that is given up now?"""
-        row = self._rows.row(number)
-        file = self._rows.files[row.file].file
-        with self._found(row, keep=False) as record:
-            inside = [medium.ref for medium in record.media() if medium.ref.archive not in (None, file)]
-        try:
-            damaged = any(self._files.damaged_on_the_way(file, ref.offset, ref.size) for ref in inside)
-            return damaged and self._files.renew(file)
-        except (OSError, RecordError) as error:
-            self._unreadable(row, error)
-
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)

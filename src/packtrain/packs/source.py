@@ -43,10 +43,6 @@ class Reader(Protocol):
         """The record of one row, for the length of a block. DataError where it is not what was measured."""
         ...
 
-    def mended(self, number: int) -> bool:
-        """After a medium of a row could not be decoded: is it worth another attempt?"""
-        ...
-
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         ...
@@ -139,12 +135,7 @@ class PackSource:
                 return self._encoder.encode(record, store, row=number, expected=expected, start=start, tokens=tokens)
 
         try:
-            try:
-                return retried(encode, PAUSES, passes=of_the_moment, sleep=self._sleep)
-            except RecordError:
-                if not self._reader.mended(number):
-                    raise
-                return retried(encode, PAUSES, passes=of_the_moment, sleep=self._sleep)
+            return retried(encode, PAUSES, passes=of_the_moment, sleep=self._sleep)
         except OSError as error:
             raise _unreadable(row, error) from error
 

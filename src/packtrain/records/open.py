@@ -30,7 +30,7 @@ from packtrain.records.formats.json_object import BOM, parse_object
 from packtrain.records.formats.saved_dataset import dataset_files, is_saved_dataset
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
 from packtrain.records.shards.address import is_remote
-from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units
+from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, open_format
 
@@ -105,7 +105,8 @@ def read_unit(specs: Sequence[SourceSpec], unit: Unit) -> Iterator[Entry]:
 def read_place(specs: Sequence[SourceSpec], source: int, file: str, plain: Plain, at: int, origin: str) -> Entry:
     """The one entry at a place of a file, as `read_unit` gave it."""
     spec = specs[source]
-    return _reader(spec.format).read_at(spec, file, plain, at, origin)
+    entry = _reader(spec.format).read_at(spec, file, plain, at, origin)
+    return with_media_check(entry, plain) if is_remote(spec.path) and entry.media else entry
 
 
 def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:

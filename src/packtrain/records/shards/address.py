@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.retries import Unreachable, retried
 from packtrain.core.secrets import whole
-from packtrain.records.formats.compression import CANNOT_OPEN, compression_of
+from packtrain.records.formats.compression import CANNOT_OPEN
 
 READ = 1 << 20  # bytes asked for at once
 AHEAD = 4 << 20  # bytes that a file system may fetch in one request
@@ -269,23 +269,6 @@ class _Followed:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def read_range(path: str, position: int, length: int, pauses: Sequence[float] = PAUSES) -> bytes | None:
-    """Some bytes of a file as stored; None where it is compressed, so that places in its content are others."""
-
-    def read() -> bytes | None:
-        with _open_at(path, 0) as file:
-            if compression_of(file.read(4)) != "none":
-                return None
-        with _open_at(path, position) as file:
-            parts, left = [], length
-            while left > 0 and (piece := file.read(left)):
-                parts.append(piece)
-                left -= len(piece)
-        return b"".join(parts)
-
-    return with_retries(path, read, pauses)
 
 
 def _open_at(path: str, position: int) -> BinaryIO:

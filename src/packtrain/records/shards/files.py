@@ -8,7 +8,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import Compression, compression_of
-from packtrain.records.shards.address import PAUSES, gone, identify, is_remote, local_path, open_raw, read_range
+from packtrain.records.shards.address import PAUSES, gone, identify, is_remote, local_path, open_raw
 from packtrain.records.shards.cache import IN_MEMORY, ShardCache
 from packtrain.records.shards.forward import direct_plain
 from packtrain.records.shards.gzip_index import KIND, IndexedGzip, indexed_gzip
@@ -45,14 +45,6 @@ class LocalFiles:
             return self._cache.drop(file)
         self._handles.forget([file])
         return _compression(file) == "gzip" and self._cache.drop(local_path(file), KIND)
-
-    def damaged_on_the_way(self, file: str, position: int, length: int) -> bool:
-        """Does a copy of a file hold other bytes there than the file has? Compressed ones were verified as a whole."""
-        if self._cache is None or not self._goes_through_cache(file):
-            return False
-        stored = read_range(file, position, length)
-        with self.plain(file) as plain:
-            return stored is not None and plain.read_at(position, length) != stored
 
     def want(self, files: Sequence[str]) -> None:
         """Declare which files this process needs now and next, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from packtrain.records.formats.files import list_files, shown_name
 from packtrain.records.shards.address import identify, reaching
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.forward import decompressed
+from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, Format, SourceSpec, Unit
 
 FOLDER, BYTES = "PACKTRAIN_SHARD_CACHE", "PACKTRAIN_SHARD_CACHE_BYTES"  # environment variables
@@ -82,7 +84,21 @@ def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None
 def _renamed(entry: Entry, copy: str, name: str) -> Entry:
     """The entry of a copy as that of the file itself; media leave the copy, which may be gone when they are read."""
     media = {key: _taken(ref) for key, ref in entry.media.items()}
-    return replace(entry, origin=name + entry.origin.removeprefix(copy), media=media)
+    named = replace(entry, origin=name + entry.origin.removeprefix(copy), media=media)
+    return with_media_check(named, None)
+
+
+def with_media_check(entry: Entry, plain: Plain | None) -> Entry:
+    """The entry of a remote shard with a check of its media too: what is damaged on its way must be noticed.
+
+    `plain` has those that are not in memory.
+    """
+    check = entry.check
+    for ref in entry.media.values():
+        if ref.size <= LARGEST:
+            data = ref.data if ref.data is not None else plain.read_at(ref.offset, ref.size) if plain else b""
+            check = zlib.crc32(data, check)
+    return entry if check == entry.check else replace(entry, check=check)
 
 
 def _taken(ref: MediaRef) -> MediaRef:

@@ -26,7 +26,3 @@ class Files(Protocol):
     def renew(self, file: str) -> bool:
         """Forget what was copied or made from a file, so that it is fetched again; False where nothing was."""
         ...
-
-    def damaged_on_the_way(self, file: str, position: int, length: int) -> bool:
-        """Does a copy of a file hold other bytes there than the file has?"""
-        ...
