@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 from encoding import IMAGE_FAMILIES, QWEN, TEXT_FAMILIES, request_for
+from transformers import AutoConfig
 
+from packtrain.app.measure import measure_outcome
+from packtrain.app.pack import pack_outcome
+from packtrain.app.plan import plan
 from packtrain.core.errors import ConfigError
 from packtrain.families.contracts import CONTRACTS, contract_for
 from packtrain.families.settings import read_settings
 from packtrain.models import tiny
+from packtrain.packs import model_config, tokenizer
 from packtrain.packs.encode import SampleEncoder
+from packtrain.packs.model_config import model_contract, packing_notes
+from packtrain.plans.config import PackingConfig
 
 Folder = Callable[[str], Path]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -111,3 +118,94 @@ def test_a_processor_without_a_rule_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="whose costs only running it tells"):
         SampleEncoder(request_for(folder, tmp_path))
+
+
+# ---- the config as transformers loads it
+
+LOADED: dict[str, tuple[dict[str, Any], int | str]] = {
+    **{
+        name: (
+            {
+                **{"model_type": "phi3", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 512},
+                "original_max_position_embeddings": 64,
+                "rope_scaling": {
+                    **{"type": name, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+                    "original_max_position_embeddings": 64,
+                },
+            },
+            64,
+        )
+        for name in ("su", "yarn", "longrope")
+    },
+    "lists that are made": ({"model_type": "deepseek_v32", "num_hidden_layers": 2}, "indexed_attention layers"),
+    "no model of transformers": ({"model_type": "olmo9"}, "transformers cannot load"),
+}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", LOADED)
+def test_a_model_is_judged_by_its_loaded_config(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    config, expected = LOADED[name]
+    if config["model_type"] == "deepseek_v32":
+        pytest.importorskip("transformers.models.deepseek_v32")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = read_settings(tmp_path)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            model_contract(settings)
+        assert expected in packing_notes(settings)[0]
+        return
+    assert model_contract(settings).longest_together == expected
+    assert model_contract(settings) == contract_for(AutoConfig.from_pretrained(str(tmp_path)).to_dict())
+    assert packing_notes(settings) == ()
+
+
+def test_a_loaded_config_is_kept_for_other_processes(
+    model: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_config, "_loaded", {})
+    settings = read_settings(model("llama"))
+    contract = model_contract(settings)
+    (kept,) = (tmp_path / "cache" / "configs").iterdir()
+    whole = kept.read_text()
+    for text, loads in ((whole, 0), (whole[:50], 1), ("[]", 1)):
+        kept.write_text(text)
+        calls: list[str] = []
+        monkeypatch.setattr(model_config, "_loaded", {})
+        monkeypatch.setattr(model_config, "_load", lambda folder, calls=calls: calls.append(folder) or whole)
+        assert model_contract(settings) == contract
+        assert len(calls) == loads, "a damaged one is loaded again"
+
+
+@pytest.mark.full
+def test_another_process_loads_what_this_one_would(model: Folder) -> None:
+    folder = str(model("qwen2_5_vl"))
+    said = tokenizer.in_another_process("packtrain.packs.model_config", folder)
+    assert json.loads(said) == json.loads(model_config._load(folder))
+
+
+def test_a_worker_gets_the_verdict_with_the_encoder(
+    model: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SampleEncoder(request_for(model("llama"), tmp_path))
+    monkeypatch.setattr("packtrain.packs.encode.model_contract", None)
+    assert pickle.loads(pickle.dumps(encoder)).contract == encoder.contract
+
+
+@pytest.mark.full
+def test_without_transformers_it_is_said_that_nothing_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_config, "_has_transformers", lambda: False)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": "word " * count}) + "\n" for count in (3, 5, 40)))
+    measured = measure_outcome(data, model="tiny:llama", dataset_type="fineweb_edu", workers=1, check=0)
+    packed = pack_outcome(measured.table, PackingConfig(packing_length=256))
+    planned = plan(measured.table, out=tmp_path / "report", lengths=[256])
+    for notes in (measured.notes, packed.notes, planned.notes):
+        assert model_config.NOT_CHECKED in notes
+    monkeypatch.setattr(model_config, "_has_transformers", lambda: True)
+    assert pack_outcome(measured.table, PackingConfig(packing_length=256)).notes == ()

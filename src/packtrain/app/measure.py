@@ -23,6 +23,7 @@ from packtrain.families.encoder import LossOn
 from packtrain.families.registry import load_family
 from packtrain.families.template_date import unused_note
 from packtrain.models.tiny import known_as, resolve
+from packtrain.packs.model_config import packing_notes
 from packtrain.packs.reference import load_reference
 from packtrain.packs.tokenizer import finished_tokenizer
 from packtrain.records.open import open_sources
@@ -114,7 +115,9 @@ def measure_outcome(
         content_hash=content_hash,
     )
     outcome = run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
-    return replace(outcome, notes=unused_note("template_date", template_date, request.settings().chat_template))
+    settings = request.settings()
+    unused = unused_note("template_date", template_date, settings.chat_template)
+    return replace(outcome, notes=(*unused, *packing_notes(settings)))
 
 
 def _name(request: Request) -> str:

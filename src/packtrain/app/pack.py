@@ -13,6 +13,8 @@ from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel, work_model
 from packtrain.estimates.shapes import read_shape
 from packtrain.estimates.values import TrainingSetup
+from packtrain.families.settings import read_settings
+from packtrain.packs.model_config import packing_notes
 from packtrain.plans.build import Progress, build_plan
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import PACKER_VERSION, PLAN, PackPlan, inputs_of
@@ -30,6 +32,7 @@ class Packed:
     plan: PackPlan
     reused: bool
     work_from: str  # where the coefficients of predicted work come from
+    notes: tuple[str, ...] = ()  # what training will say of the model
 
 
 def pack(costs: CostTable | str | Path, config: PackingConfig, out: str | Path | None = None) -> PackPlan:
@@ -47,12 +50,22 @@ def pack_outcome(
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     work, work_from = work_of(table)
     folder = Path(out) if out is not None else None
+    notes = _notes(table)
     if folder is not None and (folder / PLAN).exists():
-        return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from)
+        return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
     if folder is not None and folder.resolve() == Path.cwd():
         # It is replaced by the finished plan: whoever stands in it would stand nowhere.
         raise ConfigError("out", got=f"{folder}, the current folder", fix="name a new folder below this one")
-    return Packed(plan=build_plan(table, config, work, folder, progress), reused=False, work_from=work_from)
+    plan = build_plan(table, config, work, folder, progress)
+    return Packed(plan=plan, reused=False, work_from=work_from, notes=notes)
+
+
+def _notes(table: CostTable) -> tuple[str, ...]:
+    """None where the model that was measured for is not at hand."""
+    try:
+        return packing_notes(read_settings(table.places.model))
+    except PacktrainError:
+        return ()
 
 
 def work_of(table: CostTable) -> tuple[WorkModel, str]:

@@ -22,7 +22,9 @@ from packtrain.estimates.calibration import Fit, coefficients_for
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import read_shape
 from packtrain.estimates.values import ModelShape
+from packtrain.families.settings import read_settings
 from packtrain.models.tiny import known_as, resolve
+from packtrain.packs.model_config import packing_notes
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.overlong import fit_pieces
 from packtrain.plans.plan import PackPlan
@@ -52,7 +54,7 @@ class Planned:
 
     study: Study
     files: Mapping[str, Path]
-    notes: tuple[str, ...]  # how names of other systems in the config were understood
+    notes: tuple[str, ...]  # how names of other systems in the config were understood; what training will say
 
 
 def plan(
@@ -79,7 +81,7 @@ def plan(
     run = load_config(config) if config is not None else RunConfig()
     measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     table, relimited = _under_limits(measured, run)
-    name, shape = _model(table, model or run.model.get("model_name_or_path"))
+    name, folder, shape = _model(table, model or run.model.get("model_name_or_path"))
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus)
     compiled = {"compiled": compiles(run, packing=True)}
@@ -111,17 +113,19 @@ def plan(
         *relimited,
         *_family_note(table, shape),
         *_epochs_note(run, outcome.study),
+        *packing_notes(read_settings(folder)),
     )
     return Planned(study=outcome.study, files=files, notes=notes)
 
 
-def _model(table: CostTable, given: str | None) -> tuple[str, ModelShape]:
-    """The model's name and shape; the one that was measured for, where none is given."""
+def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
+    """The model's name, folder and shape; the one that was measured for, where none is given."""
     name = given or known_as(table.places.model)
     if not name:
         raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
     try:
-        return name, read_shape(resolve(name, cache_dir() / "models"))
+        folder = resolve(name, cache_dir() / "models")
+        return name, folder, read_shape(folder)
     except ConfigError as error:
         if given:
             raise

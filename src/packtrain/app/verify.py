@@ -14,6 +14,7 @@ from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import LossOn
 from packtrain.models.quiet import quiet_libraries
 from packtrain.models.tiny import PREFIX, build_model, resolve
+from packtrain.packs.model_config import model_contract
 from packtrain.packs.tokenizer import finished_tokenizer
 from packtrain.proofs.shapes import SHAPES, shaped_folder
 
@@ -179,7 +180,7 @@ def _request(
         seed=seed,
     )
     request = request.dated()
-    contract_for(request.settings())  # what is refused is refused before anything is loaded
+    model_contract(request.settings())  # what is refused is refused before anything is loaded
     return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
 
 

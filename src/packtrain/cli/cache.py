@@ -16,7 +16,9 @@ Root = Annotated[
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option("--kind", help="Only measure, plans, rows, tokens, shards, models, tokenizers or calibration."),
+    typer.Option(
+        "--kind", help="Only measure, plans, rows, tokens, shards, models, tokenizers, configs or calibration."
+    ),
 ]
 
 

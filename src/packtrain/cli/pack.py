@@ -105,7 +105,8 @@ def pack(
         packed = pack_outcome(costs, config, out, bar.update)
     balance = balance_table(packed.plan)
     if as_json:
-        print_json({"reused": packed.reused, "work_from": packed.work_from, **plan_json(packed.plan, balance)})
+        facts = {"reused": packed.reused, "work_from": packed.work_from, "notes": list(packed.notes)}
+        print_json({**facts, **plan_json(packed.plan, balance)})
     else:
         show_packed(packed, balance, output)
 

@@ -70,7 +70,7 @@ class Outcome:
     reused: bool  # nothing had changed, so nothing was measured
     changed: list[str] = field(default_factory=list)  # why an older result could not be used
     resumed_units: int = 0
-    notes: tuple[str, ...] = ()  # what was asked for and changes nothing
+    notes: tuple[str, ...] = ()  # what was asked for and changes nothing; what training will say
 
 
 def run(

@@ -19,13 +19,14 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.costs.request import Request
 from packtrain.families.base import Expansion
-from packtrain.families.contracts import BatchContract, contract_for
+from packtrain.families.contracts import BatchContract
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout
 from packtrain.families.registry import load_family
 from packtrain.families.skeleton import MOST_SHAPES, Shape, shape_of
 from packtrain.packs.decode import Decoded, decode_frames, decode_image, read_header
 from packtrain.packs.expected import Expected, require_as_planned
+from packtrain.packs.model_config import model_contract
 from packtrain.packs.pixels import MediaProcessor
 from packtrain.packs.positions import Positions
 from packtrain.packs.sample_tokens import SampleTokens, expansions_code, record_code
@@ -58,12 +59,13 @@ class SampleEncoder:
         *,
         measured_settings: Mapping[str, Any] | None = None,
         cached: CachedTokens | None = None,
+        contract: BatchContract | None = None,
     ) -> None:
         self.request = request
         self.cached = cached  # tokens of the rows that samples are encoded for; the same bits with and without
         self._measured_settings = measured_settings
         self._settings = settings = request.settings()
-        self.contract: BatchContract = contract_for(settings)
+        self.contract: BatchContract = contract or model_contract(settings)
         family = load_family(settings, request.limits)
         if family is None:
             raise ConfigError(
@@ -79,7 +81,7 @@ class SampleEncoder:
         self._processor: MediaProcessor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.request, self._measured_settings, self.cached)
+        return _again, (self.request, self._measured_settings, self.cached, self.contract)
 
     @property
     def pad_id(self) -> int:
@@ -236,6 +238,9 @@ def _counted(expansion: Expansion) -> VisionCounts:
 
 
 def _again(
-    request: Request, measured_settings: Mapping[str, Any] | None, cached: CachedTokens | None = None
+    request: Request,
+    measured_settings: Mapping[str, Any] | None,
+    cached: CachedTokens | None,
+    contract: BatchContract,
 ) -> SampleEncoder:
-    return SampleEncoder(request, measured_settings=measured_settings, cached=cached)
+    return SampleEncoder(request, measured_settings=measured_settings, cached=cached, contract=contract)

@@ -49,18 +49,26 @@ def _file_is_enough(settings: ProcessorSettings) -> bool:
     return name in GENERIC or (name in AS_PUBLISHED and not config.get("add_prefix_space"))
 
 
+def in_another_process(module: str, *arguments: str) -> str:
+    """What a module of ours prints that loads transformers; RuntimeError with the last line of what went wrong."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return done.stdout
+
+
 def _save_in_another_process(source: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
-        command = [sys.executable, "-m", "packtrain.packs.tokenizer", source, temporary]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        try:
+            in_another_process("packtrain.packs.tokenizer", source, temporary)
+        except RuntimeError as error:
             raise ConfigError(
                 source,
-                got=(done.stderr.strip().splitlines() or ["no message"])[-1],
+                got=str(error),
                 expected="a tokenizer that transformers can load and that is backed by the tokenizers library",
                 fix="check the folder with AutoTokenizer.from_pretrained",
-            )
+            ) from None
         made = Path(temporary) / "made"
         if not folder.exists():
             os.replace(made, folder)

@@ -106,6 +106,7 @@ _DESCRIBED: dict[str, Callable[[Path], str]] = {
     "shards": _of_shards,
     "models": lambda path: path.name,
     "tokenizers": lambda path: f"made with transformers, {len(list(path.iterdir()))} files",
+    "configs": lambda path: str(json.loads(path.read_text(encoding="utf-8")).get("model_type")),
     "calibration": _of_calibration,
 }
 
@@ -246,6 +247,11 @@ def _check_tokenizer(path: Path) -> Faults:
     yield from ()
 
 
+def _check_config(path: Path) -> Faults:
+    json.loads(path.read_text(encoding="utf-8"))
+    yield from ()
+
+
 def _check_calibration(path: Path) -> Faults:
     calibration.read_calibration(path)
     yield from ()
@@ -269,6 +275,7 @@ CHECKS: dict[str, Callable[[Path], list[str]]] = {
     "shards": _guarded(_check_shards),
     "models": _guarded(_check_model),
     "tokenizers": _guarded(_check_tokenizer),
+    "configs": _guarded(_check_config),
     "calibration": _guarded(_check_calibration),
 }
 

@@ -31,6 +31,7 @@ NAMES: dict[str, re.Pattern[str]] = {
     "shards": re.compile(re.escape(MARKER)),
     "models": re.compile(r"tiny-[\w.-]+"),
     "tokenizers": _HEX,
+    "configs": re.compile(r"[0-9a-f]{20}\.json"),
     "calibration": re.compile(r"[\w.-]+\.json"),
 }
 KINDS = tuple(NAMES)
@@ -43,6 +44,7 @@ WHAT = {
     "shards": "data files, unpacked",
     "models": "models made here",
     "tokenizers": "tokenizers as transformers builds them",
+    "configs": "configs of models as transformers loads them",
     "calibration": "what was fitted to a GPU",
 }
 
@@ -137,7 +139,7 @@ def _is_ours(kind: str, path: Path) -> bool:
         "models": ("config.json",),
         "tokenizers": ("tokenizer.json",),
     }
-    if kind in ("rows", "calibration"):
+    if kind in ("rows", "configs", "calibration"):
         return path.is_file()
     return path.is_dir() and any((path / name).is_file() for name in marks[kind])
 

@@ -49,6 +49,8 @@ def show_packed(packed: Packed, balance: Sequence[BalanceLine], console: Console
     """A plan that was just made."""
     if packed.reused:
         console.print("Nothing has changed since this was packed, so the plan is used as it is.")
+    for note in packed.notes:
+        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     show_plan(packed.plan, balance, console)
     console.print(f"Predicted work comes from {escape(packed.work_from)}.", soft_wrap=True)
     if packed.plan.folder is not None:
