@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+import packtrain.app.verify as app_verify
 from packtrain.app.show.verify import show_verdict
 from packtrain.app.verify import verify
 from packtrain.models import tiny
-from packtrain.proofs import user_data
+from packtrain.proofs import isolate, user_data
 from packtrain.proofs.values import Finding, Verdict
 
 Run = Callable[..., tuple[int, str, str]]
@@ -55,7 +56,7 @@ def test_json_says_what_the_table_says(run: Run) -> None:
     assert (code, err) == (0, "")
     for finding in said["findings"]:
         assert finding["check"] in out
-    assert f"passed: all {len(said['findings'])} checks" in out
+    assert f"passed: all {len(said['findings'])} checks, in " in out
     assert "How it was judged" in out
     assert "next: packtrain measure" in out
 
@@ -80,6 +81,47 @@ def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch
     assert "FAIL" in out
     assert "would be wrong" in out
     assert "next: try" in out
+
+
+def test_a_check_that_could_not_fail_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolate, "needed_effect", lambda model: 100.0)
+    code, out, err = run("verify", "--model", "tiny:llama", "--device", "cpu", "--json")
+    said = json.loads(out)
+    assert (code, err, said["outcome"], said["passed"]) == (3, "", "inconclusive", False)
+    weak = [finding for finding in said["findings"] if finding["outcome"] == "inconclusive"]
+    assert [finding["check"] for finding in weak] == ["neighbours, other text"]
+    assert 0 < weak[0]["effect"] < weak[0]["needed"]
+    code, out, _ = run("verify", "--model", "tiny:llama", "--device", "cpu")
+    assert code == 3
+    assert "inconclusive: " in out
+    assert "moves itself by" in out
+
+
+def test_the_config_of_the_loaded_model_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that transformers derives are not in published files."""
+    right = app_verify._load
+
+    def load(*args: Any) -> Any:
+        model = right(*args)
+        model.config.layer_types = ["indexed_attention"] * model.config.num_hidden_layers
+        return model
+
+    monkeypatch.setattr(app_verify, "_load", load)
+    code, _, err = run("verify", "--model", "tiny:llama", "--device", "cpu")
+    assert code == 2
+    assert "indexed_attention layers" in err
+
+
+def test_made_up_samples_are_longer_than_windows(run: Run) -> None:
+    code, out, err = run("verify", "--model", "tiny:gemma3_text", "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    (longest,) = [name for name in said["samples"] if name.startswith("longest")]
+    assert int(longest.split(", ")[1].split()[0].replace(",", "")) > 512, "its window"
+    assert {"hidden states (longest)", "hidden states (constant shape)", "training loss", "training gradients"} <= {
+        finding["check"] for finding in said["findings"]
+    }
+    assert said["seconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +166,7 @@ def test_samples_of_the_users_data(run: Run, data: Path) -> None:
     assert (code, err) == (0, "")
     said = json.loads(out)
     named = [name.split()[0] for name in said["samples"]]
-    assert named == ["r0", "r6", "r7", "r1"], "one of each kind first, and no record that cannot be used"
+    assert named[:4] == ["r0", "r6", "r7", "r1"], "one of each kind first, and no record that cannot be used"
     assert "costs as computed" in {finding["check"] for finding in said["findings"]}
 
 
@@ -146,9 +188,10 @@ def test_reading_data_is_bounded(monkeypatch: pytest.MonkeyPatch, data: Path, tm
     monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 500)
     monkeypatch.setattr(user_data, "MOST_TOKENS", 500)
     verdict = verify("tiny:llama", data=long, device="cpu", backend="sdpa")
-    assert [name.split()[0] for name in verdict.samples] == ["r0", "r2", "r3"], "what is too long is left out"
+    named = [name.split()[0] for name in verdict.samples]
+    assert named == ["r0", "r2", "r3", "r1"], "what is too long comes last"
+    assert "forward only" in verdict.samples[-1]
     assert verdict.tokens <= user_data.MOST_TOKENS
-    assert verdict.passed, "and looked at forward only"
 
 
 def test_a_folder_with_weights(run: Run, tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ from hand_made import failed, text_samples
 
 from packtrain.batches.collate import PackCollator
 from packtrain.core.errors import DataError
+from packtrain.families.contracts import contract_for
 from packtrain.models import tiny
+from packtrain.models.attention import set_attention
 from packtrain.packs.values import IGNORED, TEXT
 from packtrain.proofs.choice import MOST_SAMPLES, MOST_TOKENS, Room, short_samples
 from packtrain.proofs.quick import FORWARDS, WITH_LOSS, Training, quick_check
+from packtrain.proofs.run import verify_model
 from packtrain.training.loss import InChunks, loss_on
 
 VOCABULARY = 200
@@ -55,6 +58,68 @@ def test_with_media(subject: Callable[[str], Any]) -> None:
     assert verdict.passed, verdict.failures
     assert {one.split("(")[1].split(",")[0] for one in verdict.samples} == {"text", "image", "2 images", "video"}
     assert "neighbours, other pixels" in {finding.check for finding in verdict.findings}
+
+
+def test_media_that_hardly_matter_stop_no_run_and_prove_nothing(subject: Callable[[str], Any]) -> None:
+    found = subject("qwen3_vl")
+    model = tiny.build_model(found.folder)
+
+    def faint(module: Any, inputs: Any, output: Any) -> Any:
+        output.pooler_output = 1 + 1e-6 * output.pooler_output
+        output.deepstack_features = [1e-6 * one for one in output.deepstack_features]
+        return output
+
+    model.model.visual.register_forward_hook(faint)
+    verdict = quick_check(model, found.some("text", "image"), right(found), found.contract)
+    assert not verdict.failures
+    assert (verdict.outcome, verdict.passed) == ("inconclusive", False)
+    assert "image moves itself by" in verdict.powerless[0].where
+
+
+@pytest.mark.parametrize("weighting", ["token", "sample", "sqrt"])
+def test_losses_as_they_are_weighted(subject: Callable[[str], Any], llama: Any, weighting: Any) -> None:
+    found = subject("llama")
+    collate = PackCollator(found.contract, pad_id=found.pad_id, loss_weighting=weighting)
+    verdict = quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=trained(llama))
+    assert verdict.passed, verdict.failures
+
+
+def test_the_attention_of_the_model_comes_back(subject: Callable[[str], Any]) -> None:
+    found = subject("qwen3_vl")
+    model = tiny.build_model(found.folder)
+    set_attention(model, "varlen", found.contract)
+
+    def names() -> list[str]:
+        configs = (model.config, model.config.text_config, model.config.vision_config)
+        return [config._attn_implementation for config in configs]
+
+    before, used = names(), []
+    model.model.language_model.register_forward_pre_hook(lambda module, args: used.append(names()))
+    collate = PackCollator(found.contract, pad_id=found.pad_id, boundaries=True)
+    assert quick_check(model, found.some("text", "image"), collate, found.contract).passed
+    assert names() == before
+    assert ["sdpa"] * 3 in used, "the reference is the model's own"
+    assert before in used
+
+
+def test_random_numbers_of_training_are_no_fault() -> None:
+    """A router that draws: packed and alone differ by chance, and evaluation mode says what there is to say."""
+    from transformers import PhimoeConfig, PhimoeForCausalLM
+
+    torch.manual_seed(0)
+    config = PhimoeConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, initializer_range=0.2, router_jitter_noise=0.1,
+        max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = PhimoeForCausalLM(config).eval()
+    contract, samples = contract_for(config.to_dict()), text_samples(VOCABULARY, (9, 12, 7))
+    collate = PackCollator(contract, pad_id=0)
+    first = quick_check(model, samples, collate, contract, training=trained(model))
+    whole = verify_model(model, samples, contract, collate, loss=trained(model).loss)
+    for verdict in (first, whole):
+        assert verdict.passed, verdict.failures
+        assert any("draws random numbers" in line for line in verdict.left_out)
 
 
 def test_in_half_precision(subject: Callable[[str], Any]) -> None:

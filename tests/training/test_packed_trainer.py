@@ -471,6 +471,15 @@ def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: 
     assert same(weights(checked), weights(plain))
 
 
+def test_every_modality_is_looked_at(tmp_path: Path) -> None:
+    trainer = trainer_of(dataset("qwen3_vl"), tmp_path, parts={"first_check": True}, save_strategy="no", max_steps=1)
+    trainer.train()
+    assert trainer.verdict is not None
+    assert {name.split("(")[1].split(",")[0] for name in trainer.verdict.samples} >= {"text", "image"}
+    assert "neighbours, other pixels" in {finding.check for finding in trainer.verdict.findings}
+    assert "training gradients" in {finding.check for finding in trainer.verdict.findings}
+
+
 def test_a_model_that_mixes_samples_does_not_start(tmp_path: Path) -> None:
     model = model_of()
     model.model.layers[0].register_forward_hook(lambda _, given, out: out + 0.1 * out.mean(1, keepdim=True))

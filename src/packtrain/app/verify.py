@@ -113,7 +113,7 @@ def _samples(
     if request.specs:
         from packtrain.proofs.user_data import samples_of  # only now: reading data needs more packages than proving
 
-        made, longest = samples_of(request, encoder, count)
+        made, longest = samples_of(request, encoder, count, contract.longest_row)
         return made, longest if longest is not None else max((one.sample for one in made), key=len)
     chat = request.settings().chat_template is not None
     longest = made_up_text(encoder, long_enough(config, contract), chat=chat, seed=seed)

@@ -54,13 +54,14 @@ def long_rows(
     collate: Callable[[ConstantShapes], Collate],
 ) -> list[NamedRow]:
     """The long sample between others, and the samples in a row that is mostly padding: as compiled layers get them."""
-    limit = contract.longest_together
-    together = limit is None or len(long) <= limit
-    row = [samples[0], long, samples[-1]] if together else [long]
+    limit, room = contract.longest_together, contract.longest_row
+    row = [samples[0], long, samples[-1]]
+    if (limit is not None and len(long) > limit) or (room is not None and sum(map(len, row)) > room):
+        row = [long]
     padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # more than that would show
     most = max(sum(map(len, row)), sum(map(len, samples)) + padding + _TILE)
     tokens = -(-most // _TILE) * _TILE
-    constant = collate(ConstantShapes(tokens=tokens if contract.longest_row is None else contract.longest_row))
+    constant = collate(ConstantShapes(tokens=tokens if room is None else room))
     return [
         NamedRow(name="longest", samples=row, collate=constant),
         NamedRow(name="constant shape", samples=samples, collate=constant),

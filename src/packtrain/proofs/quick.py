@@ -69,7 +69,9 @@ def quick_check(
         findings = [compare_labels(chosen, packed(chosen, collate)[1].flatten())]
         with in_mode(model, EVALUATION), torch.no_grad():
             findings += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
-        if training is not None:
+        if training is None:
+            left_out.append("the loss and its gradients: the loss is not the trainer's own")
+        else:
             findings += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
     shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
     return Verdict(

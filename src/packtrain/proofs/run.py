@@ -113,7 +113,7 @@ def verify_model(
         backend=used,
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
-        samples=tuple(described(sample) for sample in samples),
+        samples=(*map(described, samples), *_forward_only(rows, samples)),
         tokens=sum(len(sample) for sample in samples),
         findings=tuple(findings),
         judged=(*judge.describe(), *_judged_rows(rows, loss, weight.dtype), *_judged_neighbours(model)),
@@ -256,6 +256,12 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
         return [EVALUATION, TRAINING, CHECKPOINTING]
     left_out.append("gradient checkpointing: this model does not support it")
     return [EVALUATION, TRAINING]
+
+
+def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) -> list[str]:
+    known = {sample.id for sample in samples}
+    others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in known}
+    return [f"{described(sample)}, forward only" for sample in others.values()]
 
 
 def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:

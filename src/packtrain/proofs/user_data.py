@@ -20,11 +20,14 @@ MOST_TOKENS = 8_192  # of all samples together, because logits of every token ar
 LONGEST = 16_384  # tokens of the longest sample, which is run forward only
 
 
-def samples_of(request: Request, encoder: SampleEncoder, count: int) -> tuple[list[Priced], EncodedSample | None]:
+def samples_of(
+    request: Request, encoder: SampleEncoder, count: int, room: int | None = None
+) -> tuple[list[Priced], EncodedSample | None]:
     """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.
 
-    None where the longest is among them.
+    None where the longest is among them. `room` is the longest row that the model takes.
     """
+    most, most_alone = (min(bound, room or bound) for bound in (MOST_TOKENS, LONGEST))
     rule = FamilyRule(request)
     measurer = Measurer(request, rule)
     found: dict[str, list[Priced]] = {}
@@ -36,8 +39,8 @@ def samples_of(request: Request, encoder: SampleEncoder, count: int) -> tuple[li
             record = measurer.record(entry, source)
             cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
             kind = kind_of(cost.images, cost.videos)
-            small = cost.tokens <= MOST_TOKENS // 2 and len(found.get(kind, ())) < count
-            if not small and not longest[0] < cost.tokens <= LONGEST:
+            small = cost.tokens <= most // 2 and len(found.get(kind, ())) < count
+            if not small and not longest[0] < cost.tokens <= most_alone:
                 continue
             sample = encoder.encode(record, measurer.store(source))
         except RecordError:
@@ -46,12 +49,12 @@ def samples_of(request: Request, encoder: SampleEncoder, count: int) -> tuple[li
             longest = cost.tokens, sample
         if small:
             found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
-    chosen = _of_every_kind(found, count)
+    chosen = _of_every_kind(found, count, most)
     if len(chosen) < 2:
         raise DataError(
             "--data",
             got=f"{len(chosen)} usable among the first {looked_at:,} records",
-            expected=f"at least two, of no more than {MOST_TOKENS // 2:,} tokens",
+            expected=f"at least two, of no more than {most // 2:,} tokens",
             fix="packtrain measure says what is wrong with each record; leave --data out for made-up samples",
         )
     return chosen, None if any(one.sample is longest[1] for one in chosen) else longest[1]
@@ -63,7 +66,7 @@ def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
             yield entry, unit.source
 
 
-def _of_every_kind(found: dict[str, list[Priced]], count: int) -> list[Priced]:
+def _of_every_kind(found: dict[str, list[Priced]], count: int, most: int) -> list[Priced]:
     """One of each kind in turn, within the bound on tokens."""
     chosen: list[Priced] = []
     queues = [list(queue) for queue in found.values()]
@@ -72,6 +75,6 @@ def _of_every_kind(found: dict[str, list[Priced]], count: int) -> list[Priced]:
             if not queue or len(chosen) >= count:
                 continue
             one = queue.pop(0)
-            if sum(len(other.sample) for other in chosen) + len(one.sample) <= MOST_TOKENS:
+            if sum(len(other.sample) for other in chosen) + len(one.sample) <= most:
                 chosen.append(one)
     return chosen

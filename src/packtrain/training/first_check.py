@@ -75,7 +75,7 @@ def _together(fault: str | None) -> None:
 
 
 def _first_packs(dataset: Any, rank: int, world: int) -> list[Samples]:
-    """The first pack in which several stand together, then those that have what it has not: media, the longest."""
+    """The first pack in which several stand together, then those that have what it has not: a modality, the longest."""
     found: list[Samples] = []
     for key in islice(_keys(dataset.schedule, rank, world), _PACKS):
         samples = _decoded(dataset, key)
@@ -99,17 +99,21 @@ def _decoded(dataset: Any, key: PackKey) -> Samples:
 
 
 def _more_keys(dataset: Any, seen: Samples) -> Iterator[PackKey]:
-    """Of the first epoch, in the order of training: packs with images and videos, and the one with the longest sample.
+    """Of the first epoch, in the order of training: packs with images, videos, text, and that of the longest sample.
 
     Of a stream only the first packs are looked at: others would have to be fetched.
     """
     packs, order = dataset.schedule.plan.epoch(0), dataset.schedule.order(0)
     order = order[:_PACKS] if isinstance(dataset.source, StreamedSource) else order
+    images, videos, samples = (packs.load(name)[order] for name in ("images", "videos", "samples"))
     wanted: list[int] = []
-    for name, has in (("images", any(s.num_images for s in seen)), ("videos", any(s.num_videos for s in seen))):
-        with_some = order[packs.load(name)[order] > 0]
-        if not has and len(with_some):
-            wanted.append(int(with_some[0]))
+    for has, there in (
+        (any(one.num_images for one in seen), images > 0),
+        (any(one.num_videos for one in seen), videos > 0),
+        (any(not one.num_images + one.num_videos for one in seen), images + videos < samples),  # surely some of text
+    ):
+        if not has and there.any():
+            wanted.append(int(order[there][0]))
     longest = packs.load("longest")[order]
     if longest.max() > max(map(len, seen)):
         wanted.append(int(order[np.argmax(longest)]))

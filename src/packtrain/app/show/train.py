@@ -139,8 +139,8 @@ def _proof(ready: Ready) -> str:
     apart = max((finding.difference for finding in proof.findings), default=0.0)
     samples = "; ".join(shown(sample, _NAME) for sample in proof.samples)
     said = [
-        f"passed in {proof.seconds:.1f} s: packed are what each is alone (largest difference {apart:.1e}, "
-        f"{len(proof.findings)} checks): {samples}"
+        f"passed in {proof.seconds:.1f} s: {len(proof.samples)} samples packed are what each is alone (largest "
+        f"difference {apart:.1e}, {len(proof.findings)} checks): {samples}"
     ]
     said += [f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in proof.powerless]
     said += [f"not checked: {shown(one, _NAME)}" for one in proof.left_out]
