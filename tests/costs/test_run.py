@@ -17,6 +17,7 @@ from measuring import chats, hashes, ledger, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
+from packtrain.costs import writer
 from packtrain.costs.journal import Journal
 from packtrain.costs.run import JOURNAL, Progress
 from packtrain.costs.table import CostTable
@@ -286,3 +287,18 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path: Path, qw
     with pytest.raises(ConfigError):
         measured(data, tmp_path / "out", qwen, **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_pieces_are_joined_while_they_wait(tmp_path: Path, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table for each of very many small files would take gigabytes; joining them leaves no trace in the result."""
+    for number, record in enumerate(chats(12)):
+        write_lines(tmp_path / "data" / f"{number:02}.jsonl", [record])
+    options: dict[str, Any] = {"model": str(qwen), "workers": 1, "check": 0}
+    measure_outcome(tmp_path / "data", out=tmp_path / "whole", **options)
+    held: list[int] = []
+    real = writer._Groups.write
+    monkeypatch.setattr(writer, "_PIECES", 3)
+    monkeypatch.setattr(writer._Groups, "write", lambda self, table: (real(self, table), held.append(len(self._held))))
+    measure_outcome(tmp_path / "data", out=tmp_path / "joined", **options)
+    assert max(held) < 3 < len(held)
+    assert hashes(tmp_path / "joined") == hashes(tmp_path / "whole")

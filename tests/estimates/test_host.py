@@ -51,7 +51,7 @@ def test_batches_that_wait_lie_in_shared_memory() -> None:
     assert batch_bytes(SHAPE, LOAD) == batch
     found = needs()
     assert found.shared_memory_bytes == 8 * 4 * 2 * batch
-    assert found.shared_memory_bytes > 10 * GIB, "the reason why small /dev/shm breaks loaders"
+    assert found.shared_memory_bytes > 10 * GIB
     assert needs(pixel_bytes=2).shared_memory_bytes < 0.51 * found.shared_memory_bytes
     assert needs(workers=0).shared_memory_bytes == 0
 

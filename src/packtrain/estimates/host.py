@@ -21,7 +21,7 @@ class HostNeeds:
     """One node, were every batch the worst one."""
 
     memory: tuple[Part, ...]
-    shared_memory: tuple[Part, ...]  # of the memory, what /dev/shm must hold
+    shared_memory: tuple[Part, ...]  # of the memory, what workers share with the process that trains
     disk: tuple[Part, ...]
 
     @property
@@ -31,7 +31,7 @@ class HostNeeds:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """The least size of /dev/shm."""
+        """Batches on their way from the workers; on Linux none of them is in /dev/shm."""
         return sum(part.bytes for part in self.shared_memory)
 
     @property
