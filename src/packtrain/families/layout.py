@@ -92,7 +92,9 @@ class Layouter:
             return None
         template = ChatTemplate(source, settings.special_tokens, settings.template_date)
         specials = self.tokenizer.special_tokens()
-        return template, TurnFinder(template, string_content=self._string_content, specials=specials)
+        return template, TurnFinder(
+            template, string_content=self._string_content, specials=specials, tokens=self.tokenizer.offsets
+        )
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""

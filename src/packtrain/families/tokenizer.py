@@ -51,6 +51,10 @@ class LightTokenizer:
         """Ids with character offsets; `special` adds what the tokenizer puts around every text."""
         return self._tokenizer.encode(text, add_special_tokens=special)
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where the tokens of a text begin and end, nothing put around it."""
+        return self.encode(text, special=False).offsets  # type: ignore[no-any-return]
+
     def encode_batch(self, texts: list[str], *, special: bool) -> list[Encoding]:
         """As `encode`, for many texts at once."""
         return self._tokenizer.encode_batch(texts, add_special_tokens=special)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ a template puts after that. Where a rendered turn departs from the generation pr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,17 @@ class _Frame:
 class TurnFinder:
     """Finds assistant turns by rendering what comes before them with a generation prompt."""
 
-    def __init__(self, template: ChatTemplate, *, string_content: bool, specials: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        *,
+        string_content: bool,
+        specials: Sequence[str] = (),
+        tokens: Callable[[str], Iterable[Span]] = lambda _: (),
+    ) -> None:
         self._template = template
         self._string_content = string_content
+        self._tokens = tokens  # where the tokens of a text begin and end
         # Special tokens and tags are never cut in two: `<think>` and `</think>` have nothing in common.
         known = map(re.escape, sorted(specials, key=len, reverse=True))
         self._piece = re.compile("|".join((*known, r"<[^<>\s]+>", ".")), re.DOTALL)
@@ -83,16 +91,17 @@ class TurnFinder:
             before = len(text) - len(following)
             prompt = self._behind(longer[:turn], add_generation_prompt=True)
             plain = self._behind(longer[:turn])
-            shared = self._shared(following, prompt or "")
+            shared = self._same_tokens(following, prompt or "")
             if not self._frame.header and (plain is None or shared < len(plain.rstrip())):
                 return None  # not even the message before is written as it would be at its end
         lead = self._before([*messages[:turn], self._message("assistant", _ANOTHER), *messages[turn + 1 :]])
         if lead is None or len(lead) < before:
             return None
-        at = lead.rfind(self._frame.header, before)
-        if not self._frame.header or at < 0:
-            return before + shared if turn else len(lead)
-        return max(before + shared, at + self._shared(text[at:], self._frame.prompt))
+        header = self._frame.header
+        at = lead.rfind(header, before) if header else -1
+        if at >= 0 and at + len(header) > before + shared:  # no generation prompt is written here, or another one
+            return at + self._same_tokens(text[at:], self._frame.prompt)
+        return before + shared if turn else len(lead)
 
     # ---- where it ends
 
@@ -175,6 +184,11 @@ class TurnFinder:
         if same in (len(a), len(b)):
             return same
         return min(self._whole(a, same), self._whole(b, same))
+
+    def _same_tokens(self, text: str, prompt: str) -> int:
+        """How far a text is the generation prompt: no token of that is left in two."""
+        same = self._shared(text, prompt)
+        return next((start for start, end in self._tokens(prompt) if start < same < end), same)
 
     def _whole(self, text: str, end: int) -> int:
         """The end of the last piece that ends there or before."""
