@@ -10,6 +10,7 @@ from made_runs_data import write_config
 from packtrain.app.config.load import load_config
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.settings import resolve_run
+from packtrain.models import tiny
 
 
 @pytest.fixture
@@ -36,6 +37,22 @@ def test_samples_that_fit_no_pack_are_counted_and_said(config: Path) -> None:
     assert f"{lost} of 40 usable samples ({lost / 40:.0%}) are left out" in note
     assert "data.packing_length 48" in note
     assert prepared(config, "data.packing_length=48", "data.overlong=split").numbers.too_large == 0
+
+
+def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_path: Path) -> None:
+    assert not said(prepared(config), "end token")
+    model = tiny.write("llama", tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>so {{ m.content.replace('red', '') }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found = prepared(config, f"model.model_name_or_path={model}")
+    (note,) = said(found, "end token")
+    assert "nothing that carries loss in any sample ends" in note
+    (note,) = said(found, "leaves out")
+    assert "of 40 samples" in note
+    ended = prepared(config, f"model.model_name_or_path={model}", "data.add_eos=true")
+    assert not said(ended, "end token")
 
 
 def test_limits_that_processor_files_do_not_know_are_said(config: Path) -> None:

@@ -239,11 +239,63 @@ def test_media_in_an_answer_carry_no_loss_nor_does_what_is_around_them(tmp_path:
     encoder = encoder_for(tiny.write("qwen2_5_vl", tmp_path))
     without = cost_of(encoder, record(("user", ["Draw!"]), ("assistant", ["Here:"])))
     cost, supervised = encoder.cost(record(("user", ["Draw!"]), ("assistant", ["Here:", image()])), [PICTURE])
-    assert supervised == (False,)
+    assert supervised.media == (False,)
     assert cost.supervised_tokens == without.supervised_tokens
     assert cost.tokens == without.tokens + 2 + cost.image_tokens  # <|vision_start|> and <|vision_end|>
     _, supervised = encoder.cost(record(("user", [image(), "What?"]), ("assistant", ["Here:"])), [PICTURE])
-    assert supervised == (False,)
+    assert supervised.media == (False,)
+
+
+def unsupervised(encoder: RecordEncoder, one: Record) -> list[str]:
+    """The stretches that carry no loss, the same whether the shape is learned or not."""
+    layout = encoder.layouter.layout(one, ())
+    assert encoder.layout(one, ()) == layout
+    assert layout.supervised is not None
+    edges = [0, *(edge for span in layout.supervised for edge in span), len(layout.text)]
+    return [found for a, b in zip(edges[::2], edges[1::2], strict=True) if (found := layout.text[a:b])]
+
+
+def test_a_message_without_loss_has_none_where_all_text_carries_it(tmp_path: Path) -> None:
+    folder = tiny.write("qwen2", tmp_path)
+    turns = (("user", ["Sure?"]), ("assistant", ["six"]), ("user", ["Sure?"]), ("assistant", ["6"]))
+    everything = encoder_for(folder, loss_on="all")
+    assert encoder_for(folder, loss_on="all").layout(record(*turns), ()).supervised is None
+    assert unsupervised(everything, record(*turns, silent=[1])) == ["six<|im_end|>"]
+    assert unsupervised(everything, record(*turns, silent=[2])) == ["Sure?"]
+    assert unsupervised(everything, record(*turns, silent=[0, 3])) == ["Sure?", "6<|im_end|>"]
+    (folder / "chat_template.jinja").unlink()
+    assert unsupervised(encoder_for(folder, loss_on="all"), record(*turns[:2], silent=[1])) == ["six"]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(
+    ("template", "answers", "options", "expected"),
+    [
+        ("<a>{{ m.content }}<|im_end|>", ["6"], {}, (True, False)),
+        ("<a>{{ m.content }}", ["6"], {}, (False, False)),
+        ("<a>{{ m.content }}", ["6"], {"loss_on": "all"}, (False, False)),
+        ("<a>{{ m.content }}", ["6"], {"add_eos": True}, (True, False)),
+        ("<a>{{ m.content }}.", ["6"], {}, (False, False)),
+        ("<a>{{ m.content }}{% if not loop.last %}<|im_end|>{% endif %}", ["6"], {}, (False, False)),
+        ("<a>{{ m.content }}{% if not loop.last %}<|im_end|>{% endif %}", ["6", "7"], {}, (True, False)),
+        ("<a>{{ m.content.split('</t>')[-1] }}<|im_end|>", ["<t> 1 </t>6"], {}, (True, True)),
+        ("<a>{{ m.content.split('</t>')[-1] }}<|im_end|>", ["6"], {}, (True, False)),
+        ("<a>{{ m.content | trim }}<|im_end|>", [" 6 \n"], {}, (True, False)),
+    ],
+)
+def test_answers_without_an_end_and_shortened_ones_are_known(
+    template: str, answers: list[str], options: Any, expected: Any, learned: bool, tmp_path: Path
+) -> None:
+    folder = tiny.write("qwen2", tmp_path)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% else %}" + template + "{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    encoder = encoder_for(folder, **options)
+    one = record(*[turn for text in answers for turn in (("user", ["q"]), ("assistant", [text]))])
+    for _ in range(encoder.patience + 1 if learned else 1):
+        _, found = encoder.cost(one, ())
+    assert (found.ended, found.shortened) == expected
 
 
 def test_an_image_that_begins_the_text(tmp_path: Path) -> None:

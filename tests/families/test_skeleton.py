@@ -92,6 +92,20 @@ TEMPLATES: dict[str, tuple[str, bool]] = {
         "{%- for p in m.content if p.type == 'text' -%}{{ p.text }}{%- endfor -%}<|im_end|>\n{%- endfor -%}",
         True,
     ),
+    "a prompt that opens a thought": (
+        each("{{ t }}") + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
+        False,  # a text that begins with the thought begins behind the prompt
+    ),
+    "a thought that is always closed": (
+        each("{{ '<think></think>' + t if m.role == 'assistant' else t }}")
+        + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
+        True,
+    ),
+    "ends all turns but the last": (
+        each("{{ t }}").replace("{{- '<|im_end|>", "{{- '' if loop.last else '<|im_end|>")
+        + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        False,  # white space at the end of the last text carries no loss
+    ),
     "without an end": (each("{{ t }}").replace("{{- '<|im_end|>\\n' }}", "{{- '\\n' }}"), False),
 }
 FRAGMENTS = (

@@ -44,6 +44,10 @@ def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}, {"role": "assistant", "content": "yes"}]
 
 
+def answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
 # --- the same conversation in every schema ------------------------------------------------------------------
 
 words = st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="<>"), min_size=1, max_size=20)
@@ -193,8 +197,17 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"conversations": user("<image>x")}, "more image markers than images"),
         ({"messages": [{"role": "assistant", "content": "x"}], "images": ["a"]}, "media without a user message"),
         ({"messages": user("\ud800")}, "text is not valid Unicode"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "tool calls are not supported"),
+        ({"messages": [{**answer(""), "tool_calls": [{}]}]}, "tool calls are not supported"),
         ({"messages": user("x"), "tools": [{"name": "f"}]}, "tool definitions are not supported"),
+        (
+            {"messages": user("x"), "chat_template_kwargs": {"enable_thinking": False}},
+            "arguments of the chat template are not supported",
+        ),
+        ({"messages": [{**answer("x"), "trainable": False}]}, "trainable in a message is not supported"),
+        ({"messages": [{**answer("x"), "mask": True}]}, "mask in a message is not supported"),
+        ({"messages": [{**answer("x"), "prefix": True}]}, "prefix in a message is not supported"),
+        ({"messages": [*user("x"), answer("Write <image>.")], "images": ["a"]}, "image marker in an answer"),
+        ({"conversations": [*user("x"), answer("<image>")], "image": "a"}, "image marker in an answer"),
         (
             {"messages": [{"role": "user", "content": "x", "train": "no"}]},
             "a message's train flag is neither yes nor no",
@@ -337,6 +350,17 @@ def test_each_attached_medium_answers_one_unknown_name() -> None:
 
 
 # --- details of chats ----------------------------------------------------------------------------------------
+
+
+def test_empty_texts_stay_for_the_template() -> None:
+    assert convert({"messages": user("")}).messages[0].parts == (Text(""),)
+    parts = [{"type": "text", "text": ""}, "x", {"type": "text", "text": ""}]
+    assert convert({"messages": user(parts)}).messages[0].parts == (Text(""), Text("x"), Text(""))
+
+
+@pytest.mark.parametrize("field", [{"trainable": True}, {"mask": False}, {"prefix": False}, {"mask": None}])
+def test_fields_that_ask_for_nothing_are_taken(field: dict[str, Any]) -> None:
+    assert convert({"messages": [{**answer("x"), **field}]}).messages[0].train
 
 
 def test_roles_have_many_names() -> None:

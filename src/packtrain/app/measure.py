@@ -17,6 +17,7 @@ from packtrain.costs.engines import Engine, InProcess, LocalProcesses, RayCluste
 from packtrain.costs.judge import FailureBudget
 from packtrain.costs.request import MAX_IMAGE_PIXELS, Filters, Request
 from packtrain.costs.run import Outcome, Policy, Progress, run
+from packtrain.costs.statistics import label_notes
 from packtrain.costs.table import CostTable
 from packtrain.costs.worker import FAMILY_RULE, Task
 from packtrain.families.encoder import LossOn
@@ -117,7 +118,7 @@ def measure_outcome(
     outcome = run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
     settings = request.settings()
     unused = unused_note("template_date", template_date, settings.chat_template)
-    return replace(outcome, notes=(*unused, *packing_notes(settings)))
+    return replace(outcome, notes=(*unused, *packing_notes(settings), *label_notes(outcome.table.summary["counts"])))
 
 
 def _name(request: Request) -> str:

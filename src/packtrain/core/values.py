@@ -139,6 +139,15 @@ class LedgerEntry:
     filtered: bool = False  # left out by the user's own choice, so not a failure
 
 
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """Where the loss of one record is taken, beside its number of tokens."""
+
+    media: tuple[bool, ...] = ()  # does this medium stand where loss is taken
+    ended: bool = True  # does anything that carries loss end in an end token
+    shortened: bool = False  # does the chat template leave out what an answer says
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """One record with its cost and the headers it was computed from."""
@@ -148,4 +157,4 @@ class Measured:
     source: str
     cost: Cost
     media: tuple[MediaHeader, ...] = field(default=())
-    supervised_media: tuple[bool, ...] = field(default=())  # does this medium stand where loss is taken
+    supervision: Supervision = Supervision()

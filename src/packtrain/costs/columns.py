@@ -47,6 +47,8 @@ class Rows:
     media: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in MEDIA_SCHEMA.names})
     ledger: list[LedgerEntry] = field(default_factory=list)
     entries: int = 0
+    without_end: int = 0  # rows in which nothing that carries loss ends in an end token
+    shortened: int = 0  # rows with an answer of which the chat template leaves something out
     _places: deque[tuple[int, int]] = field(default_factory=deque)  # of entries whose results are still to come
 
     def passing(self, entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -70,9 +72,11 @@ class Rows:
         costs["file"].append(0)
         costs["at"].append(at)
         costs["check"].append(check)
+        self.without_end += not result.supervision.ended
+        self.shortened += result.supervision.shortened
         for name in COST_FIELDS:
             costs[name].append(getattr(result.cost, name))
-        for header, supervised in zip(result.media, result.supervised_media, strict=True):
+        for header, supervised in zip(result.media, result.supervision.media, strict=True):
             media["record"].append(position)
             media["supervised"].append(supervised)
             for name in ("kind", "width", "height", "frames", "fps", "seconds"):

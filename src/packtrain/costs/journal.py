@@ -27,7 +27,7 @@ from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 4
 _FRAME = struct.Struct("<QI")
-_HEAD = ("number", "source", "file", "entries", "rows", "failed", "reasons")
+_HEAD = ("number", "source", "file", "entries", "rows", "failed", "without_end", "shortened", "reasons")
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work
 
 
@@ -41,6 +41,8 @@ class UnitResult:
     entries: int
     rows: int
     failed: int
+    without_end: int = 0  # rows in which nothing that carries loss ends in an end token
+    shortened: int = 0  # rows with an answer of which the chat template leaves something out
     reasons: dict[str, int]  # of the failures, to say why a run was stopped
     costs: bytes
     media: bytes

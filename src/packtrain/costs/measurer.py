@@ -92,7 +92,7 @@ class Measurer:
                 source=record.source,
                 cost=price[0],
                 media=found.headers,
-                supervised_media=price[1],
+                supervision=price[1],
             )
 
     def _size(self, entry: Entry, source: int) -> Sized | LedgerEntry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,27 @@ def describe(values: np.ndarray) -> dict[str, float]:
         "p99": float(p99),
         "total": float(values.sum()),
     }
+
+
+def label_notes(counts: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a user should know about what is trained; `counts` as measure.json has them.
+
+    >>> label_notes({"rows": 9, "without_end": 0, "shortened": 0})
+    ()
+    """
+    rows, notes = counts["rows"], []
+    if number := counts.get("without_end", 0):
+        whose = "any sample" if number == rows else f"{number:,} of {rows:,} samples"
+        notes.append(
+            f"nothing that carries loss in {whose} ends in an end token, so it does not teach the model to stop: "
+            "add_eos appends one"
+        )
+    if number := counts.get("shortened", 0):
+        notes.append(
+            f"the chat template leaves out a part of answers (reasoning, as a rule) in {number:,} of {rows:,} samples: "
+            "that part is not trained"
+        )
+    return tuple(notes)
 
 
 def summarise(table: CostTable) -> dict[str, Any]:

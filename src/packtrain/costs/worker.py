@@ -67,6 +67,8 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
         entries=rows.entries,
         rows=len(rows.costs["index"]),
         failed=len(failures),
+        without_end=rows.without_end,
+        shortened=rows.shortened,
         reasons=dict(Counter(f"{entry.stage}: {entry.reason}" for entry in failures)),
         costs=to_ipc(rows.costs, COST_SCHEMA),
         media=to_ipc(rows.media, MEDIA_SCHEMA),

@@ -36,6 +36,8 @@ class Counts:
     failed: int = 0
     filtered: int = 0
     cut_short: int = 0  # ledger lines that stand for a whole file, or for the rest of one
+    without_end: int = 0  # rows in which nothing that carries loss ends in an end token
+    shortened: int = 0  # rows with an answer of which the chat template leaves something out
     reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
     unit_entries: list[int] = field(default_factory=list)
     files: dict[DataFile, int] = field(default_factory=dict)  # those that rows stand in, numbered as they come
@@ -54,10 +56,8 @@ class Counts:
 
     def as_dict(self) -> dict[str, object]:
         """For measure.json."""
-        numbers = {
-            name: getattr(self, name) for name in ("entries", "rows", "ledger", "failed", "filtered", "cut_short")
-        }
-        return {**numbers, "reasons": dict(sorted(self.reasons.items()))}
+        names = ("entries", "rows", "ledger", "failed", "filtered", "cut_short", "without_end", "shortened")
+        return {**{name: getattr(self, name) for name in names}, "reasons": dict(sorted(self.reasons.items()))}
 
 
 def write_table(out: Path, journal: Journal) -> Counts:
@@ -81,6 +81,8 @@ def write_table(out: Path, journal: Journal) -> Counts:
             counts.entries += unit.entries
             counts.rows += unit.rows
             counts.failed += unit.failed
+            counts.without_end += unit.without_end
+            counts.shortened += unit.shortened
             counts.unit_entries.append(unit.entries)
             for line in unit.ledger.decode().split("\n"):
                 if line:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
-from packtrain.core.values import Cost, Media, MediaHeader, Record
+from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
 from packtrain.families.coverage import Runs, covered_by_all, tokens_behind
 from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
@@ -18,7 +18,7 @@ from packtrain.families.tokenizer import LightTokenizer
 
 __all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
 
-Priced = tuple[Cost, tuple[bool, ...]]  # a cost, and for each medium whether it stands where loss is taken
+Priced = tuple[Cost, Supervision]
 
 # Texts on which counting in pieces is compared with counting whole, beside those that try the template.
 _AWKWARD = (
@@ -185,7 +185,9 @@ class RecordEncoder:
             tail_tokens=counts.tail_tokens,
             tail_runs=",".join(map(str, counts.tail_runs)),
         )
-        return cost, prepared.media_supervised
+        if isinstance(found, Layout):
+            return cost, Supervision(prepared.media_supervised, found.ended(self.tokenizer), found.shortened)
+        return cost, Supervision(prepared.media_supervised, found.shape.ended)
 
     # ---- shapes
 
@@ -212,7 +214,7 @@ class RecordEncoder:
                 texts = [probe] * len(texts_of(record))
                 layout = self._skeletons.layout(with_texts(record, texts), headers)
                 draft = shape.draft(texts, expansions, self._cutter.pricer)
-                if draft is None:
+                if draft is None or shape.ended != layout.ended(self.tokenizer):
                     return False
                 whole = _count(layout, self.tokenizer.encode(layout.text, special=layout.special))
                 if draft.counts([self.tokenizer.encode(text, special=False) for text in draft.segments]) != whole:
@@ -221,14 +223,15 @@ class RecordEncoder:
 
     # ---- parts of costs
 
-    def text_counts(self, record: Record) -> Counts | None:
+    def text_counts(self, record: Record) -> tuple[Counts | None, Supervision]:
         """Where text carries loss, for a family whose media are counted by its processor; None means all of it."""
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
         layout = self.layouter.rendered(record)
+        found = Supervision((False,) * len(list(record.media())), layout.ended(self.tokenizer), layout.shortened)
         if layout.supervised is None:
-            return None
-        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special))
+            return None, found
+        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)), found
 
     def token_count(self, pieces: Sequence[str | Run]) -> int:
         """Tokens of an expansion on its own; differences of two such counts are exact in any context."""

@@ -43,6 +43,13 @@ class Layout:
     expansions: tuple[Expansion, ...] = ()
     supervised: tuple[Span, ...] | None = None  # characters that carry loss; None means all of them
     media_supervised: tuple[bool, ...] = ()
+    shortened: bool = False  # does the template leave out what an answer says
+
+    def ended(self, tokenizer: LightTokenizer) -> bool:
+        """Does anything that carries loss end in an end token?"""
+        if self.supervised is None:
+            return (self.special and tokenizer.appends_eos) or self.text.rstrip().endswith(tokenizer.ends)
+        return any(self.text.endswith(tokenizer.ends, start, end) for start, end in self.supervised)
 
 
 class Layouter:
@@ -119,7 +126,7 @@ class Layouter:
         bos = self.tokenizer.bos_token
         special = self._typed and not (bos and rendered.text.startswith(bos))
         text, spans = self._ended(rendered.text, spans, special=special)
-        return Layout(text=text, special=special, supervised=spans)
+        return Layout(text=text, special=special, supervised=spans, shortened=self._shortens(record, rendered.text))
 
     def messages(self, record: Record) -> list[dict[str, Any]]:
         """The conversation as the template expects it."""
@@ -207,6 +214,17 @@ class Layouter:
             wanted = [number for number in wanted if number == len(record.messages) - 1]
         return tuple(span for number in wanted for span in spans[number])
 
+    def _shortens(self, record: Record, text: str) -> bool:
+        """Does the template leave out what an answer that carries loss says? White space does not matter."""
+        answers = record.messages[-1:] if self.loss_on == "completion" else record.messages
+        for message in answers:
+            if message.role != "assistant" or not message.train:
+                continue
+            for part in _texts(message.parts):
+                if part not in text and "".join(str.split(part)) not in "".join(text.split()):
+                    return True
+        return False
+
     def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """The spans less media and what the template writes around them: no model can write a picture."""
         taken: list[Span] = []
@@ -280,6 +298,7 @@ class Layouter:
             expansions=tuple(expansions),
             supervised=None if spans is None else tuple((writer.moved(a), writer.moved(b)) for a, b in spans),
             media_supervised=tuple(spans is None or any(a <= m.start() < b for a, b in spans) for m in matches),
+            shortened=rendered.shortened,
         )
 
 

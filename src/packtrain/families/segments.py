@@ -129,6 +129,7 @@ class SegmentedShape:
     tail: tuple[_Fixed | int, ...]  # what stands behind the last medium, in order; numbers are those of segments
     all_supervised: bool
     media_supervised: tuple[bool, ...]
+    ended: bool  # does anything that carries loss end in an end token
 
     def draft(self, texts: Sequence[str], expansions: Sequence[Expansion], pricer: ExpansionPricer) -> Draft | None:
         """The pieces of one record; None where one of its expansions has no price."""
@@ -155,7 +156,10 @@ class Cutter:
         self.pricer = ExpansionPricer(tokenizer, frozenset(self._specials))
 
     def cut(self, skeleton: Skeleton) -> SegmentedShape | None:
-        """The shape's constant and variable pieces; None where the first token could carry loss."""
+        """The shape's constant and variable pieces; None where the first token could carry loss, or texts end it."""
+        ended = self._ended(skeleton)
+        if ended is None:
+            return None
         specials = self._pattern(skeleton)
         builder = _Builder(self._tokenizer, skeleton)
         for number, literal in enumerate(skeleton.literals):
@@ -167,7 +171,17 @@ class Cutter:
             builder.literal(number, cursor, literal[cursor:])
             if number < len(skeleton.slots):
                 builder.slot(number, skeleton.slots[number])
-        return builder.finished()
+        return builder.finished(ended=ended)
+
+    def _ended(self, skeleton: Skeleton) -> bool | None:
+        """Does anything that carries loss end in an end token? None where that depends on the texts."""
+        ends = self._tokenizer.ends
+        if skeleton.spans is None:
+            last = skeleton.literals[-1].rstrip()
+            return (skeleton.special and self._tokenizer.appends_eos) or (last.endswith(ends) if last else None)
+        if any(skeleton.literals[end.literal].endswith(ends, 0, end.offset) for _, end in skeleton.spans):
+            return True
+        return None if any(end.literal and not end.offset for _, end in skeleton.spans) else False
 
     def _pattern(self, skeleton: Skeleton) -> re.Pattern[str]:
         """The special tokens in the literals at which texts may be cut."""
@@ -255,7 +269,7 @@ class _Builder:
         self._constant_supervised += supervised
         self._tail.append(_Fixed(1, loss=supervised > 0))
 
-    def finished(self) -> SegmentedShape | None:
+    def finished(self, *, ended: bool) -> SegmentedShape | None:
         """None where a record's first token, which never carries loss, could be one that does."""
         self._close()
         if not self._first_is_fixed or any(start <= (0, 0) for start, _ in self._spans):
@@ -270,6 +284,7 @@ class _Builder:
             tail=tuple(_joined([*self._tail, _Fixed(self._added_behind, loss=False)])),
             all_supervised=self._all_supervised,
             media_supervised=tuple(slot.supervised for slot in self._media),
+            ended=ended,
         )
 
     def _close(self) -> None:

@@ -206,7 +206,7 @@ class Skeletons:
         # A text with a medium's token is never filled in, so nothing need be known about it.
         literals = [text for text in self._layouter.template_literals if not self.hides_placeholder([text])]
         yield from _PROBES
-        for literal, following in zip(literals, [*literals[1:], ""], strict=True):
+        for literal, following in zip(literals, [*literals[1:], ""], strict=False):  # a base model has none
             yield from (literal, f"{literal}a", f"a{literal}", f"a {literal} b", f"{literal}a{following}")
 
     def _cut(self, rendered: Layout, trimmed: list[bool], kinds: list[MediaKind]) -> Skeleton | None:

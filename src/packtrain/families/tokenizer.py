@@ -43,6 +43,7 @@ class LightTokenizer:
             self._add_missing(settings)
         self._isolated: dict[str, bool] = {}
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
+        self.ends = tuple(dict.fromkeys([*([self.eos_token] if self.eos_token else []), *self.special_tokens()]))
         self.added_around = len(self.encode("", special=True))  # tokens that `special` adds to any text
         self.added_behind = _ones_at_the_end(self.encode("a", special=True).special_tokens_mask)  # of them, after it
         self.appends_eos = self.eos_id is not None and self.encode("a", special=True).ids[-1:] == [self.eos_id]

@@ -242,7 +242,8 @@ class ProcessorRule:
         text_tokens = real.tokens - media_tokens
         # Where nothing says which ids are media, nothing may be cut.
         tail = 0 if real.tail_tokens is None else real.tail_tokens
-        text = self._text.text_counts(record) or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
+        found, supervision = self._text.text_counts(record)
+        text = found or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
         if text.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
         cost = Cost(
@@ -260,4 +261,4 @@ class ProcessorRule:
             tail_tokens=tail,
             tail_runs=",".join(map(str, last_runs(text.tail_runs, tail))),
         )
-        return cost, tuple(False for _ in kinds)
+        return cost, supervision

@@ -24,6 +24,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest
 from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
+from packtrain.costs.statistics import label_notes
 from packtrain.costs.table import CostTable
 from packtrain.estimates.shapes import read_shape
 from packtrain.models.tiny import resolve
@@ -54,7 +55,7 @@ class _Packs:
         self.config = config
         self._built: tuple[PackSource, SampleEncoder] | None = None
         self._kept: TokenTable | None = None
-        self._left_out: Mapping[str, int] = {}  # by measuring, with the reasons
+        self._counts: Mapping[str, Any] = {"rows": 0, "reasons": {}}  # what measuring has counted
 
     def build(self, progress: Callable[[Any], None] = lambda _: None) -> None:
         """Measure, pack and tokenize what is not in the cache yet.
@@ -72,7 +73,7 @@ class _Packs:
             self._kept = self._tokens(table, rows, root, progress) if self.config.caches_tokens else None
             encoder.cached = self._kept
             self._built = self._source(plan, table, rows, encoder, root), encoder
-            self._left_out = table.summary["counts"]["reasons"]
+            self._counts = table.summary["counts"]
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
 
@@ -95,6 +96,12 @@ class _Packs:
     def tokens(self) -> TokenTable | None:
         """Tokens that are kept; None where text is tokenized whenever it is read."""
         return self._kept
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What measuring found out about what is trained."""
+        self._parts()
+        return label_notes(self._counts)
 
     @property
     def rows_per_batch(self) -> int:
@@ -123,7 +130,7 @@ class _Packs:
             self.schedule,
             packing=self.config.packing,
             rows_per_batch=self.rows_per_batch,
-            measured=self._left_out,
+            measured=self._counts["reasons"],
             world=world,
         )
 

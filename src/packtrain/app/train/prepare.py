@@ -93,7 +93,7 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
     evaluation = builder.build(run.evaluation, "evaluation data") if run.evaluation is not None else None
     numbers = _numbers(run, dataset, evaluation)
     return Prepared(
-        run=replace(run, notes=(*run.notes, *_too_large_note(numbers), *_limits_note(run))),
+        run=replace(run, notes=(*run.notes, *dataset.notes, *_too_large_note(numbers), *_limits_note(run))),
         dataset=dataset,
         evaluation=evaluation,
         numbers=numbers,
