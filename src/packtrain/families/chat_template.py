@@ -115,13 +115,17 @@ class ChatTemplate:
         self._marks_generation = "generation" in source and "endgeneration" in source
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> Rendered:
-        """The conversation as the tokenizer will see it."""
-        text = self._run(messages, add_generation_prompt, _Marks("", ""))
+        """The conversation as the tokenizer will see it, and what the template marks in it."""
+        text = self.text(messages, add_generation_prompt=add_generation_prompt)
         if not self._marks_generation:
             return Rendered(text)
         # Marks may change what a template computes from a marked block; then they say nothing about its text.
         marked = _cut_marks(self._run(messages, add_generation_prompt, _Marks(_BLOCK_START, _BLOCK_END)))
         return marked if marked.text == text else Rendered(text)
+
+    def text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        """The conversation as the tokenizer will see it."""
+        return self._run(messages, add_generation_prompt, _Marks("", ""))
 
     def _run(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, marks: _Marks) -> str:
         try:

@@ -244,7 +244,7 @@ class Layouter:
         words = ("qzbefore", "qzbehind")
         nothing = Media(kind, MediaRef(name=""))
         question = {"role": "user", "content": self._content((Text(words[0]), nothing, Text(words[1])))}
-        text = template.render([question], add_generation_prompt=True).text
+        text = template.text([question], add_generation_prompt=True)
         between = text.partition(words[0])[2].partition(words[1])[0]
         before, found, behind = between.partition(self.placeholder(kind))
         if not found:

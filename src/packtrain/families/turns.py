@@ -150,7 +150,7 @@ class TurnFinder:
     def _rendered(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
         """The text of a conversation; None where the template refuses it."""
         try:
-            return self._template.render(messages, add_generation_prompt=add_generation_prompt).text
+            return self._template.text(messages, add_generation_prompt=add_generation_prompt)
         except RecordError:
             return None
 
