@@ -38,6 +38,17 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names["smaller"].column("patches").sum() < names["table"].column("patches").sum()  # type: ignore[attr-defined]
 
 
+def test_every_guarantee_names_tests_that_are_there() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "guarantee" not in line]
+    assert rows
+    for row in rows:
+        named = re.findall(r"`(\w+/test_\w+\.py)::(test_\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file} has no {test}"
+
+
 @pytest.mark.full
 def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, with a tiny model in place of the one from the hub."""
