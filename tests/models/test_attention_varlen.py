@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,22 @@ def test_nothing_is_left_out_silently(option: dict[str, Any]) -> None:
         attend(MODULE, *tensors(1, 4), None, **option)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "refused"),
+    [
+        (None, True),
+        (["full_attention", "sliding_attention"], True),
+        (["sliding_attention", "full_attention"], False),
+    ],
+)
+def test_a_window_that_is_only_in_the_mask_is_not_lost(kinds: list[str] | None, refused: bool) -> None:
+    config = SimpleNamespace(sliding_window=2, layer_types=kinds)
+    module = SimpleNamespace(is_causal=True, config=config, layer_idx=1)
+    attend(module, *tensors(1, 4), None, sliding_window=2)
+    with pytest.raises(ConfigError, match="only in its mask") if refused else nullcontext():
+        attend(module, *tensors(1, 4), None)
+
+
 # ---- finding segments
 
 
@@ -156,6 +173,22 @@ def test_the_kernel_is_called_as_its_version_wants(groups: bool, monkeypatch: py
     assert options["window_size"] == (2, 0)
     assert full["window_size"] == (-1, -1)
     assert ("enable_gqa" in options) == groups
+
+
+def test_heads_with_smaller_values_are_filled_up_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = tensors(1, 6)
+    ends, small = as_mask(torch.tensor([0, 4, 6])), value[..., :3]
+    expected, _ = attend(MODULE, query, key, small, ends)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, *_: Any, window_size: Any, **__: Any) -> Tensor:
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1]
+        return varlen._loop(q, k, v, bounds, None, window_size)
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(varlen, "has_kernel", lambda *_: True)
+    found, _ = attend(MODULE, query, key, small, ends)
+    assert found.shape == expected.shape == (1, 6, 4, 3)
+    assert (found - expected).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(

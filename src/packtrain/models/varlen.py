@@ -125,7 +125,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of (rows, heads, tokens, head dim) tensors inside segments; gives (rows, tokens, heads, head dim)."""
     _refuse(dropout, others)
-    if sliding_window is None and is_windowed(module):
+    # Not where layers are compiled: looking at a layer's number would give each of them a graph of its own.
+    if sliding_window is None and not torch.compiler.is_compiling() and is_windowed(module):
         raise _only_in_mask(module)
     if attention_mask is not None and attention_mask.dtype != torch.int32:
         return _sdpa(query, key, value, attention_mask, scaling)
@@ -192,9 +193,10 @@ def _kernel(
 ) -> Tensor:
     groups = _GROUPS if q.shape[1] != k.shape[1] else {}
     size = v.shape[-1]
-    v = pad(v, (0, q.shape[-1] - size))  # the kernel wants one size of heads; zeros add nothing
+    if size < q.shape[-1]:
+        v = pad(v, (0, q.shape[-1] - size))  # the kernel wants one size of heads; zeros add nothing
     out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, **groups)
-    return out[..., :size]
+    return out[..., :size].contiguous()
 
 
 def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, window: tuple[int, int]) -> Tensor:
