@@ -89,7 +89,7 @@ def test_timestamps_are_text_and_change_with_the_frames(tmp_path: Path) -> None:
         text = ours.column("text_tokens") - before.column("text_tokens")
         assert (np.sign(text) == np.sign(frames - 4)).all()
         supervised = ours.column("supervised_tokens") - before.column("supervised_tokens")
-        assert supervised.tolist() == [0, text[1]], "a video inside an answer brings its times along"
+        assert supervised.tolist() == [0, 0], "nor do the times of a video inside an answer carry loss"
         again = measured(data, model, tmp_path / f"again{frames}", processor_config={"num_frames": frames})
         assert_same(ours, again)
 
