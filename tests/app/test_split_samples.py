@@ -68,11 +68,17 @@ def test_a_dataset_and_a_plan_say_so(run: Run, tmp_path: Path, monkeypatch: pyte
         )
     )
     dataset.build()
+    assert dataset.plan.folder is not None
     packs = dataset.plan.epoch(0)
     assert packs.num_entries > packs.num_samples == dataset.describe().samples == SAMPLES
     seen = [batch.info for batch in dataset.loader(num_workers=0)]
+    planned = packs.load("supervised_tokens").tolist()
+    assert [info.supervised_tokens for info in seen] == [planned[info.keys[0].pack] for info in seen], "to the label"
+    counts = dataset.plan.summary["epochs"][0]
+    assert min(planned) > 0
+    assert counts["unlabelled"] > 0, "some pieces are questions alone"
+    assert "carry no loss" in (dataset.plan.folder / "ledger.jsonl").read_text()
     assert sum(info.samples for info in seen) == packs.num_entries
     assert sum(info.whole_samples for info in seen) == SAMPLES
-    assert dataset.plan.folder is not None
     assert f" {SAMPLES} " in run("inspect", dataset.plan.folder)[1]
     assert PackPlan.load(dataset.plan.folder).epoch(0).num_samples == SAMPLES

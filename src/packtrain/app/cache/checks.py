@@ -14,10 +14,11 @@ import pyarrow as pa
 from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
+from packtrain.costs.content import content_of
 from packtrain.costs.fingerprint import inputs_of as measured_inputs
 from packtrain.costs.places import Places
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import KIND, SUMMARY, VERSION, CostTable
+from packtrain.costs.table import COSTS, KIND, MEDIA, SUMMARY, VERSION, CostTable
 from packtrain.estimates import calibration
 from packtrain.packs.rows import RowTable, fingerprint_of
 from packtrain.packs.token_table import KIND as TOKENS_KIND
@@ -181,10 +182,12 @@ _STALE: dict[str, Callable[[Path, Path], Faults]] = {
 
 
 def _check_table(path: Path) -> Faults:
-    """Statistics of all columns, as they are now and as they were when it was measured."""
+    """Every value against the hash of all rows; statistics of all columns, as they are and as they were."""
     if not (path / SUMMARY).is_file():
         return
     table = CostTable.load(path)
+    if table.summary.get("content") not in (None, content_of(path / COSTS, path / MEDIA)):
+        yield "its rows are not what was measured"
     now = json.loads(json.dumps(summarise(table)))
     yield from (f"statistics differ: {change}" for change in differences(table.summary["statistics"], now)[:3])
 
