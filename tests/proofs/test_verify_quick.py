@@ -17,6 +17,7 @@ from packtrain.models import tiny
 from packtrain.models.attention import set_attention
 from packtrain.packs.values import IGNORED, TEXT
 from packtrain.proofs.choice import MOST_SAMPLES, MOST_TOKENS, Room, short_samples
+from packtrain.proofs.long_rows import long_enough
 from packtrain.proofs.quick import FORWARDS, WITH_LOSS, Training, quick_check
 from packtrain.proofs.run import verify_model
 from packtrain.training.loss import InChunks, loss_on
@@ -217,3 +218,19 @@ def test_the_text_of_a_sample_that_is_too_long_has_no_media(subject: Callable[[s
     chosen, left_out = short_samples([image], Room(tokens=len(image)))
     assert not any(sample.media for sample in chosen)
     assert "image: the shortest sample" in left_out[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"max_position_embeddings": 4096}, 1024),
+        ({"max_position_embeddings": 4096, "sliding_window": 2000}, 2064),
+        ({"max_position_embeddings": 512}, 460),
+    ],
+)
+def test_how_long_a_made_up_sample_is(settings: dict[str, Any], tokens: int) -> None:
+    """Longer than windows, and never longer than the model has positions for."""
+    from transformers import MistralConfig
+
+    config = MistralConfig(**{"sliding_window": None, **settings})
+    assert long_enough(config, contract_for({"model_type": "mistral"})) == tokens

@@ -35,7 +35,8 @@ def long_enough(config: Any, contract: BatchContract) -> int:
     wanted = max([_LEAST, *(length + _BEYOND for length in known)])
     # It would have to be alone, or its row would have no place for it.
     limits = [limit for limit in (contract.longest_together, contract.longest_row) if limit is not None]
-    return min([wanted, *(max(_BEYOND, limit // 2) for limit in limits)])
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or wanted
+    return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
 
 
 def unreached(config: Any, longest: int) -> str | None:
