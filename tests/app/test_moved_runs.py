@@ -123,8 +123,7 @@ def test_what_an_older_version_made_is_named_and_made_again(home: Path, monkeypa
     assert ["again because" in line and "older version" in line for line in again.done] == [True, False, True]
 
 
-@pytest.mark.parametrize("hashed", [True, False])
-def test_rows_without_checksums_move_by_content(home: Path, monkeypatch: pytest.MonkeyPatch, hashed: bool) -> None:
+def test_rows_of_tables_move_by_content(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(home / "cache"))
     config, found = write_config(home, max_steps=3), set()
     rows = [json.loads(line) for line in (home / "train.jsonl").read_text().splitlines()]
@@ -133,9 +132,8 @@ def test_rows_without_checksums_move_by_content(home: Path, monkeypatch: pytest.
         (home / name).mkdir()
         data = shutil.copyfile(home / "rows.parquet", home / name / "rows.parquet")
         os.utime(data, ns=(time, time))
-        overrides = (f"data.dataset_path={data}", f"data.content_hash={str(hashed).lower()}")
-        found.add(prepared(config, *overrides).dataset.schedule.hash)
-    assert len(found) == (1 if hashed else 2)
+        found.add(prepared(config, f"data.dataset_path={data}").dataset.schedule.hash)
+    assert len(found) == 1
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
