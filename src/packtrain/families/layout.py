@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os.path
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -241,14 +242,18 @@ class Layouter:
 
     def _around(self, template: ChatTemplate, kind: MediaKind) -> tuple[str, str]:
         """What the template writes directly before and behind a medium of this kind."""
-        words = ("qzbefore", "qzbehind")
-        nothing = Media(kind, MediaRef(name=""))
-        question = {"role": "user", "content": self._content((Text(words[0]), nothing, Text(words[1])))}
-        text = template.text([question], add_generation_prompt=True)
-        between = text.partition(words[0])[2].partition(words[1])[0]
-        before, found, behind = between.partition(self.placeholder(kind))
-        if not found:
-            raise RecordError("loss", f"{kind} in an answer that carries loss", "the template moves media")
+        words, nothing = (Text("qzbefore"), Text("qzbehind")), Media(kind, MediaRef(name=""))
+        shown, plain = (
+            template.text([{"role": "user", "content": self._content(parts)}], add_generation_prompt=True)
+            for parts in ((words[0], nothing, words[1]), words)
+        )
+        first = len(os.path.commonprefix([shown, plain]))  # noqa: RUF071 - texts, not paths
+        last = len(shown) - len(os.path.commonprefix([shown[first:][::-1], plain[first:][::-1]]))  # noqa: RUF071
+        before, found, behind = shown[first:last].partition(self.placeholder(kind))
+        if not found or shown[:first] + shown[last:] != plain:
+            raise RecordError(
+                "loss", f"{kind} in an answer that carries loss", "the template writes it in several places"
+            )
         return before, behind
 
     # ---- media
