@@ -183,9 +183,7 @@ class TestTextOfData:
 
 
 def test_pieces_of_a_sample(tmp_path: Path) -> None:
-    plan = planned(
-        tmp_path, "tiny:llama", [chat("long", "word " * 40, "answer " * 40)], packing_length=64, overlong="split"
-    )
+    plan = planned(tmp_path, "tiny:llama", [chat("long", "word", "answer " * 60)], packing_length=64, overlong="split")
     whole: list[SeenToken] = []
     for number in range(open_plan(plan)[0].num_packs):
         seen = seen_of(plan, number)
@@ -195,7 +193,7 @@ def test_pieces_of_a_sample(tmp_path: Path) -> None:
         assert not seen.tokens[0].loss, "nothing predicts the first token of a piece"
         whole += seen.tokens
     assert len({token.at for token in whole}) < len(whole), "it was split"
-    assert "word word" in text_of(whole)
+    assert "answer answer" in text_of(whole)
 
 
 class TestBrokenData:

@@ -147,7 +147,7 @@ def test_words_are_true_whenever_it_is_stopped(
     words: str,
     there: bool,
 ) -> None:
-    monkeypatch.setattr(moment, lambda *_: _anywhere())
+    monkeypatch.setattr(moment, lambda *_, **__: _anywhere())
     code, out, err = run("pack", costs, "-n", 8192, "-o", tmp_path / "p", "--json")
     assert (code, out, words in err) == (1, "", True)
     assert (tmp_path / "p" / PLAN).exists() == there

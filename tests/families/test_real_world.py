@@ -83,7 +83,7 @@ def test_marks_do_not_change_what_a_template_computes(tmp_path: Path) -> None:
     made = encoder(folder)
     text = made.layouter.layout(chat("a", "  Hi \n"), ()).text
     assert text == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n"
-    assert supervised(made, chat("a", "  Hi \n"))[0].startswith("Hi")
+    assert supervised(made, chat("a", "  Hi \n"))[0].endswith("Hi<|im_end|>")
 
 
 def test_blanks_count_where_offsets_are_trimmed(tmp_path: Path) -> None:

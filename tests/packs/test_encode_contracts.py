@@ -170,11 +170,12 @@ def test_a_loaded_config_is_kept_for_other_processes(
     contract = model_contract(settings)
     (kept,) = (tmp_path / "cache" / "configs").iterdir()
     whole = kept.read_text()
-    for text, loads in ((whole, 0), (whole[:50], 1), ("[]", 1)):
+    config = json.dumps(json.loads(whole)["config"])
+    for text, loads in ((whole, 0), (whole[:50], 1), ("[]", 1), (whole.replace('"llama"', '"gemma"'), 1)):
         kept.write_text(text)
         calls: list[str] = []
         monkeypatch.setattr(model_config, "_loaded", {})
-        monkeypatch.setattr(model_config, "_load", lambda folder, calls=calls: calls.append(folder) or whole)
+        monkeypatch.setattr(model_config, "_load", lambda folder, calls=calls: calls.append(folder) or config)
         assert model_contract(settings) == contract
         assert len(calls) == loads, "a damaged one is loaded again"
 
@@ -199,7 +200,7 @@ def test_without_transformers_it_is_said_that_nothing_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_config, "_has_transformers", lambda: False)
+    monkeypatch.setattr(model_config, "_transformers", lambda: None)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"text": "word " * count}) + "\n" for count in (3, 5, 40)))
     measured = measure_outcome(data, model="tiny:llama", dataset_type="fineweb_edu", workers=1, check=0)
@@ -207,5 +208,5 @@ def test_without_transformers_it_is_said_that_nothing_was_checked(
     planned = plan(measured.table, out=tmp_path / "report", lengths=[256])
     for notes in (measured.notes, packed.notes, planned.notes):
         assert model_config.NOT_CHECKED in notes
-    monkeypatch.setattr(model_config, "_has_transformers", lambda: True)
+    monkeypatch.setattr(model_config, "_transformers", lambda: "0")
     assert pack_outcome(measured.table, PackingConfig(packing_length=256)).notes == ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping
@@ -16,14 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.artifacts import atomic_path
-from packtrain.core.errors import ConfigError
+from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import digest
 from packtrain.core.places import cache_dir
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.contracts import BatchContract, contract_for
 from packtrain.packs.tokenizer import in_another_process
 
+KIND, VERSION = "model_config", 1
 NOT_CHECKED = (
     "whether this model can be trained on packs was not checked: that needs transformers (pip install packtrain[train])"
 )
@@ -36,9 +36,10 @@ def model_contract(settings: ProcessorSettings) -> BatchContract:
     Without transformers it is that of the file.
     """
     contract = contract_for(settings)  # what its file is refused for needs no transformers
-    if not settings.config or not _has_transformers():
+    version = _transformers()
+    if not settings.config or version is None:
         return contract
-    config = _as_loaded(settings)
+    config = _as_loaded(settings, version)
     return contract_for(replace(settings, config=config, model_type=str(config.get("model_type"))))
 
 
@@ -48,15 +49,18 @@ def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
         model_contract(settings)
     except ConfigError as error:
         return (f"packtrain cannot train this model: {error.got}",)
-    return () if _has_transformers() else (NOT_CHECKED,)
+    return () if _transformers() else (NOT_CHECKED,)
 
 
-def _has_transformers() -> bool:
-    return importlib.util.find_spec("transformers") is not None
+def _transformers() -> str | None:
+    """The version that is installed, if any is."""
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
-def _as_loaded(settings: ProcessorSettings) -> Mapping[str, Any]:
-    version = importlib.metadata.version("transformers")
+def _as_loaded(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
     name = digest({"config": settings.config, "transformers": version})
     if name not in _loaded:
         file = cache_dir() / "configs" / f"{name}.json"
@@ -67,10 +71,9 @@ def _as_loaded(settings: ProcessorSettings) -> Mapping[str, Any]:
 def _read(file: Path) -> dict[str, Any] | None:
     """None where there is none, or none that is whole."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(read_json(file, KIND, VERSION, checked=True)["config"])
+    except (ArtifactError, OSError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
@@ -84,11 +87,11 @@ def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
             expected="a model of transformers, without code of its own",
             fix="check the folder with AutoConfig.from_pretrained; a newer transformers may know the model",
         ) from None
+    found: dict[str, Any] = json.loads(text)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
         file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return dict(json.loads(text))
+        write_json(file, KIND, VERSION, {"config": found}, checked=True)
+    return found
 
 
 def _load(folder: str) -> str:
