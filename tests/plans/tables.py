@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.core.artifacts import write_json
+from packtrain.core.checksums import sums_of
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
+from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, SUMS, VERSION, CostTable
 
 
 def spread_runs(tail: int, supervised: int, turns: int = 8) -> str:
@@ -71,6 +72,7 @@ def write_table(
         "check": {"records": 0, "note": ""},
         "versions": {},
         "seconds": 0.0,
+        SUMS: sums_of(folder, (COSTS, MEDIA)),
     }
     if count:
         write_json(folder / SUMMARY, KIND, VERSION, summary)

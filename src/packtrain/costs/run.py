@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.artifacts import read_json, remove_leftovers, write_json
+from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.costs.drift import Reference, check_drift
@@ -21,7 +22,7 @@ from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.judge import FailureBudget, Judge
 from packtrain.costs.moved import others_there
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
+from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, SUMS, VERSION, CostTable
 from packtrain.costs.work import work_items
 from packtrain.costs.worker import FAMILY_RULE, Task, WorkItem
 from packtrain.costs.writer import Counts, write_ledger, write_table
@@ -119,6 +120,7 @@ def run(
             "check": {"records": checked, "note": note},
             "versions": _versions(),
             "seconds": round(time.monotonic() - started, 3),
+            SUMS: sums_of(out, (COSTS, MEDIA)),
         }
         write_json(out / SUMMARY, KIND, VERSION, summary)
         journal.remove()

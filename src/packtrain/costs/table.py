@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packtrain.core.artifacts import read_json
+from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from packtrain.costs.request import Request
 
 KIND, VERSION = "cost-table", 6
+SUMS = "sums"
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 
 
@@ -69,6 +71,8 @@ class CostTable:
                     expected=f"the {summary['counts']['rows']:,} rows of {SUMMARY}",
                     fix="measure again",
                 )
+        if checks_here():  # pages have checksums of their own, but what describes them has none
+            require_sums(folder, summary.get(SUMS, {}), fix="measure again")
         return cls(folder, summary)
 
     def __len__(self) -> int:
@@ -199,7 +203,7 @@ def _whole(path: Path) -> Iterator[None]:
     """What reading a damaged file raises, with its name."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise ArtifactError(str(path), got=str(error), expected="a parquet file", fix="measure again") from None
 
 
