@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import json
 import random
 from typing import Any
@@ -124,6 +125,8 @@ def test_what_varlen_cannot_express_is_refused_and_auto_is_exact(
 ) -> None:
     reason, otherwise = SPECIAL[model_type]
     model = small_model(model_type)
+    if model_type == "doge" and "allow_is_causal_skip" not in inspect.getsource(inspect.getmodule(type(model))):
+        pytest.skip("alone, doge of this version of transformers sees what follows")
     contract = contract_for(plain(model.config))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert choose_backend(model, contract, device=CUDA, dtype=HALF) == otherwise

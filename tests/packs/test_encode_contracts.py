@@ -137,7 +137,10 @@ LOADED: dict[str, tuple[dict[str, Any], int | str]] = {
         )
         for name in ("su", "yarn", "longrope")
     },
-    "lists that are made": ({"model_type": "deepseek_v32", "num_hidden_layers": 2}, "attention layers: not known to keep"),
+    "lists that are made": (
+        {"model_type": "deepseek_v32", "num_hidden_layers": 2},
+        "attention layers: not known to keep",
+    ),
     "no model of transformers": ({"model_type": "olmo9"}, "transformers cannot load"),
 }
 
