@@ -20,6 +20,7 @@ from tables import write_table
 
 from packtrain.app.demo.model import write_shape
 from packtrain.app.pack import pack
+from packtrain.core.checksums import sums_of
 from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.plan import PackPlan
@@ -109,6 +110,7 @@ def test_wrong_options(
 def _rewritten(folder: Path, name: str, values: pa.Array) -> None:
     table = pq.read_table(folder / COSTS)
     pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), folder / COSTS)
+    _summary(folder, sums=sums_of(folder, (COSTS, MEDIA)))
 
 
 def _summary(folder: Path, **changes: Any) -> None:

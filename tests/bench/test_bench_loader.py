@@ -92,7 +92,7 @@ def test_a_repeated_table_is_what_measuring_the_long_file_gives(folder: Path, mo
     assert path.read_bytes().count(b"\n") == 35
     for name in (COSTS, MEDIA):
         assert pq.read_table(found.folder / name).equals(pq.read_table(measured.folder / name)), name
-    changing = ("seconds",)
+    changing = ("seconds", "sums")  # bytes differ by how rows are grouped
     assert {k: v for k, v in found.summary.items() if k not in changing} == {
         k: v for k, v in measured.summary.items() if k not in changing
     }
