@@ -37,9 +37,9 @@ types: install
 unit: install
 	$(BIN)/python -m pytest $(BESIDE) -m "not full and not ray"
 
-test: lint types unit  ## lint, types and the quick tests (about 7 minutes)
+test: lint types unit  ## lint, types and the quick tests (under 10 minutes)
 
-test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (about 35 minutes)
+test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (under 45 minutes)
 	$(BIN)/python -m pytest $(BESIDE) -m "full and not ray"
 	$(BIN)/python -m pytest -m ray tests/costs
 	$(OLDEST)/bin/python -m pytest $(BESIDE) -m "contract and not more"

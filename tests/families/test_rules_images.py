@@ -51,7 +51,7 @@ def test_rule_equals_processor(name: str, cases: dict[str, Any]) -> None:
 @pytest.mark.more
 @pytest.mark.parametrize("name", IMAGE_CASES)
 def test_rule_equals_processor_on_many_sizes(name: str, cases: dict[str, Any]) -> None:
-    compare(cases[name], 300, seed=2)
+    compare(cases[name], 1000, seed=2)
 
 
 @pytest.mark.parametrize("name", OWN_COUNTS)
