@@ -7,9 +7,11 @@ EXTRAS := train,qlora,ray,remote,shards,bench,examples,loggers,dev
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
+# Compiled modules are kept, also where images turn that off: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE =
 # Tests run side by side already; one more than there are cores, since some of them wait for processes they started.
 export OMP_NUM_THREADS ?= 1
-PYTEST_WORKERS ?= $(shell expr $$(nproc) + 1)
+PYTEST_WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
 BESIDE := -n $(PYTEST_WORKERS) --dist worksteal
 
 .PHONY: help install demo test test-full lint types unit oldest clean lock

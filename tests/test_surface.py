@@ -11,7 +11,7 @@ from typing import Any
 import typer.main
 
 import packtrain
-from packtrain.app.config.keys import ALIASES, SECTIONS
+from packtrain.app.config.sections import ALIASES, SECTIONS
 from packtrain.app.measure import measure_outcome
 from packtrain.cli import app
 from packtrain.core import values
@@ -56,7 +56,7 @@ def surface() -> dict[str, Any]:
         "plan": list(inspect.signature(packtrain.plan).parameters),
         "packing_config": fields(packtrain.PackingConfig),
         "loader_state": fields(packtrain.LoaderState),
-        "config": {section: list(keys) for section, keys in SECTIONS.items()},
+        "config": {section: list(one.known()) for section, one in SECTIONS.items()},
         "config_aliases": sorted(ALIASES),
         "strategies": list(STRATEGIES),
         "gpus": sorted(CATALOGUE),

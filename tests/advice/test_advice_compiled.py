@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from asking import ask
-from made_tables import detection, write_table
+from made_tables import detection
 
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.configs import Draft, packed_config, padded_config
@@ -32,10 +31,10 @@ def test_only_packs_change_where_only_packs_are_compiled(tmp_path: Path) -> None
     assert other.packs == one.packs
     assert other.seconds < 0.95 * one.seconds
     assert other.memory_bytes < one.memory_bytes
-    padded = [baseline_run(question, packed.samples, packed.dropped) for question in (eager, compiled)]
+    padded = [baseline_run(question, packed.samples) for question in (eager, compiled)]
     assert padded[0] == padded[1], "the padded run is the same"
     both = replace(compiled, baseline=Baseline(compiled=True))
-    assert baseline_run(both, packed.samples, packed.dropped).seconds < padded[0].seconds
+    assert baseline_run(both, packed.samples).seconds < padded[0].seconds
 
 
 def test_padded_batches_have_coefficients_of_their_own(tmp_path: Path) -> None:
@@ -43,11 +42,11 @@ def test_padded_batches_have_coefficients_of_their_own(tmp_path: Path) -> None:
     packed = pack_rows(question, replace(question.packing, packing_length=8_000))
     slow = Coefficients(layer_seconds=1.0)
     fitted = replace(question, padded_fit=Fit(time=slow, memory=MemoryCoefficients()))
-    usual, own = (padded_runs(one, packed.samples, packed.dropped)[0] for one in (question, fitted))
+    usual, own = (padded_runs(one, packed.samples)[0] for one in (question, fitted))
     assert own.seconds > 2 * usual.seconds
     assert fitted.clock.coefficients is None, "packs keep theirs"
     known = replace(question, time=default_coefficients(question.gpu, compiled=True))
-    assert padded_runs(known, packed.samples, packed.dropped)[0] == usual, "those of compiled layers are not for these"
+    assert padded_runs(known, packed.samples)[0] == usual, "those of compiled layers are not for these"
 
 
 def test_compiled_rows_cost_their_whole_length(tmp_path: Path) -> None:
@@ -83,8 +82,7 @@ def test_configs_say_it_where_training_would_do_otherwise(
     packed = pack_rows(question, config)
     simulation = simulate(question, config)
     assert simulation is not None
-    padded = baseline_run(question, packed.samples, packed.dropped)
-    table = write_table(tmp_path / "again", {"tokens": np.array([10])})
-    draft = Draft(question=question, table=table, simulation=simulation, padded=padded)
-    found = packed_config(draft), padded_config(draft, group_by_length=False)
+    padded = baseline_run(question, packed.samples)
+    draft = Draft(question=question, simulation=simulation, padded=padded)
+    found = packed_config(draft), padded_config(draft, padded)
     assert tuple(one["training"].get("compile") for one in found) == written

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_tables import detection, texts
 
 from packtrain.advice.baseline import Baseline
-from packtrain.advice.padding import padded_order, padded_passes, padded_run, padded_runs
+from packtrain.advice.padding import best_padded, padded_order, padded_passes, padded_run, padded_runs
 from packtrain.advice.passes import FIELDS, one_pass
 from packtrain.advice.sweep import pack_rows
 from packtrain.estimates.time import step_time
@@ -79,13 +79,38 @@ def test_waste_is_the_share_of_padding_and_grouping_saves_most_of_it(tmp_path: P
 def test_samples_of_one_length_waste_nothing(tmp_path: Path) -> None:
     question = ask(tmp_path / "t", texts(np.full(100, 700)))
     packed = pack_rows(question, replace(question.packing, packing_length=4096))
-    assert [run.waste for run in padded_runs(question, packed.samples, 0)][:2] == [0, 0]
+    assert [run.waste for run in padded_runs(question, packed.samples)][:2] == [0, 0]
+
+
+@pytest.mark.parametrize("overlong", ["drop", "split", "truncate"])
+def test_the_run_of_today_has_all_its_samples(tmp_path: Path, overlong: str) -> None:
+    columns = texts(np.array([500] * 40 + [9000, 30_000]))
+    question = ask(tmp_path / "t", columns, packing={"overlong": overlong})
+    packed = pack_rows(question, replace(question.packing, packing_length=4096))
+    own, best = padded_runs(question, packed.samples)[0], best_padded(question, packed.samples, packed.dropped)
+    assert (own.samples, own.dropped) == (42, 0), "what fits no pack is no reason to leave it out of a padded run"
+    assert own.worst.longest == (4096 if overlong == "truncate" else 30_000)
+    assert own.kernels == "own"
+    assert best.kernels == "packs"
+    assert best.real_tokens == packed.samples["tokens"].sum(), "the other comparison is over the same samples"
+
+
+def test_the_best_padding_is_the_fastest_that_fits_with_the_kernels_of_packs(tmp_path: Path) -> None:
+    question = ask(tmp_path / "t", detection(400), setup=TrainingSetup(compiled=True))
+    packed = pack_rows(question, replace(question.packing, packing_length=16_000))
+    best = best_padded(question, packed.samples, packed.dropped)
+    assert best.fits
+    for order in ("random", "by_length"):
+        for size in (1, 2, 4, 8):
+            one = padded_run(question, packed.samples, packed.dropped, order, size, "packs")  # type: ignore[arg-type]
+            assert one.seconds >= best.seconds or not one.fits
+            assert one.seconds < padded_run(question, packed.samples, packed.dropped, order, size).seconds  # type: ignore[arg-type]
 
 
 def test_the_users_own_run_comes_first(tmp_path: Path) -> None:
     question = ask(tmp_path / "t", detection(600), baseline=Baseline(group_by_length=True, per_device_batch_size=2))
     packed = pack_rows(question, replace(question.packing, packing_length=30_000))
-    runs = padded_runs(question, packed.samples, packed.dropped)
+    runs = padded_runs(question, packed.samples)
     assert [run.order for run in runs[:2]] == ["by_length", "random"]
     assert all(run.batch_size == 2 for run in runs[:2])
     assert all(run.fits and run.order == "by_length" and run.batch_size > 2 for run in runs[2:])

@@ -36,6 +36,7 @@ def check_sums(question: Question, one: Simulation) -> None:
     assert one.samples_per_step == pytest.approx(one.packs_per_step * one.samples_per_pack)
     assert one.steps == -(-one.packs // one.packs_per_step)
     assert one.micro_steps == -(-one.packs_per_step // question.setup.gpus)
+    assert one.idle == pytest.approx(1 - one.packs_per_step / (one.micro_steps * question.setup.gpus))
     assert one.worst.tokens <= one.packing_length
     assert sum(one.fullest.values()) == pytest.approx(1)
     assert one.fits == (one.memory_bytes <= 0.9 * question.gpu.memory_bytes)
@@ -129,8 +130,20 @@ def test_a_step_keeps_the_number_of_samples_as_far_as_whole_packs_can(wanted: in
     nearest = max(1, round(wanted / each))
     moved = abs(found.samples / wanted - 1)
     assert found.packs == nearest or (found.packs % gpus == 0 and moved < KEPT)
+    even = max(1, round(wanted / each / gpus)) * gpus
+    if abs(even * each / wanted - 1) < KEPT:
+        assert found.packs == even, "a GPU is idle though the samples of a step would hardly move"
     if nearest >= 5:
         assert moved <= 1 / 9 + 1e-9  # half a pack of four and a half
+
+
+@pytest.mark.parametrize(
+    ("wanted", "each", "gpus", "packs"),
+    [(184, 10.0, 4, 20), (128, 15.3, 4, 8), (128, 13.9, 4, 9), (130, 10.0, 3, 12)],
+    ids=["rounded once", "even already", "too far", "down"],
+)
+def test_packs_of_a_step_keep_every_gpu_busy(wanted: int, each: float, gpus: int, packs: int) -> None:
+    assert step_shape(wanted, each, gpus).packs == packs
 
 
 def test_default_lengths_follow_the_data_and_the_model() -> None:

@@ -12,6 +12,12 @@ from packtrain.app.demo.model import write_shape
 sys.path.append(str(Path(__file__).parents[1] / "plans"))  # tables and lengths, as the tests of plans make them
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no number of workers is said, no processes are started for a few chats."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+
+
 @pytest.fixture(scope="session")
 def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with nothing but a config, of three billion parameters."""

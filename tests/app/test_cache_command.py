@@ -31,7 +31,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 packing=packing,
                 packing_length=128,
                 cache_dir=str(root),
-                measuring={"check": 0, "workers": 1},
+                workers=1,
+                check=0,
             )
         ).build()
     for name in ("notes.txt", "models/my-own-model/config.json", "plans/thesis/plan.json", "measure/old.csv"):
@@ -201,6 +202,8 @@ def test_an_empty_cache(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("cache", "ls", "--cache-dir", tmp_path / "none")
     assert code == 0
     assert "nothing in the cache" in out
+    code, out, _ = run("cache", "clear", "--stale", "--cache-dir", tmp_path / "none")
+    assert (code, "nothing stale" in out, "removed, 0 B" in out) == (0, True, False)
     (tmp_path / "file").write_text("")
     assert run("cache", "ls", "--cache-dir", tmp_path / "file")[0] == 2
     assert list_cache(tmp_path / "none") == []

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from commands import Run
+from PIL import Image
+from rich.progress import Progress
+from rich.table import Table
 
+import packtrain
+from packtrain.app.config.load import load_config
+from packtrain.app.config.sections import KEYS
+from packtrain.app.show.bars import Clock
+from packtrain.cli.common import Terminal
 from packtrain.models import tiny
 
 RECORDS = [
@@ -69,14 +81,14 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
         ({"--dataset-format": "jsnl"}, 2, ["dataset_format", "did you mean 'jsonl'?"]),
         ({"--dataset-type": "vision_audio"}, 2, ["audio has no token rule yet"]),
         ({"--dataset-type": "visoin"}, 2, ["did you mean 'vision'?"]),
-        ({"--workers": 0}, 2, ["workers", "at least 1"]),
+        ({"--workers": 0}, 2, ["workers: 0", "a positive whole number"]),
         ({"--workers": "many"}, 2, ["--workers"]),
         ({"--engine": "rai"}, 2, ["did you mean 'ray'?"]),
         ({"--address": "auto"}, 2, ["--engine ray"]),
-        ({"--limit": 0}, 2, ["limit", "a positive number"]),
-        ({"--check": -1}, 2, ["check", "0 turns the check off"]),
-        ({"--max-pixels": 0}, 2, ["limit max_pixels", "a positive number"]),
-        ({"--max-failure-rate": 7}, 2, ["max_failure_rate", "between 0 and 1"]),
+        ({"--limit": 0}, 2, ["max_samples: 0", "a positive whole number"]),
+        ({"--check": -1}, 2, ["check: -1", "a whole number from 0 on"]),
+        ({"--max-pixels": 0}, 2, ["processor_config.max_pixels: 0", "a positive whole number"]),
+        ({"--max-failure-rate": 7}, 2, ["max_failure_rate: 7.0", "a share from 0 to 1"]),
         ({"--on-error": "ignore"}, 2, ["on_error", "skip or fail"]),
         ({"--source": "other"}, 2, ["sources", "data"]),
         ({"--schema": "mesages"}, 2, ["did you mean 'messages'?"]),
@@ -99,6 +111,89 @@ def test_wrong_options(
     for word in words:
         assert word in err
     assert not (tmp_path / "out").exists()
+
+
+def test_options_of_other_trainers(run: Run) -> None:
+    for given, meant in (
+        (("train", "run.yaml", "--learning_rate", "1e-4"), "training.learning_rate=1e-4"),
+        (("train", "run.yaml", "--per_device_train_batch_size=2"), "training.per_device_train_batch_size=2"),
+        (("train", "run.yaml", "--cutoff_len", 2048), "data."),
+        (("measure", "x", "--max_pixels", 12544), "--max-pixels"),
+    ):
+        code, _, err = run(*given)
+        assert code == 2
+        assert meant in " ".join(err.split()), err
+
+
+def test_help_and_completion(run: Run) -> None:
+    assert run("-h")[:2] == run("--help")[:2]
+    assert "--max-pixels" in run("measure", "-h")[1]
+    assert "--show-completion" in run("-h")[1]
+
+
+def test_init_writes_a_config_that_loads(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    assert run("init", path, "--model", "tiny:qwen3_vl", "--data", "a: b.jsonl")[0] == 0
+    config = load_config(path)
+    assert (config.model.model_name_or_path, config.data.dataset_path) == ("tiny:qwen3_vl", "a: b.jsonl")
+    assert config.training.given() == {}
+    code, _, err = run("init", path)
+    assert (code, "not overwritten" in err) == (2, True)
+    # Every default stands as it would be said: with all of them the config still loads.
+    said = [line.replace("#", "", 1) if re.match(r" *#\w+:( \S|$)", line) else line for line in path.open()]
+    (tmp_path / "all.yaml").write_text("".join(line for line in said if not line.startswith("  #")))
+    every = load_config(tmp_path / "all.yaml")
+    known = {name: one.default for name, one in KEYS.items() if one.default is not None and not one.shown}
+    found = {**every.model.given(), **every.data.given(), **every.training.given()}
+    assert {name: found.get(name) for name in known} == known
+
+
+def test_doctor_says_what_is_there_and_what_is_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packtrain.app.doctor.find_spec", lambda name: None if name == "ray" else find_spec(name))
+    code, out, err = run("doctor", "--json")
+    assert (code, err) == (0, "")
+    parts = {part["name"]: part for part in json.loads(out)["parts"]}
+    assert parts["Python"]["found"].startswith(platform.python_version())
+    assert parts["ray"]["found"] == ""
+    assert {"torch", "GPUs", "driver", "flash-attn", "flex attention", "cache"} <= set(parts)
+    code, out, _ = run("doctor")
+    assert "pip install 'packtrain[ray]'" in out, "brackets are no markup"
+
+
+def test_what_is_piped_is_not_cut(run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    code, out, _ = run("measure", data, "--model", "tiny:qwen2_5_vl", "--out", tmp_path / "out", "--workers", 1)
+    assert code == 0
+    assert "…" not in out
+    assert "pip install 'packtrain[train]'" in out, "brackets are no markup"
+    table = Table("name", *(["x" * 30] * 8))
+    table.add_row("row", *(["y" * 30] * 8))
+    terminal = Terminal(file=StringIO())
+    terminal.print(table)
+    assert "y" * 30 in terminal.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_values_say_what_they_are(data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    config = packtrain.DatasetConfig(dataset_path=str(data), model=str(model), packing_length=512, check=0, workers=1)
+    dataset = packtrain.MultiModalDataset(config)
+    assert "not built" in repr(dataset)
+    dataset.build()
+    table = packtrain.measure(data, model=str(model), out=tmp_path / "out", check=0, workers=1)
+    assert repr(table) == f"CostTable('{tmp_path / 'out'}': 20 samples, 0 in the ledger)"
+    assert "packs of 512 tokens (best_fit), epochs: 1)" in repr(dataset.plan)
+    assert repr(dataset.plan) in repr(dataset)
+    assert repr(dataset.loader()).startswith("PackLoader(Schedule(")
+
+
+def test_bars_say_how_long() -> None:
+    bar = Progress(Clock(), console=Terminal(file=StringIO(), force_terminal=True), get_time=lambda: now[0])
+    now = [0.0]
+    task = bar.add_task("x", total=4)
+    now[0] = 10.0
+    bar.update(task, completed=2)
+    assert str(Clock().render(bar.tasks[0])).startswith("elapsed 0:10")
 
 
 def test_missing_arguments_are_usage_errors(run: Run, data: Path) -> None:
@@ -132,6 +227,71 @@ def test_out_is_a_file(run: Run, data: Path, model: Path, tmp_path: Path) -> Non
     code, _, err = run(*measure(data, model, out / "below"))
     assert code == 1
     assert str(out) in err
+
+
+def shows(image: str) -> str:
+    turns = [{"role": "user", "content": "<image>\nWhat?"}, {"role": "assistant", "content": "A picture."}]
+    return json.dumps({"messages": turns, "images": [image]}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "model_files", "words"),
+    [
+        (shows("a/1.jpg"), "qwen2_5_vl", ["a/1.jpg", "media root {root}", "--media-root", "{root}/out/ledger.jsonl"]),
+        (shows("/tmp/none/1.jpg"), "qwen2_5_vl", ["/tmp/none/1.jpg", "--allow-outside-root", "--media-root"]),
+        (shows("http://host/1.jpg"), "qwen2_5_vl", ["download the media"]),
+        (shows("x.png"), "no template", ["{model} has no chat template", "--chat-template"]),
+        (shows("x.png"), "no processor", ["{model} has no processor files", "preprocessor_config.json"]),
+        (shows("x.png"), "qwen2", ["this model takes no image", "model {model}", "name a model that takes images"]),
+        ('{"messages": 3}\n', "qwen2_5_vl", ["data.jsonl:1", "fix the records"]),
+        ('[{"messages": 1},\n {"messages": 2},\n {"messages" 3}]', "qwen2_5_vl", ["at line 3, character"]),
+    ],
+    ids=["missing", "outside", "url", "no template", "no processor", "text model", "schema", "broken json"],
+)
+def test_records_that_cannot_be_used_name_what_helps(
+    run: Run, tmp_path: Path, content: str, model_files: str, words: list[str]
+) -> None:
+    data, folder = tmp_path / ("data.json" if content.startswith("[") else "data.jsonl"), tmp_path / "model"
+    data.write_text(content)
+    Image.new("RGB", (64, 48)).save(tmp_path / "x.png")
+    tiny.write(model_files if model_files in tiny.TINY_FAMILIES else "qwen2_5_vl", folder)
+    if model_files.startswith("no "):
+        (folder / "chat_template.jinja").unlink()
+    if model_files == "no processor":
+        (folder / "processor_config.json").unlink()
+    code, _, err = run(*measure(data, folder, tmp_path / "out"))
+    assert code == 1
+    words = [word.format(root=tmp_path, model=folder) for word in words]
+    assert [word for word in words if word not in err] == [], err
+    assert ("fix the records" in err) == ("schema" in err or "JSON" in err), err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("plan", "data.jsonl", "-o", "r"), ["data.jsonl", "a file", "packtrain measure data.jsonl --model"]),
+        (("pack", "data.jsonl", "-n", 64, "-o", "r"), ["packtrain measure data.jsonl"]),
+        (("plan", "costs", "-o", "r"), ["no such folder", "packtrain measure DATA --model MODEL --out costs"]),
+        (("plan", ".", "-o", "r"), ["no measure.json", "that packtrain measure wrote"]),
+        (("inspect", "plan"), ["no such folder", "packtrain pack COSTS"]),
+        (measure("data.csv", "tiny:qwen2_5_vl", "out"), ["CSV", "to_parquet"]),
+        (measure("data.jsonl", "tiny:qwen2_5_vl", "."), ["holds other files:", "another folder"]),
+        (measure("data.jsonl", "models/qwen", "out"), ["no folder of that name", "did you mean 'qwen2'?"]),
+        (measure("data.jsonl", "./qwen", "out"), ["no folder of that name in"]),
+        (measure("data.jsonl", "tiny:qwen2_5_vl", "/proc/x"), ["/proc/x", "name another one"]),
+    ],
+    ids=lambda value: " ".join(map(str, value[:3])) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_place_names_the_right_one(
+    run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "qwen2").mkdir(parents=True)
+    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
+    code, _, err = run(*command)
+    assert code in (1, 2)
+    assert [word for word in words if word not in err] == [], err
+    assert "Error:" not in err
 
 
 def test_a_model_folder_without_files(run: Run, data: Path, tmp_path: Path) -> None:

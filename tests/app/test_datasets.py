@@ -96,7 +96,7 @@ def config(path: Path, cache: Path, **settings: Any) -> DatasetConfig:
         "packs_per_step": 4,
         "epochs": 2,
         "seed": 5,
-        "measuring": QUICK,
+        **QUICK,
         "cache_dir": str(cache),
     }
     return DatasetConfig(**{**usual, **settings})
@@ -183,7 +183,7 @@ def test_both_ways_deliver_the_same_bits(
 def test_compressed_shards_deliver_what_lines_deliver(
     lines: Path, shards: Path, cache: Path, window: int | None
 ) -> None:
-    options = {"packing_options": {"packing_window": window} if window else {}, "shuffle": window is None}
+    options = {"packing_window": window, "shuffle": window is None}
     ways = [
         built(kind, config(path, cache, **options))
         for kind, path in (
@@ -220,7 +220,7 @@ def test_samples_are_as_long_as_they_were_measured(mapped: MultiModalDataset) ->
 
 
 def test_streaming_declares_the_window_of_the_step_and_the_next(shards: Path, cache: Path) -> None:
-    given = config(shards, cache, packing_options={"packing_window": 6}, packs_per_step=1, epochs=1, shuffle=False)
+    given = config(shards, cache, packing_window=6, packs_per_step=1, epochs=1, shuffle=False)
     dataset = built(MultiModalIterableDataset, given)
     declared: list[list[str]] = []
     read: list[str] = []
@@ -255,7 +255,7 @@ def size_of(folder: Path) -> int:
 
 def test_the_budget_of_the_cache_is_kept(shards: Path, tmp_path: Path) -> None:
     budget = 64 << 10
-    given = config(shards, tmp_path, cache_bytes=budget, epochs=1, packing_options={"packing_window": 6})
+    given = config(shards, tmp_path, cache_bytes=budget, epochs=1, packing_window=6)
     stream, held = [], []
     for batch in built(MultiModalIterableDataset, given).loader():
         stream.append(batch)
@@ -417,11 +417,10 @@ def test_building_again_takes_in_what_is_new(own: Path, tmp_path: Path, kind: ty
 # ---- the config
 
 
-@pytest.mark.parametrize("name", ["processor_config", "packing_options", "measuring"])
-@pytest.mark.parametrize("value", [None, "max_pixels", [5]])
-def test_settings_that_are_not_by_name_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: .* instead of settings by name") as caught:
-        DatasetConfig(**{"dataset_path": "x", "model": "m", name: value, "balance": "sort"})
+@pytest.mark.parametrize("value", ["max_pixels", [5]])
+def test_settings_that_are_not_by_name_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"processor_config: .* instead of a section") as caught:
+        DatasetConfig(dataset_path="x", model="m", processor_config=value, balance="sort")
     assert "did you mean 'sorted'" in str(caught.value), "other problems are said with it"
 
 
@@ -435,17 +434,18 @@ def test_all_problems_of_a_config_are_said_at_once() -> None:
             packing="yes",  # type: ignore[arg-type]
             packing_length=0,
             packing_strategy="bestfit",
-            packing_options={"packing_windows": 3, "seed": 4, "overlong": "cut"},
-            measuring={"worker": 2, "out": "x"},
-            balance="sort",  # type: ignore[arg-type]
+            packing_window=0,
+            overlong="cut",
+            workers=0,
+            balance="sort",
             epochs=0,
             cache_bytes=0,
         )
     said = str(caught.value)
     for words in (
         *("dataset_path: ''", "did you mean 'vision'", "did you mean 'jsonl'", "did you mean 'max_pixels'", "fps"),
-        *("packing: 'yes'", "packing_length: 0", "did you mean 'best_fit'", "did you mean 'packing_window'"),
-        *("packing_options.seed", "overlong: cut", "did you mean 'workers'", "measuring.out", "did you mean 'sorted'"),
+        *("packing: 'yes'", "packing_length: 0", "did you mean 'best_fit'", "packing_window: 0", "overlong: cut"),
+        *("workers: 0", "did you mean 'sorted'"),
         *("epochs: 0", "cache_bytes: 0", "model: none"),
     ):
         assert words in said, f"{words} is not in\n{said}"
@@ -456,13 +456,13 @@ def test_the_model_may_stand_with_the_processor() -> None:
     for given in ({"processor_name": "some/model"}, {"model": "some/model", "max_pixels": 9}):
         found = DatasetConfig(dataset_path="x", processor_config=given)
         assert found.model_name == "some/model"
-        assert "model" not in found.media_limits()
+        assert "model" not in found.media_limits().given()
     with pytest.raises(ConfigError, match="not the same"):
         DatasetConfig(dataset_path="x", model="a", processor_config={"model": "b"})
 
 
 def test_packing_follows_from_the_config() -> None:
-    given = DatasetConfig(dataset_path="x", model="m", packing_options={"packing_window": 50}, max_images_per_pack=7)
+    given = DatasetConfig(dataset_path="x", model="m", packing_window=50, max_images_per_pack=7)
     packing = given.packing_config(128_000)
     assert (packing.packing_length, packing.overlong, packing.packing_window) == (LONGEST_DEFAULT, "drop", 50)
     assert packing.max_images_per_pack == 7
@@ -501,5 +501,5 @@ def test_a_stream_that_would_fetch_again_and_again_is_warned_of(shards: Path, ca
         built(MultiModalIterableDataset, config(shards, cache, cache_bytes=4096))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        built(MultiModalIterableDataset, config(shards, cache, cache_bytes=4096, packing_options={"packing_window": 6}))
+        built(MultiModalIterableDataset, config(shards, cache, cache_bytes=4096, packing_window=6))
         built(MultiModalIterableDataset, config(shards, cache))

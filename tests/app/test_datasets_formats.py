@@ -200,8 +200,7 @@ def forward() -> Iterator[dict[str, bytes]]:
 
 def batches(kind: type[Any], path: str, cache: Path, **settings: Any) -> list[Any]:
     given: dict[str, Any] = {"packing_length": 160, "packs_per_step": 2, "seed": 3, "cache_dir": str(cache), **settings}
-    measuring = {"workers": 1, "check": 0}
-    dataset = kind(DatasetConfig(dataset_path=path, model="tiny:qwen3_vl", measuring=measuring, **given))
+    dataset = kind(DatasetConfig(dataset_path=path, model="tiny:qwen3_vl", workers=1, check=0, **given))
     dataset.build()
     return list(dataset.loader())
 
@@ -220,7 +219,7 @@ def require_same(one: list[Any], other: list[Any]) -> None:
 def test_both_ways_deliver_the_same(name: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     path = str(WAYS[name](tmp_path / "data"))
-    settings: dict[str, Any] = {"packing_options": {"packing_window": 4}} if name.startswith("tar") else {}
+    settings: dict[str, Any] = {"packing_window": 4} if name.startswith("tar") else {}
     mapped = batches(MultiModalDataset, path, tmp_path / "one", **settings)
     streamed = batches(MultiModalIterableDataset, path, tmp_path / "two", **settings)
     require_same(mapped, streamed)
@@ -235,8 +234,8 @@ def test_a_source_that_forbids_random_access(forward: dict[str, bytes], tmp_path
     for file in sorted(write_tar_zst(local).iterdir()):
         forward[f"data/{file.name}"] = file.read_bytes()
     url = "forwardonly://data/s-{0..2}.tar.zst"
-    expected = batches(MultiModalDataset, str(local), tmp_path / "one", packing_options={"packing_window": 4})
-    remote: dict[str, Any] = {"packing_options": {"packing_window": 4}, "media_root": str(tmp_path)}
+    expected = batches(MultiModalDataset, str(local), tmp_path / "one", packing_window=4)
+    remote: dict[str, Any] = {"packing_window": 4, "media_root": str(tmp_path)}
     require_same(expected, batches(MultiModalDataset, url, tmp_path / "two", **remote))
     require_same(expected, batches(MultiModalIterableDataset, url, tmp_path / "three", **remote))
     del forward["data/s-1.tar.zst"]

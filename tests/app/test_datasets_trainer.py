@@ -45,7 +45,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DatasetConfig:
         packing_length=160,
         packs_per_step=3,
         epochs=2,
-        measuring={"workers": 1, "check": 0},
+        workers=1,
+        check=0,
         cache_dir=str(folder / "cache"),
     )
 
@@ -100,7 +101,7 @@ def with_broken_images(folder: Path) -> MultiModalDataset:
         turns = [{"role": "user", "content": shown}, {"role": "assistant", "content": f"it is {number}"}]
         lines.append(json.dumps({"id": f"r{number}", "messages": turns}) + "\n")
     (folder / "data.jsonl").write_text("".join(lines))
-    given = {"packing_length": 160, "packs_per_step": 2, "epochs": 2, "measuring": {"workers": 1, "check": 0}}
+    given = {"packing_length": 160, "packs_per_step": 2, "epochs": 2, "workers": 1, "check": 0}
     place = {"dataset_path": str(folder / "data.jsonl"), "cache_dir": str(folder / "cache")}
     dataset = MultiModalDataset(DatasetConfig(model="tiny:qwen3_vl", **place, **given))
     dataset.build()

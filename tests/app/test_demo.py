@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import json
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -19,8 +21,11 @@ from packtrain.app.demo.train import train_demo
 from packtrain.app.measure import measure_outcome
 from packtrain.app.show.pack import plan_json
 from packtrain.app.show.plan import planned_json
-from packtrain.app.show.terminal import measured_json
+from packtrain.app.show.terminal import MeasureBar, measured_json
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.settings import resolve_run
 from packtrain.cli import app
+from packtrain.cli.common import Terminal
 from packtrain.reports.run_read import read_run
 from packtrain.reports.run_words import ALIKE
 
@@ -46,7 +51,6 @@ def test_data_are_the_same_every_time_and_grow_with_their_number(tmp_path: Path)
 
 
 @pytest.mark.full
-@pytest.mark.contract
 def test_the_smallest_demo_and_its_second_run(tmp_path: Path) -> None:
     """As a user calls it, the check against the real processor included."""
     run = ["demo", "--out", str(tmp_path / "demo"), "--pictures", "32", "--workers", "1"]
@@ -111,8 +115,8 @@ def _check_training(said: dict[str, Any], folder: Path) -> None:
 @pytest.mark.full
 def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
     """At equal samples, and far below a model that has learned nothing."""
-    data = write_dataset(tmp_path / "data", 320)
-    trained = train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=320)
+    data = write_dataset(tmp_path / "data", 200)
+    trained = train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=200)
     content = trained.reported.content
     assert trained.verdict.passed
     assert not trained.reused
@@ -130,7 +134,7 @@ def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
     assert padded["loss"].tolist() == pytest.approx(packed["loss"].tolist(), rel=1e-3)
     assert first["padding"] < 0.01 < 0.3 < second["padding"]
     assert len({run.about.derived["attention"] for run in map(read_run, trained.folders)}) == 1, "by the same kernel"
-    assert train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=320).reused
+    assert train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=200).reused
 
 
 def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +152,30 @@ def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest
     assert first.measured.table.summary["counts"]["failed"] == BROKEN
     assert second.planned.study == first.planned.study
     assert first.trained is None
+    config = load_config(tmp_path / "demo" / "report" / "recommended.yaml")
+    assert config.model.model_name_or_path == "tiny:qwen2_5_vl", "what is planned for has no weights"
+    prepared = prepare(resolve_run(config, overrides=("training.use_cpu=true",)))
+    assert prepared.numbers.samples == len(first.measured.table)
+
+
+def test_stages_are_shown_in_their_order_and_without_hints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    """On a terminal too: no bar is left beside a message."""
+    monkeypatch.setattr("packtrain.app.demo.run.measure_outcome", partial(measure_outcome, check=0))
+    bars = Terminal(file=StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr("packtrain.cli.demo.progress_console", lambda: bars)
+    alive: list[bool] = []
+    shown = MeasureBar.__exit__
+    monkeypatch.setattr(MeasureBar, "__exit__", lambda self, *_: (shown(self), alive.append(self._bar.live.is_started)))
+    code, out, _ = run("demo", "--no-train", "--pictures", 16, "--workers", 1, "--out", tmp_path / "demo")
+    assert code == 0
+    places = [out.index(title) for title in ("What a record costs", "Packings tried", "Packs of")]
+    assert places == sorted(places)
+    assert "next:" not in out
+    assert len(alive) >= 4
+    assert not any(alive)
+    assert "measuring" in bars.file.getvalue(), "the bar was there"  # type: ignore[attr-defined]
 
 
 def test_without_the_packages_the_demo_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,9 +164,9 @@ def test_folders_that_are_no_plan(run: Run, tmp_path: Path) -> None:
             assert (code, out) == (1, "")
             assert name in err
             shutil.rmtree(half)
-    for folder in (tmp_path / "costs", tmp_path / "nowhere"):
+    for folder, found in ((tmp_path / "costs", "no plan.json"), (tmp_path / "nowhere", "no such folder")):
         code, _, err = run("inspect", folder)
-        assert (code, "plan.json" in err) == (1, True)
+        assert (code, found in err, "packtrain pack COSTS" in err) == (1, True, True)
 
 
 def test_files_of_two_plans_in_one_folder(run: Run, tmp_path: Path) -> None:

@@ -209,13 +209,13 @@ class TestKeys:
         assert (run.model.learns_vision, run.model.learns_connector) == (True, True), "their rates are set"
         assert (run.arguments["learning_rate"], run.step.vit_lr, run.step.aligner_lr) == (1e-3, 1e-4, 5e-4)
         assert "optim" not in run.arguments, "AdamW, with groups"
-        assert (run.data.packing, run.data.packing_length, run.data.packing_options["overlong"]) == (True, 2048, "drop")
-        assert run.data.packing_options["packing_drop_last"] is True
+        assert (run.data.packing, run.data.packing_length, run.data.overlong) == (True, 2048, "drop")
+        assert run.data.packing_drop_last is True
         assert run.size.samples == 4
         assert (run.step.save_delay_steps, run.arguments["save_steps"], run.arguments["eval_steps"]) == (2, 1, 2)
         assert run.evaluation is not None
         assert run.evaluation.packing is True
-        schema = run.data.measuring["schema"]
+        schema = run.data.schema_options()
         assert (schema.object_ordering, schema.emit_norm, schema.coord_tokens) == ("sorted", "none", False)
         said = " | ".join(run.notes)
         for words in (
@@ -236,9 +236,9 @@ class TestKeys:
     def test_b(self, tmp_path: Path) -> None:
         run = resolved(tmp_path, "B")
         assert run.size.packs == 2, "packs of a process, times passes"
-        assert run.data.measuring == {"max_images_per_sample": 2, "max_sample_length": 2000}
+        assert (run.data.max_images_per_sample, run.data.max_sample_length) == (2, 2000)
         assert (run.data.max_images_per_pack, run.data.packing_length, run.data.packing) == (3, 2048, True)
-        assert run.data.media_limits() == {"max_img_size": 512}
+        assert run.data.media_limits().given() == {"max_img_size": 512}
         assert (run.arguments["learning_rate"], run.step.aligner_lr) == (5e-4, 0.001)
         assert (run.model.method, run.model.learns_vision, run.model.learns_connector) == ("full", False, True)
         said = " | ".join(run.notes)
@@ -256,7 +256,7 @@ class TestKeys:
         assert (run.mode, run.data.packing_length, run.data.shuffle) == ("padded", 32_000, True)
         assert (run.data.group_by_length, run.data.order, run.data.rows_per_batch) == (True, "length", 3)
         assert run.model.name == "tiny:qwen2_5_vl"
-        assert run.data.packing_options["overlong"] == "drop"
+        assert run.data.overlong == "drop"
         assert "section dataset leaves out what it means by default: packing: false" in " | ".join(run.notes)
         packed = resolved(tmp_path, "C", "dataset.packing=true", "training.group_by_length=null")
         assert (packed.mode, packed.data.packing_strategy) == ("packed", "first_fit")
@@ -272,15 +272,21 @@ class TestKeys:
         run = resolved(tmp_path, "E")
         assert (run.model.method, run.model.lora_rank, run.model.lora_alpha) == ("qlora", 4, 8)
         assert (run.model.lora_dropout, run.model.lora_target_modules) == (0.05, ("q_proj", "v_proj"))
-        assert (run.data.packing_length, run.data.packing_options) == (48, {"overlong": "truncate"})
+        assert (run.data.cutoff_len, run.data.packing_length) == (48, 48)
         assert run.data.cache_dir == str(tmp_path / "prepared")
-        assert run.data.measuring["add_eos"] is True
-        assert run.data.measuring["schema"].formatting == "my_ratings:to_chat"
+        assert run.data.add_eos is True
+        assert run.data.formatting == "my_ratings:to_chat"
         assert run.evaluation is not None
         assert run.evaluation.max_samples == 5
-        assert "longer samples are truncated" in " | ".join(run.notes)
+        assert "samples are cut to cutoff_len 48 tokens" in " | ".join(run.notes)
         padded = resolved(tmp_path, "E", "packing=false")
-        assert (padded.mode, padded.data.packing_options["overlong"]) == ("padded", "truncate")
+        assert (padded.mode, padded.data.cutoff_len, padded.data.packing_length) == ("padded", 48, 48)
+        longer = resolved(tmp_path, "E", "per_device_train_batch_size=4")
+        assert (longer.data.cutoff_len, longer.data.packing_length) == (48, 192)
+        assert longer.evaluation is not None
+        assert longer.evaluation.packing_length == 192
+        assert "packs have 192 tokens, per_device_train_batch_size 4 x cutoff_len 48" in " | ".join(longer.notes)
+        assert resolved(tmp_path, "E", "packing_length=99").data.packing_length == 99
 
 
 def outcome(run: Run, folder: Path, system: str, *more: object) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, how: signal.Signals) -> None:
         "-n",
         "8192",
         "--epochs",
-        "300",  # some seconds: long enough to be stopped in
+        "100",  # a second or two: long enough to be stopped in
         "--json",
         "-o",
     ]

@@ -36,7 +36,7 @@ def planned(costs: CostTable, shape: Path, tmp_path: Path, text: str, **given: A
 
 
 def test_json_is_all_there_is_on_stdout(run: Run, costs: CostTable, shape: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("custom: {cutoff_len: 4096}\n")
+    (tmp_path / "run.yaml").write_text("custom: {max_length: 4096}\n")
     command = ("plan", costs.folder, "--model", shape, "--gpus", 4, "-o", tmp_path / "r")
     code, out, err = run(*command, "--config", tmp_path / "run.yaml", "--json")
     assert (code, err) == (0, "")
@@ -44,13 +44,20 @@ def test_json_is_all_there_is_on_stdout(run: Run, costs: CostTable, shape: Path,
     assert [Path(path).exists() for path in said["files"].values()] == [True] * len(FILES)
     assert said["understood"][:2] == [
         "section custom is data",
-        "custom.cutoff_len is data.packing_length, overlong: truncate",
+        "custom.max_length is data.packing_length, overlong: truncate",
     ]
     assert [one["packing_length"] for one in said["simulations"]] == [4096], "the config's choice is kept"
     stored = json.loads((tmp_path / "r" / "recommendations.json").read_text())
     assert stored["recommendation"] == said["recommendation"]
     assert stored["notes"] == said["notes"]
     assert said["recommendation"]["verdict"] in " ".join((tmp_path / "r" / "report.html").read_text().split())
+
+
+def test_packs_longer_than_the_cut_of_a_sample_are_tried(costs: CostTable, shape: Path, tmp_path: Path) -> None:
+    found = planned(costs, shape, tmp_path, "cutoff_len: 900\npacking: true\n", lengths=None).study
+    assert min(one.packing_length for one in found.simulations) >= 900
+    assert len(found.simulations) > 1
+    assert found.recommendation.config["data"]["cutoff_len"] == 900
 
 
 def test_people_get_the_verdict_and_the_next_steps(
@@ -63,12 +70,14 @@ def test_people_get_the_verdict_and_the_next_steps(
     recommended = json.loads((tmp_path / "r" / "recommendations.json").read_text())["recommendation"]
     assert recommended["verdict"] in out
     assert "on 1 x h200, layers compiled" in out
-    assert "Without packing, layers eager" in out
+    assert "Without packing, a stock setting first" in out
+    assert "today" not in out, "nobody said what they train with"
+    for title in ("packs/", "idle", "packed", "dropped"):
+        assert title in out
     assert f"next: open {tmp_path / 'r' / 'report.html'}" in out
-    then = next(line for line in out.splitlines() if line.startswith("then: packtrain pack "))
-    command = [*then.removeprefix("then: packtrain ").split()]
+    assert f"then: packtrain train {tmp_path / 'r' / 'recommended.yaml'}" in out
     monkeypatch.chdir(tmp_path)
-    assert run(*command)[0] == 0, "what it proposes can be run"
+    assert run("pack", costs.folder, "-n", 4096, "-o", "plan")[0] == 0
     made = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert made["config"]["packing_length"] == 4096
     simulations = json.loads((tmp_path / "r" / "packing_simulations.json").read_text())["simulations"]
@@ -86,16 +95,15 @@ def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path
     assert first.study.recommendation.packing
     loaded = load_config(tmp_path / "a" / "recommended.yaml")
     assert loaded.notes == ()
-    assert {name: dict(getattr(loaded, name)) for name in first.study.recommendation.config} == (
-        first.study.recommendation.config
-    )
+    config = first.study.recommendation.config
+    assert loaded.sections(*config) == config
     second = plan(costs, config=tmp_path / "a" / "recommended.yaml", out=tmp_path / "b", gpus=2, gpu="h100")
     one, two = (made.study.simulations[made.study.recommendation.simulation] for made in (first, second))
     assert (two.packing_length, two.packs, two.packs_per_step, two.steps) == (
         *(one.packing_length, one.packs, one.packs_per_step, one.steps),
     )
     configs = [made.study.recommendation.config for made in (first, second)]
-    for name in ("num_train_epochs", "seed", "effective_batch_size", "eval_steps"):
+    for name in ("num_train_epochs", "seed", "effective_batch_size", "save_steps"):
         assert configs[1]["training"][name] == configs[0]["training"][name], name
     assert configs[1]["training"]["seed"] == 5
 
@@ -227,10 +235,10 @@ class TestTheConfig:
     @pytest.mark.parametrize(
         ("text", "packs", "rows", "written"),
         [
-            ("", True, False, None),
+            ("", True, False, True),  # padding is recommended here, with compiled layers
             ("training: {compile: false}\n", False, False, False),
-            ("training: {compile: true}\n", True, True, None),
-            ("data: {packing: false}\n", True, False, None),
+            ("training: {compile: true}\n", True, True, True),
+            ("data: {packing: false}\n", True, False, True),
         ],
     )
     def test_layers_run_as_train_would_run_them(

@@ -61,7 +61,8 @@ def test_a_dataset_that_is_complete_is_read(tmp_path: Path, monkeypatch: pytest.
         packing_length=192,
         packs_per_step=2,
         cache_tokens=True,
-        measuring={"workers": 1, "check": 0},
+        workers=1,
+        check=0,
     )
 
     def batches() -> list[Any]:

@@ -22,7 +22,7 @@ WORLDS = (1, 2, 4)
 
 def wanted(config: Path) -> int:
     """Samples of a step, as the config says them."""
-    return int(load_config(config).training["effective_batch_size"])
+    return int(load_config(config).training.effective_batch_size or 0)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def recommended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Simulat
         out=folder / "report",
         gpu="h100",
         gpus=2,
-        lengths=(192,),
+        lengths=(512,),
         baseline={"effective_batch_size": 24},
     )
     assert made.study.recommendation.packing

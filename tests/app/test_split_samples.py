@@ -63,8 +63,9 @@ def test_a_dataset_and_a_plan_say_so(run: Run, tmp_path: Path, monkeypatch: pyte
             dataset_path=str(tmp_path / "train.jsonl"),
             model="tiny:llama",
             packing_length=LENGTH,
-            packing_options={"overlong": "split"},
-            measuring={"workers": 1, "check": 0},
+            overlong="split",
+            workers=1,
+            check=0,
         )
     )
     dataset.build()

@@ -13,8 +13,8 @@ import yaml
 from commands import Run
 from made_runs_data import write_chats, write_config
 from test_moved_runs import known_by, losses, stop_at
+from tokenizers import Tokenizer
 
-from packtrain.advice.configs import _data as data_section
 from packtrain.app.config.load import load_config
 from packtrain.app.datasets.build import MultiModalDataset
 from packtrain.app.datasets.config import DatasetConfig
@@ -29,10 +29,11 @@ from packtrain.core.values import Message, Record, Text
 from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.request import Request
 from packtrain.families.chat_template import ChatTemplate
+from packtrain.families.settings import read_settings
 from packtrain.families.template_date import with_date
 from packtrain.models import tiny
+from packtrain.models.export import _put_template as put_template
 from packtrain.packs.encode import SampleEncoder
-from packtrain.packs.reader import data_changes
 from packtrain.packs.reference import RealProcessor
 from packtrain.packs.token_table import TokenTable
 from packtrain.plans.config import PackingConfig
@@ -61,11 +62,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # no processes for a few chats
 
 
 def dated_model(folder: Path, family: str = "llama", *, weights: bool = False) -> Path:
@@ -137,17 +133,16 @@ def test_the_real_processor_is_compared_on_the_same_date(home: Path, family: str
 # ---- what is known by a date
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_run_with_a_date_is_the_same_on_another_day(home: Path, day: Clock) -> None:
     config = dated_config(home, max_steps=3)
     day(ONE_DAY)
     first = prepared(config)
     kept = home / "kept.yaml"
     kept.write_text(yaml.safe_dump(resolved_sections(first.run, packing_length=192)))
-    assert load_config(kept).data["template_date"] == ONE_DAY
+    assert load_config(kept).data.template_date == ONE_DAY
     assert any(f"template_date {ONE_DAY}" in note for note in first.run.notes), first.run.notes
     evaluated = resolve_run(load_config(config), overrides=[f"data.eval_path={home / 'train.jsonl'}"])
-    assert with_template_date(evaluated).evaluation.measuring["template_date"] == ONE_DAY  # type: ignore[union-attr]
+    assert with_template_date(evaluated).evaluation.template_date == ONE_DAY  # type: ignore[union-attr]
     day(NEXT_DAY)
     again = prepared(kept)
     assert known_by(again) == known_by(first)
@@ -155,7 +150,6 @@ def test_a_run_with_a_date_is_the_same_on_another_day(home: Path, day: Clock) ->
     assert all(text.count("Wednesday 30 September 2026, 00:00, 100%.") == 1 for text in texts(again.dataset))
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_run_without_one_has_the_day_of_its_start(home: Path, day: Clock) -> None:
     config, found = dated_config(home, max_steps=3), {}
     for today in (ONE_DAY, NEXT_DAY):
@@ -166,7 +160,6 @@ def test_a_run_without_one_has_the_day_of_its_start(home: Path, day: Clock) -> N
     assert all(found[ONE_DAY][name] != found[NEXT_DAY][name] for name in ("table", "plan", "tokens"))
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_table_of_another_day_is_measured_again_for_its_date(home: Path, day: Clock) -> None:
     data, model = write_chats(home / "data.jsonl", 5), str(dated_model(home))
 
@@ -179,9 +172,8 @@ def test_a_table_of_another_day_is_measured_again_for_its_date(home: Path, day: 
     others = measure_outcome(data, model=model, out=home / "others", check=0, workers=2).table
     assert (others.column("tokens") == tokens).all(), "processes have the real clock"
     day(NEXT_DAY)
-    assert data_changes(before) == [], "what it was measured with has not changed"
     assert before.request().template_date == ONE_DAY
-    assert data_section(before)["template_date"] == ONE_DAY, "a config that is planned on it follows it"
+    assert before.told["data"]["template_date"] == ONE_DAY, "a config that is planned on it follows it"
     assert measure(template_date=ONE_DAY).reused
     again = measure()
     assert (again.reused, again.changed) == (False, [f"request.template_date: {ONE_DAY} -> {NEXT_DAY}"])
@@ -217,7 +209,9 @@ def test_processes_render_the_date_of_the_run(home: Path) -> None:
             model=str(dated_model(home)),
             packing_length=192,
             cache_tokens=True,
-            measuring={"workers": 2, "check": 0, "template_date": LONG_AGO},
+            workers=2,
+            check=0,
+            template_date=LONG_AGO,
         )
     )
     dataset.build()
@@ -251,7 +245,6 @@ def test_a_stream_goes_on_with_its_date(home: Path, day: Clock) -> None:
 
 @pytest.mark.full
 def test_a_run_of_yesterday_goes_on(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch, day: Clock) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     config = dated_config(home, weights=True, max_steps=6)
     day(ONE_DAY)
     whole = home / "whole"
@@ -280,8 +273,8 @@ def test_a_bad_date_is_refused(home: Path, run: Run, wrong: str) -> None:
     config = write_config(home)
     with pytest.raises(ConfigError, match=r"data\.template_date.* instead of a day as YYYY-MM-DD"):
         load_config(config, [f"data.template_date={wrong}"])
-    with pytest.raises(ConfigError, match=r"measuring\.template_date.* a day as YYYY-MM-DD"):
-        DatasetConfig(dataset_path="data", model="tiny:llama", measuring={"template_date": wrong})
+    with pytest.raises(ConfigError, match=r"template_date: .* a day as YYYY-MM-DD"):
+        DatasetConfig(dataset_path="data", model="tiny:llama", template_date=wrong)
     measure = ("measure", home / "train.jsonl", "-m", "tiny:llama", "-o", home / "costs", "--template-date", wrong)
     code, _, err = run(*measure)
     assert (code, "YYYY-MM-DD" in err) == (2, True), err
@@ -301,3 +294,52 @@ def test_processes_of_two_days_are_told_so() -> None:
     with pytest.raises(DataError, match=r"set data\.template_date") as raised:
         compare([{"template_date": ONE_DAY, "schedule": "a"}, {"template_date": NEXT_DAY, "schedule": "b"}])
     assert f"template_date {NEXT_DAY} instead of {ONE_DAY}" in str(raised.value)
+
+
+MINE = (
+    "{% for m in messages %}@{{ m.role }}: {% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}@assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
+def test_a_template_of_ones_own(home: Path, family: str) -> None:
+    """Measured, compared with the processor, encoded and known by its content; the model needs none."""
+    model = tiny.write(family, home / "model")
+    (model / "chat_template.jinja").unlink()
+    template, data = home / "mine.jinja", write_chats(home / "data.jsonl", 6)
+    template.write_text(MINE)
+    settings: dict[str, Any] = {"model": str(model), "out": home / "costs", "workers": 1}
+    outcome = measure_outcome(data, chat_template=str(template), check=3, **settings)
+    table = outcome.table
+    assert (len(table), table.summary["check"]["records"]) == (6, 3)
+    config = DatasetConfig(dataset_path=str(data), model=str(model), chat_template=str(template), packing_length=512)
+    dataset = MultiModalDataset(config)
+    dataset.build()
+    sample = dataset[0].samples[0]
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    written = tokenizer.decode(sample.input_ids.tolist(), skip_special_tokens=False)
+    assert "@user: " in written
+    assert "@assistant: " in written
+    template.write_text(MINE.replace("@", "#"))
+    again = measure_outcome(data, chat_template=str(template), check=0, **settings)
+    assert any("chat_template" in change for change in again.changed)
+
+
+def test_what_is_no_template(home: Path) -> None:
+    data, settings = write_chats(home / "data.jsonl", 2), {"model": "tiny:llama", "out": home / "costs"}
+    for name in ("nowhere.jinja", "empty.jinja"):
+        (home / "empty.jinja").write_text(" ")
+        with pytest.raises(ConfigError, match=rf"chat_template.*{name}|{name}"):
+            measure_outcome(data, chat_template=str(home / name), **settings)
+
+
+def test_the_template_that_was_trained_with_is_saved(home: Path) -> None:
+    folder = tiny.write("qwen2_5_vl", home / "final")
+    for name in ("processor_config.json", "tokenizer_config.json"):
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": "the model's"}))
+    (folder / "chat_template.json").write_text('{"chat_template": "the model\'s"}')
+    put_template(folder, MINE)
+    assert read_settings(folder).chat_template == MINE

@@ -22,6 +22,7 @@ from made_runs_data import write_chats, write_config
 
 from packtrain.app.config.load import load_config
 from packtrain.app.runs.folder import RunFolder
+from packtrain.cli.train import _what_is_lost
 from packtrain.models.tiny import resolve
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
@@ -59,6 +60,9 @@ class TestBefore:
         assert (numbers["mode"], numbers["samples"], numbers["steps"]) == ("packed", 40, 3)
         assert numbers["packs_per_step"] == round(8 / (40 / numbers["packs"])), "8 samples, in packs"
         assert said["proof"]["passed"]
+        assert said["course"]["rates"] == {"language": 1e-2}
+        assert said["course"]["saves"] == "every 100 steps and at the end; the newest 2 are kept"
+        assert any("save_steps 100 is beyond the run's 3 steps" in note for note in said["notes"])
         assert said["model"]["learns"] == [{"part": "language", "weights": 266_688, "trained": 266_688}]
         assert [len(batches) for batches in said["batches"]] == [2]
         for batch in said["batches"][0]:
@@ -80,7 +84,10 @@ class TestBefore:
     def test_for_people(self, run: Run, config: Path) -> None:
         code, out, _ = run("train", config, "--dry-run")
         assert code == 0
-        for words in ("packed training into", "packing proof", "passed in ", "samples in one", "8 were asked for"):
+        for words in (
+            *("packed training into", "packing proof", "passed in ", "samples in one", "8 were asked for"),
+            *("3 (0.6 epochs of 5 steps)", "passes over each sample 0.6", "language 0.01; linear, warm-up 0 steps"),
+        ):
             assert words in unframed(out), words
         code, out, _ = run("train", config, "data.packing=false", "--dry-run")
         assert code == 0
@@ -102,7 +109,7 @@ class TestBefore:
         assert "plan reused" in again
         padded = prepared("data.packing=false")
         assert "cost table reused" in padded, "both modes cost the same"
-        assert "data: packed" in padded, "and have plans of their own"
+        assert "data: batches planned" in padded, "and have plans of their own"
         write_chats(tmp_path / "train.jsonl", 41)
         stale = prepared()
         assert "measured again because data." in stale
@@ -124,6 +131,74 @@ class TestBefore:
         padded = {entry["path"] for entry in json.loads(out)["entries"] if "padded" in entry["about"]}
         assert padded
         assert padded <= before & after, "the other mode's plans stay"
+
+
+class TestFromData:
+    @pytest.fixture
+    def data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+        monkeypatch.chdir(tmp_path)
+        write_chats(tmp_path / "train.jsonl", 40)
+        return "--model", "tiny:llama", "--data", "train.jsonl"
+
+    def test_trains_without_a_config_and_goes_on_from_its_folder(
+        self, run: Run, data: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        code, out, err = run("train", *data, "training.max_steps=1", "--json")
+        assert code == 0, err
+        (folder,) = (tmp_path / "runs").glob("tiny-llama-train-20*")
+        said = json.loads(out)
+        assert Path(said["folder"]).resolve() == folder
+        (chosen,) = (note for note in said["notes"] if "chosen for the CPU" in note)
+        length = said["numbers"]["packing_length"]
+        assert f"packing_length {length}, effective_batch_size 16, output_dir runs/" in chosen
+        assert said["numbers"]["longest"] <= length < 40 * said["numbers"]["longest"]
+        assert run("train", folder)[0] == 2, "a folder is no config"
+        code, out, err = run("train", "--resume", folder, "training.max_steps=2", "--json")
+        assert code == 0, err
+        assert (json.loads(out)["resumed"], json.loads(out)["outcome"]["step"]) == (1, 2)
+
+    def test_plans_for_the_gpu_that_is_there(
+        self, run: Run, data: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("packtrain.app.train.from_data._gpu", lambda *_: "H200")
+        plans: list[Any] = []
+        monkeypatch.setattr("packtrain.app.train.from_data.plan", _counting(plans))
+        for _ in ("made", "found"):
+            code, out, err = run("train", *data, "-o", "mine", "training.packs_per_step=2", "--dry-run", "--json")
+            assert code == 0, err
+            said = json.loads(out)
+        assert len(plans) == 1
+        (chosen,) = (note for note in said["notes"] if "planned for 1 x H200" in note)
+        assert (said["folder"], said["numbers"]["packs_per_step"]) == ("mine", 2)
+        assert f"packing_length {said['numbers']['packing_length']}" in chosen
+        code, out, _ = run("cache", "ls", "--json")
+        assert [one["about"][:13] for one in json.loads(out)["entries"] if one["kind"] == "studies"] == [
+            "tiny:llama on"
+        ]
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ((), "CONFIG, or --model and --data"),
+            (("--model", "tiny:llama"), "CONFIG, or --model and --data"),
+            (("--resume",), "packtrain train --resume RUN"),
+        ],
+        ids=["nothing", "no data", "no run"],
+    )
+    def test_too_little(self, run: Run, given: tuple[str, ...], words: str) -> None:
+        code, _, err = run("train", *given)
+        assert code == 2
+        assert words in " ".join(err.split())
+
+
+def _counting(calls: list[Any]) -> Any:
+    from packtrain.app.plan import plan
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs)
+        return plan(*args, **kwargs)
+
+    return counted
 
 
 class TestRun:
@@ -149,7 +224,7 @@ class TestRun:
         assert facts["derived"]["steps"] == 3
         assert facts["outcome"]["eval_loss"] is not None
         again = load_config(folder / "run.yaml")
-        assert again.training["packs_per_step"] == facts["packs_per_step"]
+        assert again.training.packs_per_step == facts["packs_per_step"]
         assert again.notes == (), "by our own names"
         AutoModelForCausalLM.from_pretrained(folder / "final")
         AutoTokenizer.from_pretrained(folder / "final")
@@ -177,6 +252,7 @@ class TestRun:
         monkeypatch.setattr(RunWatch, "on_step", signalling)
         code, out, err = run("train", config, *more, f"training.output_dir={stopped}")
         assert code == 130, err
+        assert "stopping after this step, with a checkpoint; once more stops now, and loses the whole run" in err
         assert f"packtrain train {config} {' '.join(more)}" in out
         assert "--resume" in out
         assert facts_of(stopped)["outcome"]["status"] == "interrupted"
@@ -430,7 +506,6 @@ class TestBadInput:
         ("given", "code", "words"),
         [
             (("training.learning_rat=1",), 2, "did you mean 'learning_rate'?"),
-            (("training.packs_per_step=2",), 2, "packs_per_step 2 and effective_batch_size 8"),
             (("model=nowhere/at/all",), 2, "no folder of that name"),
             (("data.dataset_path=nowhere.jsonl",), 2, "nowhere.jsonl"),
             (("data.packing_length=4",), 1, "no pack at all"),
@@ -472,6 +547,16 @@ class TestBadInput:
             pass
         with folder.alone():  # given back
             folder.check(resume=False)
+        folder.begin({}, {"outcome": {"status": "running"}})
+        with folder.alone(), pytest.raises(ConfigError, match=r"(?s)another process is training.*wait until"):
+            folder.check(resume=False)
+        with pytest.raises(ConfigError, match=r"(?s)stopped in the middle.*packtrain train --resume") as caught:
+            folder.check(resume=False)
+        assert "delete" not in str(caught.value)
+
+    def test_stopped_at_once(self, tmp_path: Path) -> None:
+        assert "nothing was trained yet" in _what_is_lost([])
+        assert "there is no checkpoint" in _what_is_lost([tmp_path])
 
 
 @pytest.fixture(autouse=True)

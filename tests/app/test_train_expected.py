@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from packtrain.app.config.load import RunConfig
+from packtrain.app.config.load import RunConfig, with_overrides
 from packtrain.app.demo.data import write_dataset
+from packtrain.app.train.course import course_of, room_for
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
 from packtrain.app.train.prepare import Prepared, batch_rows, prepare
+from packtrain.app.train.session import accepted_arguments, arguments_of
 from packtrain.app.train.settings import resolve_run
 from packtrain.estimates.memory import estimate_memory
 from packtrain.plans.schedule import EMPTY
@@ -38,11 +41,9 @@ def padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Prepa
 
 
 def made(folder: Path, *overrides: str) -> Prepared:
-    config = RunConfig(
-        model={"model_name_or_path": "tiny:qwen3_vl"},
-        data={"dataset_path": str(write_dataset(folder, pictures=24)), "packing_length": 1024, "max_failure_rate": 0.5},
-        training={"output_dir": str(folder / "run")},
-    )
+    data = {"dataset_path": str(write_dataset(folder, pictures=24)), "packing_length": 1024, "max_failure_rate": 0.5}
+    training = {"output_dir": str(folder / "run")}
+    config = RunConfig.of({"model": {"model_name_or_path": "tiny:qwen3_vl"}, "data": data, "training": training})
     return prepare(resolve_run(config, world=1, overrides=overrides))
 
 
@@ -75,6 +76,44 @@ def test_the_length_that_is_named_fits(small: Prepared) -> None:
     assert 0 < found.fitting_tokens < worst.tokens
     (none,) = too_large(expected(small, on(small, compiled=True, memory=1)), small)
     assert "no batch would fit" in none
+
+
+def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = on(small, compiled=False)
+    args = arguments_of(small)
+    args.save_steps = 100
+    course = course_of(args, small.run, steps=900, epochs=1.0, learns=["language"], dtype="float32")
+    assert (course.kept, course.saved_times) == (2, 9)
+    assert room_for(course, machine, tmp_path / "new") == ()
+    free = SimpleNamespace(free=1 << 20)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    (said,) = room_for(course, machine, tmp_path / "new")
+    assert "2 kept and one being written" in said
+    assert "where 0.0 GiB are free" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("save_steps=2", ""),
+        ("save_steps=10", "save_steps 10 is beyond the run's 9 steps"),
+        ("save_delay_steps=10", "no checkpoint is saved"),
+        ("warmup_steps=9", "the warm-up of 9 steps is not over"),
+    ],
+)
+def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:
+    run = resolve_run(load_config_of(given))
+    args = accepted_arguments({**run.arguments, "output_dir": "none", "use_cpu": True}, given=())
+    notes = course_of(args, run, steps=9, epochs=1.0, learns=[], dtype="float32").notes
+    assert words in " ".join(notes)
+    assert bool(notes) == bool(words)
+
+
+def load_config_of(given: str) -> RunConfig:
+    return with_overrides(
+        RunConfig.of({"model": {"model_name_or_path": "tiny:llama"}, "data": {"dataset_path": "a.jsonl"}}),
+        [f"training.{given}"],
+    )
 
 
 def test_compiled_rows_are_as_long_as_packs_may_be(small: Prepared) -> None:

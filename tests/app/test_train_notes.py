@@ -64,5 +64,7 @@ def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_pat
 def test_limits_that_processor_files_do_not_know_are_said(config: Path) -> None:
     model = "model.model_name_or_path=tiny:qwen2_vl"
     assert not said(prepared(config, model), "processor")
-    (note,) = said(prepared(config, model, "data.processor_config={max_pixels: 6272}"), "processor")
-    assert "max_pixels 6272" in note
+    assert not said(prepared(config, model, "data.processor_config={max_pixels: 6272}"), "processor"), "final has it"
+    model = "model.model_name_or_path=tiny:smolvlm"
+    (note,) = said(prepared(config, model, "data.processor_config={num_frames: 3}"), "processor")
+    assert "num_frames 3" in note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import yaml
 from commands import Run, files
 from made_runs_data import write_config
 
-from packtrain.app.config.keys import MODEL_KEYS
 from packtrain.app.config.load import RunConfig, with_overrides
+from packtrain.app.config.sections import ModelSection
 from packtrain.app.train.changed import changes_note, refuse_changes
 from packtrain.core.errors import ConfigError
 
@@ -22,7 +23,7 @@ FULL = {"model_name_or_path": "tiny:qwen3_vl"}
 
 def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
     """What is said about a run with these settings that is asked for others; nothing where they are taken."""
-    before = RunConfig(model=model, training=training)
+    before = RunConfig.of({"model": model, "training": training})
     try:
         refuse_changes(before, with_overrides(before, overrides))
     except ConfigError as error:
@@ -87,7 +88,7 @@ def test_every_setting_of_the_model_is_known_to_be_one_or_the_other() -> None:
     refused |= {"train_language", "train_vision", "train_connector"}
     taken = {"lora_dropout", "merge_adapters", "dtype"}
     compared_elsewhere = {"model_name_or_path", "vit_img_size", "mp_image_token_length"}
-    assert {*MODEL_KEYS} == refused | taken | compared_elsewhere
+    assert {*ModelSection.known()} == refused | taken | compared_elsewhere
 
 
 def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
@@ -112,7 +113,7 @@ def test_all_that_is_refused_is_said_at_once() -> None:
 
 
 def test_what_is_taken_is_named_with_both_values() -> None:
-    before = RunConfig(model=FULL, training={"learning_rate": 0.01, "max_steps": 4, "output_dir": "a"})
+    before = RunConfig.of({"model": FULL, "training": {"learning_rate": 0.01, "max_steps": 4, "output_dir": "a"}})
     asked = ("training.learning_rate=0.001", "training.warmup_steps=2", "training.output_dir=b")
     (note,) = changes_note(before, with_overrides(before, asked))
     assert note.endswith("before: training.learning_rate 0.01 -> 0.001; training.warmup_steps nothing -> 2")
@@ -165,6 +166,21 @@ def test_what_is_refused_leaves_the_run_as_it_is(run: Run, ended: Path, tmp_path
         assert code == expected
         assert words in " ".join(err.split())
         assert files(tmp_path / "out") == before, "or it could not be resumed any more"
+
+
+@pytest.mark.full
+def test_a_run_can_be_made_shorter_but_not_than_it_is(run: Run, tmp_path: Path) -> None:
+    config = write_config(tmp_path, num_train_epochs=2, save_steps=2, save_total_limit=9, quick_check=False)
+    assert run("train", config)[0] == 0
+    code, _, err = run("train", config, "training.num_train_epochs=1", "--resume")
+    assert code == 2
+    assert "5 steps, and the run has trained 10" in " ".join(err.split())
+    assert "training.max_steps=10" in err
+    for step in (4, 6, 8, 10):
+        shutil.rmtree(tmp_path / "out" / f"checkpoint-{step}")
+    code, out, err = run("train", config, "training.num_train_epochs=1", "--resume", "--json")
+    assert code == 0, err
+    assert (json.loads(out)["resumed"], json.loads(out)["outcome"]["samples_seen"]) == (2, 40), "one epoch, exactly"
 
 
 @pytest.mark.full

@@ -15,8 +15,8 @@ from packtrain.app.config.steps import RunLength, StepSize
 from packtrain.app.train.settings import ResolvedRun, resolve_run, resolved_sections
 from packtrain.core.errors import ConfigError
 
-BASE = RunConfig(
-    model={"model_name_or_path": "tiny:qwen3_vl"}, data={"dataset_path": "train.jsonl", "packing_length": 512}
+BASE = RunConfig.of(
+    {"model": {"model_name_or_path": "tiny:qwen3_vl"}, "data": {"dataset_path": "train.jsonl", "packing_length": 512}}
 )
 
 
@@ -83,7 +83,7 @@ class TestSteps:
         assert packed.data.measured_by() == padded.data.measured_by()
         assert (packed.data.seed, padded.data.seed) == (7, 7)
         assert "max_images_per_pack have no effect" in " ".join(padded.notes)
-        assert padded.data.packing_options == {}
+        assert padded.data.max_images_per_pack is None
 
     def test_length(self) -> None:
         assert resolved().length == RunLength(epochs=1.0, max_steps=None)
@@ -94,6 +94,33 @@ class TestSteps:
         assert RunLength(epochs=None, max_steps=50).steps_of([23, 23, 23]) == 50
         assert RunLength(epochs=2.5, max_steps=None).steps_of([10, 12, 8]) == 26
         assert RunLength(epochs=0.01, max_steps=None).steps_of([10]) == 1
+        both = resolved("max_steps=3", "num_train_epochs=2")
+        assert both.length == RunLength(epochs=None, max_steps=3), "as in transformers"
+        assert any("num_train_epochs 2 has no effect" in note for note in both.notes)
+
+    @pytest.mark.parametrize(
+        ("file", "said", "left"),
+        [
+            ({"num_train_epochs": 3}, "max_steps=4", {"max_steps": 4}),
+            ({"max_steps": 4}, "num_train_epochs=3", {"num_train_epochs": 3}),
+            ({"num_train_epochs": 3}, "max_steps=-1", {"num_train_epochs": 3, "max_steps": -1}),
+            ({"effective_batch_size": 8}, "packs_per_step=2", {"packs_per_step": 2}),
+            ({"packs_per_step": 2}, "effective_batch_size=8", {"effective_batch_size": 8}),
+            ({"packs_per_step": 2}, "gradient_accumulation_steps=8", {"gradient_accumulation_steps": 8}),
+            ({"warmup_ratio": 0.1}, "warmup_steps=2", {"warmup_steps": 2}),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_the_command_line_wins(self, file: dict[str, Any], said: str, left: dict[str, Any]) -> None:
+        found = with_overrides(RunConfig.of({"training": file}), [f"training.{said}"])
+        assert found.training.given() == left
+        replaced = [note for note in found.notes if "of the command line replaces" in note]
+        assert bool(replaced) == (file.keys().isdisjoint(left))
+
+    def test_no_is_no(self, tmp_path: Path) -> None:
+        (tmp_path / "run.yaml").write_text("training: {save_strategy: no, eval_strategy: off}")
+        found = load_config(tmp_path / "run.yaml").training
+        assert (found.save_strategy, found.eval_strategy) == ("no", "no")
 
 
 class TestContradictions:
@@ -101,7 +128,6 @@ class TestContradictions:
         ("given", "words"),
         [
             (("packs_per_step=3", "effective_batch_size=8"), "packs_per_step 3 and effective_batch_size 8"),
-            (("max_steps=3", "num_train_epochs=2"), "max_steps 3 and num_train_epochs 2"),
             (("effective_batch_size=8", "gradient_accumulation_steps=2"), "effective_batch_size 8 (samples)"),
             (
                 (
@@ -161,10 +187,8 @@ class TestContradictions:
         assert words in problems(*given)
 
     def test_all_at_once(self) -> None:
-        said = problems(
-            "packs_per_step=3", "effective_batch_size=8", "max_steps=3", "num_train_epochs=2", "deepspeed=x"
-        )
-        assert all(words in said for words in ("packs_per_step 3", "max_steps 3", "deepspeed is not installed"))
+        said = problems("packs_per_step=3", "effective_batch_size=8", "resume_from_checkpoint=x", "deepspeed=x")
+        assert all(words in said for words in ("packs_per_step 3", "use --resume", "deepspeed is not installed"))
 
     @pytest.mark.parametrize("given", ["group_by_length=true", "train_sampling_strategy=group_by_length"])
     def test_grouping_packs_is_said_once(self, given: str) -> None:
@@ -203,7 +227,7 @@ class TestArguments:
         assert packed is not None
         assert padded is not None
         assert (packed.max_samples, packed.shuffle, packed.packing, packed.packs_per_step) == (9, False, True, 2)
-        assert "packing_drop_last" not in packed.packing_options, "every sample is evaluated"
+        assert packed.packing_drop_last is False, "every sample is evaluated"
         assert (padded.packing, padded.rows_per_batch, padded.packs_per_step) == (False, 3, 3)
 
     def test_sharding(self) -> None:
@@ -223,15 +247,8 @@ class TestArguments:
     def test_measuring(self) -> None:
         given = ("max_images_per_example=4", "max_sample_length=900", "add_eos=true", "formatting_func=my:chat")
         found = resolved(*given, "object_ordering=random", "coord_tokens={enabled: false}", "max_samples=5").data
-        assert {name: found.measuring[name] for name in ("max_images_per_sample", "max_sample_length", "add_eos")} == {
-            "max_images_per_sample": 4,
-            "max_sample_length": 900,
-            "add_eos": True,
-        }
-        assert (found.measuring["schema"].formatting, found.measuring["schema"].object_ordering) == (
-            "my:chat",
-            "random",
-        )
+        assert (found.max_images_per_sample, found.max_sample_length, found.add_eos) == (4, 900, True)
+        assert (found.schema_options().formatting, found.schema_options().object_ordering) == ("my:chat", "random")
         assert found.max_samples == 5
 
 

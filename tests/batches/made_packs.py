@@ -88,10 +88,8 @@ def plan_of(*epochs: int, **config: Any) -> PackPlan:
     return made_plan([{"tokens": [2 + pack % 5 for pack in range(packs)]} for packs in epochs], **config)
 
 
-def source_of(
-    plan: PackPlan, log: Path | None = None, wrong: dict[int, str] | None = None, **options: Any
-) -> PackSource:
-    return PackSource(plan, Rows(), Reader(log), Encoder(wrong), **options)
+def source_of(plan: PackPlan, log: Path | None = None, wrong: dict[int, str] | None = None) -> PackSource:
+    return PackSource(plan, Rows(), Reader(log), Encoder(wrong))
 
 
 COLLATOR = PackCollator(BatchContract(model_type="llama"), pad_id=0)

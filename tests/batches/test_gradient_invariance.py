@@ -61,7 +61,8 @@ def data_config(folder: Path, family: str, **settings: Any) -> DatasetConfig:
         dataset_path=str(folder / "data.jsonl"),
         model=f"tiny:{family}",
         cache_dir=str(folder / "cache"),
-        measuring={"workers": 1, "check": 0},
+        workers=1,
+        check=0,
         **settings,
     )
 
@@ -216,7 +217,7 @@ def train_rank(rank: int, folder: str, family: str) -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["qwen3_vl", "internvl"])
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("internvl", marks=pytest.mark.more)])
 def test_two_ranks(folder: Path, family: str, tmp_path: Path) -> None:
     answers = run_ranks(2, train_rank, str(folder), family, folder=tmp_path)
     for answer in answers:

@@ -247,7 +247,7 @@ def test_overlong_samples_may_be_an_error() -> None:
         rows(make([5, LONG], limits={"overlong": "error"}))
 
 
-def test_reading_faults_are_tried_again_and_then_end_the_run() -> None:
+def test_reading_faults_are_tried_again_and_then_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Flaky(Encoder):
         faults = 2
 
@@ -258,11 +258,12 @@ def test_reading_faults_are_tried_again_and_then_end_the_run() -> None:
             return super().encode(record, store)
 
     pauses: list[float] = []
-    assert len(rows(make([5, 5], encoder=Flaky(), sleep=pauses.append))) == 1
+    monkeypatch.setattr("packtrain.core.retries.sleep", pauses.append)
+    assert len(rows(make([5, 5], encoder=Flaky()))) == 1
     assert len(pauses) == 2
     gone = Flaky()
     gone.faults = 99
-    dataset = make([5, 5], encoder=gone, sleep=pauses.append)
+    dataset = make([5, 5], encoder=gone)
     before = saved(dataset)
     with pytest.raises(DataError, match="stale handle"):
         next(dataset)

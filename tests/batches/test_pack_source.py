@@ -48,17 +48,22 @@ def test_broken_samples_are_left_out_with_their_reason() -> None:
     assert not entry.filtered
 
 
-def test_a_fault_of_the_disk_is_waited_out(tmp_path: Path) -> None:
-    slept: list[float] = []
-    source = source_of(plan_of(5), tmp_path / "log", wrong={3: FLAKY}, sleep=slept.append)
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    pauses: list[float] = []
+    monkeypatch.setattr("packtrain.core.retries.sleep", pauses.append)
+    return pauses
+
+
+def test_a_fault_of_the_disk_is_waited_out(tmp_path: Path, slept: list[float]) -> None:
+    source = source_of(plan_of(5), tmp_path / "log", wrong={3: FLAKY})
     assert len(source[PackKey(0, 3)].samples) == 1
     assert slept == list(PAUSES[:1])
     assert reads(tmp_path / "log") == [3, 3], "the record is read again, since its file may have been at fault"
 
 
-def test_a_fault_that_stays_stops_the_run() -> None:
-    slept: list[float] = []
-    source = source_of(plan_of(5), wrong={3: DEAD}, sleep=slept.append)
+def test_a_fault_that_stays_stops_the_run(slept: list[float]) -> None:
+    source = source_of(plan_of(5), wrong={3: DEAD})
     with pytest.raises(DataError, match="Input/output error") as caught:
         source[PackKey(0, 3)]
     assert "sample-3 (data.jsonl:4)" in str(caught.value)

@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.measure import measure_outcome
-from packtrain.bench import loader_start
+from packtrain.bench import loader as loader_bench
+from packtrain.bench import loader_speed, loader_start
 from packtrain.bench.loader import TENTH, bench_loader, show_bench
 from packtrain.bench.loader_data import (
     PICTURES,
@@ -73,7 +74,7 @@ def pictures() -> list[str]:
 
 
 def config(path: Path, cache: Path, model: str, **settings: Any) -> DatasetConfig:
-    usual: dict[str, Any] = {"packing_length": 1_024, "measuring": QUICK, "cache_dir": str(cache)}
+    usual: dict[str, Any] = {"packing_length": 1_024, **QUICK, "cache_dir": str(cache)}
     return DatasetConfig(dataset_path=str(path), model=model, **{**usual, **settings})
 
 
@@ -199,7 +200,9 @@ def test_worker_counts_are_checked() -> None:
 def test_the_command_runs_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path))
     monkeypatch.setattr(loader_start, "ROUNDS", 1)
-    monkeypatch.setattr(loader_start, "fresh", lambda work, *given: work(*given))  # spares loading libraries six times
+    monkeypatch.setattr(loader_speed, "ROUNDS", 1)
+    for module in (loader_start, loader_bench):  # spares loading libraries seven times
+        monkeypatch.setattr(module, "fresh", lambda work, *given: work(*given))
     app = typer.Typer()
     app.command()(commands.loader)
     sizes = ["--samples", "8", "--rows", "500", "--steps", "10", "--workers", "0,1"]

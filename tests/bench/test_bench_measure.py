@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from packtrain.bench.measure import TEXT_SIZES, bench_measure, show_bench
-from packtrain.bench.memory import tree_pss
+from packtrain.bench.measure import TEXT_SIZES, bench_measure, show_bench, tree_pss
 
 
 @pytest.mark.full
 def test_benchmark_runs_and_shows_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path))
+    monkeypatch.setattr("packtrain.bench.measure.ROUNDS", 1)
     result = bench_measure(records=60, workers=1, memory_sizes=[200], model="tiny:qwen2_5_vl")
     assert result["processor"]["ratio"] > 1
     assert [row["answer_words"] for row in result["floor"]] == list(TEXT_SIZES)

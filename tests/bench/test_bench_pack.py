@@ -19,14 +19,12 @@ import pytest
 from rich.console import Console
 
 from packtrain.bench import pack
-from packtrain.bench.clock import timed
 from packtrain.bench.equal_work import equal_work, plan_of
 from packtrain.bench.length_files import read_lengths
 from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, samples_from
 from packtrain.bench.others import OTHERS, OtherPacker, Run
-from packtrain.bench.pack import LIMITS, bench_pack, show_bench
+from packtrain.bench.pack import LIMITS, bench_pack, best_fit_decreasing, show_bench, timed
 from packtrain.bench.scaling import GeneratedRows, scaling
-from packtrain.bench.textbook import best_fit_decreasing
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.estimates.flops import WorkModel
 from packtrain.plans.arrays import STRATEGIES
@@ -367,12 +365,12 @@ def shown(result: dict[str, Any]) -> str:
 
 def test_benchmark_of_a_file(tmp_path: Path) -> None:
     """All but other packers and growth, which start processes and import trainers."""
-    np.save(tmp_path / "mine.npy", lvis_shape(4_000)["tokens"])
+    np.save(tmp_path / "mine.npy", lvis_shape(1_500)["tokens"])
     said: list[str] = []
-    result = bench_pack(tmp_path / "mine.npy", [8_192, 4_096], [], False, said.append, several=400, work=2_000)
+    result = bench_pack(tmp_path / "mine.npy", [8_192, 4_096], [], False, said.append, several=400, work=1_500)
     check_result(result)
     assert result["set"] == "mine.npy"
-    assert result["samples"] == 4_000
+    assert result["samples"] == 1_500
     assert [row["capacity"] for row in result["one_resource"]] == [8_192, 4_096]
     assert result["one_resource"][0]["dropped"] > 0
     assert said[0] == "one resource"

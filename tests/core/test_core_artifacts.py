@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from packtrain.core.artifacts import DiskFull, atomic_path, read_json, refuse_links, remove_leftovers, write_json
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
-from packtrain.core.locks import alone
+from packtrain.core.folders import made_once, whole_folder
+from packtrain.core.locks import alone, lock
 from packtrain.core.secrets import kept_apart, whole, without_secrets
 from packtrain.core.seeds import stream
 
@@ -86,6 +87,15 @@ def test_links_are_refused_wherever_they_are(tmp_path: Path, place: str, make: C
         ("http://me:pw@h/data", "http://h/data", "http://h/data/a.tar", "http://me:pw@h/data/a.tar"),
         ("http://me:pw@h/a.tar", "http://h/a.tar", "http://h/a.tar.gz", "http://h/a.tar.gz"),
         ("simplecache::http://me:pw@h/a.tar", "simplecache::http://h/a.tar", None, None),
+        (
+            "simplecache::http://me:pw@h/{0..3}.tar?sig=s",
+            "simplecache::http://h/{0..3}.tar",
+            "simplecache::http://h/2.tar",
+            "simplecache::http://me:pw@h/2.tar?sig=s",
+        ),
+        ("zip://a.json::http://me:pw@h/b.zip", "zip://a.json::http://h/b.zip", None, None),
+        ("http://me:pw@[::1]:80/a.tar", "http://[::1]:80/a.tar", None, None),
+        ("abfs://data/a.tar?sv=1&sig=pw", "abfs://data/a.tar", None, None),
         ("/home/me@work/a?b.jsonl", "/home/me@work/a?b.jsonl", None, None),
     ],
 )
@@ -99,6 +109,15 @@ def test_secrets_of_urls_are_kept_apart(
     assert (
         "pw" not in str(ArtifactError(f"at {given}", got=[given], fix=given)) + RecordError("read", "x", given).detail
     )
+    assert "pw" not in str(RecordError("read", "x", given))
+
+
+@pytest.mark.parametrize("url", ["http://me:my pw@h/a.tar", "http://me:'pw@h/a.tar", 'https://h/a.tar?sig=x"pw'])
+def test_passwords_with_blanks_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="%20") as caught:
+        kept_apart(url)
+    assert "pw" not in str(caught.value)
+    assert kept_apart("s3://bucket/my file's.tar") == "s3://bucket/my file's.tar"
 
 
 def test_what_is_kept_apart_never_stands_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,3 +266,28 @@ def test_a_full_disk_names_the_file_and_the_way_out(tmp_path: Path, code: int) -
         raise OSError(errno.EIO, "other")
     assert not isinstance(caught_other.value, DiskFull)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_folder_removes_what_was_abandoned_and_nothing_else(tmp_path: Path) -> None:
+    names = ("killed", "living", "just made", "of somebody else")
+    folders = dict(zip(names, (tmp_path / f".made.{one}.tmp" for one in ("1", "2", "3", "x")), strict=True))
+    for name, folder in folders.items():
+        folder.mkdir()
+        if name != "just made":
+            (folder / "part").touch()
+    alive = os.open(folders["living"], os.O_RDONLY)
+    assert lock(alive)
+    with pytest.raises(OSError, match="full"), whole_folder(tmp_path / "made"):
+        raise OSError("full")
+    os.close(alive)
+    assert set(tmp_path.iterdir()) == set(folders.values()) - {folders["killed"]}
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    def beaten(fresh: Path) -> None:
+        (fresh / "slow").touch()
+        made_once(tmp_path / "made", lambda other: (other / "fast").touch())
+
+    for _ in range(2):
+        assert os.listdir(made_once(tmp_path / "made", beaten)) == ["fast"]
+    assert os.listdir(tmp_path) == ["made"]

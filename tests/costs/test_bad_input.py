@@ -225,23 +225,23 @@ def test_workers_write_the_same_ledger(place: Place, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "ledger.jsonl").read_bytes() == (place.out / "ledger.jsonl").read_bytes()
 
 
-def test_exit_codes(place: Place, tmp_path: Path) -> None:
+def test_exit_codes(place: Place, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     """Above the failure rate 1 with the reasons, below it 0; the ledger is there in both cases."""
     outside = sum(reason == "path outside the media root" for _, _, reason in BAD.values())
-    run = ("measure", place.data, "-m", place.model, "-o", tmp_path / "out", "-w", 1, "--check", 0)
-    code, out, err = command(*run, log=tmp_path / "log")
+    arguments = ("measure", place.data, "-m", place.model, "-o", tmp_path / "out", "-w", 1, "--check", 0)
+    code, out, err = run(*arguments)
     assert (code, out) == (1, "")
     assert f"{len(BAD)} of the first {place.neighbours * 2} records cannot be used" in err
     assert f"{outside} x media: path outside the media root" in err
     assert "Traceback" not in err
     assert len(ledger(tmp_path / "out")) == len(BAD)
-    code, out, err = command(*run, "--max-failure-rate", 0.6, log=tmp_path / "log")
+    code, out, err = run(*arguments, "--max-failure-rate", 0.6)
     assert code == 0, err
     assert f"{len(BAD)} in the ledger" in out
 
 
 def test_on_error_fail_names_the_first(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.jsonl:2: read: not valid JSON"):
+    with pytest.raises(DataError, match=r"read: not valid JSON \(data\.jsonl:2: "):
         place.measure(tmp_path / "out", on_error="fail")
 
 

@@ -116,12 +116,12 @@ def test_a_dead_worker_is_said_in_words(tmp_path: Path, parts: Path, qwen: Path,
     monkeypatch.setenv("DEADLY_MARKER", str(marker))
     monkeypatch.syspath_prepend(str(tmp_path))
     options = {"model": str(qwen), "out": tmp_path / "out", "check": 0}
-    schema = SchemaOptions(formatting="deadly:to_messages")
+    formatting = "deadly:to_messages"
     said = r"(?s)ended by exit code 9 while it read \S+/00\.jsonl\n.*look at that file.*the same command"
     with pytest.raises(PacktrainError, match=said):
-        measure_outcome(parts, workers=2, schema=schema, **options)  # type: ignore[arg-type]
+        measure_outcome(parts, workers=2, formatting=formatting, **options)  # type: ignore[arg-type]
     assert int(marker.read_text()) != os.getpid()
-    outcome = measure_outcome(parts, workers=2, schema=schema, **options)  # type: ignore[arg-type]
+    outcome = measure_outcome(parts, workers=2, formatting=formatting, **options)  # type: ignore[arg-type]
     assert not outcome.reused
     assert hashes(tmp_path / "out") == measured(
         parts, qwen, tmp_path / "calm", InProcess(), formatting="deadly:to_messages"
@@ -136,6 +136,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "deadly.py").write_text(DEADLY)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
+        patch.delitem(sys.modules, "deadly", raising=False)  # of another test, whose folder may be gone
         ray.init(
             num_cpus=2,
             include_dashboard=False,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +60,10 @@ def test_unchanged_inputs_measure_nothing(place: Place) -> None:
     assert (first.reused, first.changed) == (False, [])
     before = place.times()
     assert set(before) == {"costs.parquet", "media.parquet", "ledger.jsonl", "measure.json"}
-    second = place.measure(workers=2, on_error="fail", max_failure_rate=0.5)  # how it is measured is not an input
+    second = place.measure(workers=2)
     assert second.reused
     assert place.times() == before
+    assert place.measure(on_error="fail", max_failure_rate=0.5).reused, "how it is measured is not an input"
     assert len(second.table) == len(first.table) == 30
 
 
@@ -112,8 +116,8 @@ def test_an_edited_tokenizer(place: Place) -> None:
     ("first", "second", "changed"),
     [
         ({}, {"processor_config": {"max_pixels": 20_000}}, {"request.limits.max_pixels"}),
-        ({"limit": 10}, {"limit": 10, "seed": 1}, {"request.seed"}),
-        ({"limit": 10}, {"limit": 11}, {"request.filters.limit"}),
+        ({"max_samples": 10}, {"max_samples": 10, "seed": 1}, {"request.seed"}),
+        ({"max_samples": 10}, {"max_samples": 11}, {"request.filters.limit"}),
         ({}, {"loss_on": "all"}, {"request.loss_on"}),
         ({}, {"max_sample_length": 40}, {"request.filters.max_sample_length"}),
         ({}, {"allow_outside_root": True}, {"request.allow_outside_root"}),
@@ -139,10 +143,11 @@ def test_new_and_missing_data_files(place: Place, tmp_path: Path) -> None:
     assert place.measure().changed == ["data.b.jsonl: gone"]
 
 
-def test_the_source_of_a_formatting_function(tmp_path: Path, place: Place) -> None:
-    """In processes of their own: Python does not read a module twice."""
-    from measuring import command
-
+def test_the_source_of_a_formatting_function(
+    tmp_path: Path, place: Place, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two sources of one second
     place.data = write_lines(tmp_path / "raw.jsonl", [{"question": f"How many {n}?"} for n in range(5)])
     module = tmp_path / "their_format.py"
     module.write_text(FORMATTING)
@@ -151,7 +156,9 @@ def test_the_source_of_a_formatting_function(tmp_path: Path, place: Place) -> No
     changed = []
     for source in (FORMATTING, FORMATTING, FORMATTING.replace("Yes.", "Certainly, why not?"), "# moved\n" + FORMATTING):
         module.write_text(source)
-        code, out, err = command(*arguments, log=tmp_path / "log", path=tmp_path)
+        sys.modules.pop("their_format", None)  # Python does not read a module twice
+        linecache.clearcache()
+        code, out, err = run(*arguments)
         assert code == 0, err
         changed.append([line for line in out.splitlines() if '"formatting: ' in line or '"reused"' in line])
     assert [len(lines) for lines in changed] == [1, 1, 2, 2]
@@ -159,7 +166,7 @@ def test_the_source_of_a_formatting_function(tmp_path: Path, place: Place) -> No
 
 
 def test_the_inputs_themselves_are_in_the_result(place: Place) -> None:
-    summary = place.measure(limit=7, seed=3).table.summary
+    summary = place.measure(max_samples=7, seed=3).table.summary
     assert summary["inputs"]["request"]["filters"]["limit"] == 7
     assert summary["inputs"]["request"]["seed"] == 3
     assert list(summary["inputs"]["data"]) == ["data.jsonl"]

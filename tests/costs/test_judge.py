@@ -106,15 +106,19 @@ def test_on_error_fail_names_the_first_in_dataset_order() -> None:
     judge.take(unit(3, failed=1))
     judge.take(unit(1, good=4, filtered=2, failed=3, reason="unknown role"))
     judge.take(unit(2, failed=1))
-    with pytest.raises(DataError, match=r"u1:0: schema: unknown role d"):
+    with pytest.raises(DataError, match=r"schema: unknown role \(u1:0: d\)"):
         judge.take(unit(0, good=1, filtered=1))
+
+
+NAMED = {"often": 1, "common": 3, "seldom": 2}  # the unit of each
 
 
 def test_the_most_frequent_reasons_are_listed() -> None:
     counts = {"rare": 1, "often": 30, "seldom": 2, "common": 20}
     units = [unit(i, failed=n, reason=reason) for i, (reason, n) in enumerate(counts.items())]
     spoken = verdict(FailureBudget(), units)
-    assert "30 x schema: often; 20 x schema: common; 2 x schema: seldom" in spoken
+    listed = [line.split("found:")[-1].strip() for line in spoken.splitlines()[1:4]]
+    assert listed == [f"{counts[name]} x schema: {name} (first u{at}:0: d)" for name, at in NAMED.items()]
     assert "rare" not in spoken
     assert "at most 5.0%" in spoken
 

@@ -67,7 +67,7 @@ def test_entries_of_a_source_that_is_not_wanted_are_never_failures(tmp_path: Pat
     options: dict[str, Any] = {"model": "tiny:llama", "workers": 1, "check": 0, "sources": ["a"]}
     table = packtrain.measure(tmp_path / "mix.yaml", out=tmp_path / "o", **options)
     assert (len(table), table.summary["counts"]["failed"], table.summary["counts"]["filtered"]) == (8, 0, 20)
-    drawn = packtrain.measure(tmp_path / "mix.yaml", out=tmp_path / "p", limit=5, **options)
+    drawn = packtrain.measure(tmp_path / "mix.yaml", out=tmp_path / "p", max_samples=5, **options)
     assert len(drawn) == 5, "the sample is drawn from the sources that are wanted"
 
 
@@ -99,7 +99,8 @@ def test_every_setting_of_the_model_is_part_of_the_fingerprint(tmp_path: Path) -
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     """Workers must not run the user's script again."""
-    data = lines(tmp_path / "d.jsonl", *(chat("x" * 1500 + str(n)) for n in range(2000)))
+    data = lines(tmp_path / "d.jsonl", *(chat(str(n)) for n in range(20)))
+    packtrain.measure(data, model="tiny:llama", out=tmp_path / "here", workers=1, check=0)  # keeps the model's config
     script = tmp_path / "script.py"
     script.write_text(
         "import packtrain\nprint('once')\n"
@@ -108,7 +109,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
         "print(len(table))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["once", "2000"]
+    assert done.stdout.split() == ["once", "20"]
 
 
 def test_results_inside_the_data_folder_are_not_data(tmp_path: Path) -> None:

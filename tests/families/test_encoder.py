@@ -365,7 +365,7 @@ TEXTS = (
 )
 
 
-@pytest.mark.parametrize("loss_on", [None, "all"])
+@pytest.mark.parametrize("loss_on", [pytest.param(None, marks=pytest.mark.full), "all"])
 @pytest.mark.parametrize("family", tiny.TINY_FAMILIES)
 def test_counting_in_pieces_equals_counting_the_whole(family: str, loss_on: LossOn | None, tmp_path: Path) -> None:
     folder = tiny.write(family, tmp_path)

@@ -33,14 +33,14 @@ def cut(image: Image.Image, p: int, m: int, forced: bool) -> list[tuple[str, np.
     scale = new_long / long
     new_short = max(math.ceil(short * scale / p) * p, p)
     new_size = (new_long, new_short) if width >= height else (new_short, new_long)
-    pixels = np.asarray(image.resize(new_size))
+    pixels = np.asarray(image.resize(new_size, Image.Resampling.NEAREST))  # what is in the tiles does not matter
     tiles = []
     for row in range(0, pixels.shape[0], p):
         for column in range(0, pixels.shape[1], p):
             tile = pixels[row : row + p, column : column + p]
             assert tile.shape == (p, p)
             tiles.append((f"<row_{row // p + 1}_col_{column // p + 1}>", tile))
-    view = ("<|global_image|>", np.asarray(image.resize((p, p))))
+    view = ("<|global_image|>", np.asarray(image.resize((p, p), Image.Resampling.NEAREST)))
     return [view] if len(tiles) == 1 else [view, *tiles]
 
 

@@ -206,7 +206,9 @@ def filled_in(skeletons: Skeletons, record: Record) -> bool:
     return not skeletons._always_run and skeletons.skeleton(record, shape_of(record)) is not None
 
 
-@pytest.mark.parametrize("loss_on", [None, "completion", "all"])
+@pytest.mark.parametrize(
+    "loss_on", [None, *(pytest.param(loss_on, marks=pytest.mark.full) for loss_on in ("completion", "all"))]
+)
 @pytest.mark.parametrize("family", tiny.TINY_FAMILIES)
 def test_the_templates_of_all_families(
     family: str, loss_on: LossOn | None, folders: dict[str, ProcessorSettings]

@@ -125,7 +125,9 @@ def assert_exact(cost: Cost, ids: list[int], media: set[int]) -> None:
     assert 0 <= cost.tail_tokens < cost.text_tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"loss_on": "all", "add_eos": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.full), {"loss_on": "all", "add_eos": True}], ids=str
+)
 @pytest.mark.parametrize("family", SEEING)
 def test_the_tail_begins_behind_the_last_media_id(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     quickly, slowly = both_ways(tiny.write(family, tmp_path), **options)

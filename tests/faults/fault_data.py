@@ -94,11 +94,12 @@ def config(data: Path | str, cache: Path, **settings: Any) -> dict[str, Any]:
         "packs_per_step": PACKS_PER_STEP,
         "epochs": EPOCHS,
         "seed": 5,
-        "measuring": {"workers": 1, "check": 0},
+        "workers": 1,
+        "check": 0,
         "cache_dir": str(cache),
     }
     if not str(data).endswith(".jsonl"):
-        usual["packing_options"] = {"packing_window": 2 * SAMPLES // SHARDS}
+        usual["packing_window"] = 2 * SAMPLES // SHARDS
     return {**usual, **settings}
 
 

@@ -38,6 +38,7 @@ from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDatase
 from packtrain.batches.failures import FailureWatch
 from packtrain.batches.sampler import Turn
 from packtrain.batches.watch import RankWatch
+from packtrain.core import retries
 from packtrain.core.artifacts import atomic_path, remove_leftovers
 from packtrain.core.errors import PacktrainError
 
@@ -102,7 +103,7 @@ class Consumer:
         dataset = KINDS[self.job.kind](DatasetConfig(**self.job.config))
         dataset.build()
         if self.job.quick_retries:
-            _retry_quickly(dataset)
+            _retry_quickly()
         self.point("built")
         if self.world > 1:
             self._meet()
@@ -216,17 +217,9 @@ def checksum(batch: Any) -> str:
     return found.hexdigest()[:24]
 
 
-def _retry_quickly(dataset: Any) -> None:
-    """As many attempts as ever, with short pauses."""
-    reader = dataset.source._reader
-    reader._pauses = (0.02,) * len(reader._pauses)
-    cache = reader._files._cache
-    cache._pauses = cache._settings["pauses"] = (0.02,) * len(cache._pauses)
-    dataset.source._sleep = _short_sleep
-
-
-def _short_sleep(seconds: float) -> None:
-    time.sleep(min(seconds, 0.02))
+def _retry_quickly() -> None:
+    """As many attempts as ever, with short pauses; for workers, which are forked, too."""
+    retries.sleep = lambda seconds: time.sleep(min(seconds, 0.02))
 
 
 # ---- faults that a loader might have

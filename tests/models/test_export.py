@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.values import MediaLimits
+from packtrain.families.registry import load_family
+from packtrain.families.settings import read_settings
 from packtrain.models import export
 from packtrain.models.adapters import set_trainable
 from packtrain.models.attention import set_attention
-from packtrain.models.export import save_final
+from packtrain.models.export import copy_input_files, save_final
+from packtrain.models.input_limits import limited_parts, write_limits
 from packtrain.models.load import load_model
 from packtrain.models.settings import ModelSettings
 
 SLOW = ("idefics3", "smolvlm", "llava_onevision", "internvl", "qwen2_vl")
 FAMILIES = [pytest.param(f, marks=pytest.mark.more) if f in SLOW else f for f in (*VISION, *TEXT_ONLY)]
-METHODS = ("lora", "dora")
+METHODS = ("lora", pytest.param("dora", marks=pytest.mark.full))
 
 
 def settings(**given: Any) -> ModelSettings:
@@ -95,6 +100,65 @@ def test_tokenizer_and_processor_come_along(family: str, tmp_path: Path) -> None
     names = {path.name for path in (tmp_path / "final").iterdir()}
     assert {"tokenizer.json", "config.json", "model.safetensors"} <= names
     assert not {name for name in names if name.startswith((".", "optimizer", "trainer", "README"))}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("qwen2_vl", {"max_pixels": 12_544}),
+        ("qwen3_vl", {"min_pixels": 4096, "max_pixels": 16_384}),
+        ("smolvlm", {"max_img_size": 64}),
+        ("qwen2_vl", {"num_frames": 4}),
+        ("qwen2_5_vl", {"fps": 1.0}),
+        ("qwen3_vl", {"num_frames": 4}),
+        ("qwen3_vl", {"fps": 1.0}),
+        ("internvl", {"num_frames": 4}),
+        ("llava_onevision", {"num_frames": 4}),
+    ],
+)
+def test_the_processor_has_the_limits_that_were_trained_with(
+    family: str, given: dict[str, int], tmp_path: Path
+) -> None:
+    from PIL import Image
+    from transformers import AutoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    limits, found_in = MediaLimits(**given), read_settings(folder(family))
+    parts, rule = limited_parts(found_in, limits), load_family(found_in, limits)
+    assert parts is not None
+    assert rule is not None
+    copy_input_files(folder(family), tmp_path)
+    write_limits(tmp_path, parts)
+    shutil.copyfile(folder(family) / "config.json", tmp_path / "config.json")
+    whole, final = (AutoProcessor.from_pretrained(str(path)) for path in (folder(family), tmp_path))
+    if {"num_frames", "fps"} & given.keys():
+        clip, text = torch.zeros(48, 3, 64, 96, dtype=torch.uint8), rule.placeholders["video"]
+        told = VideoMetadata(total_num_frames=48, fps=12.0, duration=4.0, frames_indices=list(range(48)))
+        options = {"videos": [clip], "text": text, "video_metadata": [told]}
+        wanted = whole(**options, **rule.processor_kwargs())["input_ids"]
+        assert final(**options)["input_ids"] == wanted
+        assert whole(**options)["input_ids"] != wanted, "they have an effect"
+        return
+    for size in ((90, 60), (300, 400), (1000, 200)):
+        picture, text = Image.new("RGB", size), rule.placeholders["image"]
+        wanted = whole(images=[picture], text=text, **rule.processor_kwargs())
+        assert final(images=[picture], text=text)["input_ids"] == wanted["input_ids"]
+        if size == (300, 400):
+            assert whole(images=[picture], text=text)["input_ids"] != wanted["input_ids"], "they have an effect"
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "written"),
+    [
+        ("qwen2_vl", {"num_frames": 4}, True),
+        ("qwen2_5_vl", {"fps": 1.0, "max_frames": 8, "max_pixels": 16_384}, True),
+        ("internvl", {"num_frames": 4}, True),
+        ("smolvlm", {"num_frames": 4}, False),  # its files keep the sampling in another place
+    ],
+)
+def test_limits_are_written_where_files_can_say_them(family: str, given: dict[str, Any], written: bool) -> None:
+    assert (limited_parts(read_settings(folder(family)), MediaLimits(**given)) is not None) == written
 
 
 def test_what_the_original_says_about_caching_is_kept(tmp_path: Path) -> None:
@@ -296,7 +360,7 @@ def test_a_full_disk_leaves_what_was_there(moment: str, tmp_path: Path, monkeypa
         monkeypatch.setattr(export.shutil, "copyfile", full)
     else:
         rename = os.rename
-        monkeypatch.setattr(export.os, "rename", lambda a, b: full() if str(a).endswith(".tmp") else rename(a, b))
+        monkeypatch.setattr(os, "rename", lambda a, b: full() if str(a).endswith(".tmp") else rename(a, b))
     with pytest.raises(ArtifactError, match="No space left"):
         save_final(shaken(model), tmp_path / "final", processor_folder=folder("llama"))
     monkeypatch.undo()

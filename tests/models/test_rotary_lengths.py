@@ -164,9 +164,8 @@ def test_a_dataset_refuses_such_packs_before_training(tmp_path: Path) -> None:
 
     def dataset(length: int) -> MultiModalDataset:
         given = {"dataset_type": "fineweb_edu", "packing_length": length, "cache_dir": str(tmp_path / "cache")}
-        measuring = {"workers": 1, "check": 0}
         return MultiModalDataset(
-            DatasetConfig(dataset_path=str(tmp_path / "data.jsonl"), model=str(folder), measuring=measuring, **given)
+            DatasetConfig(dataset_path=str(tmp_path / "data.jsonl"), model=str(folder), workers=1, check=0, **given)
         )
 
     with pytest.raises(DataError, match="other frequencies"):

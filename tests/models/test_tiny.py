@@ -309,7 +309,7 @@ def test_resolve_survives_another_process_being_faster(tmp_path: Path, monkeypat
         tiny.write("llama", Path(target))
         raise OSError("directory not empty")
 
-    monkeypatch.setattr(tiny.os, "rename", beaten)
+    monkeypatch.setattr(os, "replace", beaten)
     folder = tiny.resolve("tiny:llama", tmp_path)
     assert (folder / "tokenizer.json").is_file()
     assert list(tmp_path.iterdir()) == [folder]
@@ -319,7 +319,7 @@ def test_resolve_leaves_nothing_behind_when_it_cannot_finish(tmp_path: Path, mon
     def full(source: str | Path, target: str | Path) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(tiny.os, "rename", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="no space"):
         tiny.resolve("tiny:llama", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -60,7 +60,8 @@ def config(data: Path, model: Path, **settings: Any) -> DatasetConfig:
         "packing_length": 4096,
         "rows_per_batch": 3,
         "packs_per_step": 6,
-        "measuring": {"workers": 1, "check": 0},
+        "workers": 1,
+        "check": 0,
         "cache_dir": str(data.parent / "cache"),
     }
     return DatasetConfig(**{**usual, **settings})

@@ -230,6 +230,7 @@ def check_conversations(family: str, count: int, tmp_path: Path, monkeypatch: py
     assert len(lengths) > count // 4, "the records hardly differ"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("family", [*IMAGE_FAMILIES, *TEXT_FAMILIES])
 def test_conversations(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_conversations(family, 16, tmp_path, monkeypatch)

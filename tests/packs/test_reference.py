@@ -243,8 +243,16 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.contract
-def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{}", "a processor that transformers can load"),
+        ("config.json", "{}", "the config of a model that transformers can load"),
+        ("config.json", '{"model_type": 5}', "the config of a model that transformers can load"),
+    ],
+)
+def test_a_folder_that_transformers_cannot_load(tmp_path: Path, name: str, content: str, words: str) -> None:
     folder = tiny.write("qwen2_5_vl", tmp_path / "model")
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"(?s)a processor that transformers can load.*--check 0"):
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError, match=rf"(?s){words}.*--check 0"):
         real_processor(folder, tmp_path)

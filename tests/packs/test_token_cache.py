@@ -74,7 +74,7 @@ def test_padded_rows_are_cached_unless_told_otherwise(data: Path, model: Folder)
 
 def test_pieces_of_samples(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(data, "llama")
-    more = packed(packing_length=24, packing_options={"overlong": "split"})
+    more = packed(packing_length=24, overlong="split")
     given = config(data, model("llama"), **more)
     plain = built(given)
     wanted = list(plain.loader())

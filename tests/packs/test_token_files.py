@@ -65,7 +65,7 @@ def test_settings_that_change_tokens_have_their_own(data: Path, model: Folder, o
 
 
 def test_rows_that_come_or_go_with_their_media_are_noticed(data: Path, model: Folder) -> None:
-    given = config(data, model("qwen3_vl"), measuring={"workers": 1, "check": 0, "max_failure_rate": 1.0})
+    given = config(data, model("qwen3_vl"), workers=1, check=0, max_failure_rate=1.0)
     (data.parent / "large.png").rename(data.parent / "away.png")
     table = built(given).plan.summary["cost_table"]
     (data.parent / "away.png").rename(data.parent / "large.png")
@@ -116,7 +116,7 @@ def test_several_processes_write_the_same(data: Path, model: Folder, monkeypatch
     monkeypatch.setattr(
         token_writer, "in_processes", lambda count, *args, **more: started.append(count) or real(count, *args, **more)
     )
-    again = folder_of(built(replace(given, measuring={"workers": 2, "check": 0})))
+    again = folder_of(built(replace(given, workers=2, check=0)))
     assert started == [2]
     assert {path.name: path.read_bytes() for path in again.iterdir() if path.suffix == ".arrow"} == {
         name: content for name, content in wanted.items() if name.endswith(".arrow")
@@ -151,7 +151,7 @@ def test_other_processes_wait_for_the_one_that_writes(
     write_data(data, "llama")
     monkeypatch.setenv("PACKTRAIN_CACHE", str(data.parent / "cache"))
     given = replace(config(data, model("llama")), cache_dir=None)
-    other = replace(given, measuring={"workers": 2, "check": 0})
+    other = replace(given, workers=2, check=0)
     folder = folder_of(built(given))
     assert folder_of(built(other)) == folder
     shutil.rmtree(folder)

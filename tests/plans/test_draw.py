@@ -80,6 +80,14 @@ def test_shares_are_those_of_what_fits_packs(tmp_path: Path) -> None:
     assert set(counts[~fits].tolist()) == {1}, "one line of the ledger each"
 
 
+@pytest.mark.parametrize("mixture", [(0.5, 0.5), (1.0, 1.0), (0.25, None), (1.0, None), (None, 0.5)])
+def test_a_source_of_which_nothing_fits_takes_no_share(tmp_path: Path, mixture: tuple[float | None, ...]) -> None:
+    table = table_of(tmp_path, {"a": 6, "b": 4}, dict(zip("ab", (share(weight=one) for one in mixture), strict=True)))
+    sources = table.source_codes()
+    fits = sources.codes == sources.names.index("a")
+    assert draw_of_table(table, fits).counts(0, 0).tolist() == [1] * 10, "all of a, and a line of the ledger for each b"
+
+
 def test_a_fraction_is_another_part_in_each_epoch(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": 40, "b": 40}, {"a": share(repeats=1.5), "b": share(repeats=0.5)})
     first, second, other = (drawn(table, epoch, seed) for epoch, seed in ((0, 0), (1, 0), (0, 1)))

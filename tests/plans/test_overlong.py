@@ -320,3 +320,42 @@ def test_a_config_survives_its_description() -> None:
     config = PackingConfig(packing_length=10, max_patches_per_pack=7, overlong="split", seed=3, shuffle=False)
     assert PackingConfig.from_description(config.describe()) == config
     assert list(config.capacities().items()) == [("tokens", 10), ("patches", 7)]
+
+
+@pytest.mark.parametrize(
+    ("config", "kept", "lost"),
+    [
+        ({"cutoff_len": 6}, [(0, 0, 6), (1, 0, 4), (2, 0, 6)], 24),
+        ({"cutoff_len": 6, "truncate_side": "left"}, [(0, 19, 6), (1, 0, 4), (2, 5, 6)], 24),
+        ({"cutoff_len": 6, "overlong": "split"}, [(0, 0, 6), (1, 0, 4), (2, 0, 6)], 24),
+        ({"cutoff_len": 20, "overlong": "split"}, [(0, 0, 10), (0, 10, 10), (1, 0, 4), (2, 0, 10)], 5),
+        ({"cutoff_len": 20, "overlong": "truncate"}, [(0, 0, 10), (1, 0, 4), (2, 0, 10)], 16),
+        ({"cutoff_len": 20}, [(1, 0, 4)], 0),
+        ({"truncate_side": "left", "overlong": "truncate"}, [(0, 15, 10), (1, 0, 4), (2, 1, 10)], 16),
+    ],
+)
+def test_a_sample_is_cut_before_it_is_packed(config: dict[str, Any], kept: list[Any], lost: int) -> None:
+    """Whatever happens to what fits no pack; packs may be longer than a sample may be."""
+    pieces = cut(samples([25, 4, 11], supervised_tokens=[25, 4, 11]), [25, 4, 11], **config)
+    assert (stretches(pieces), pieces.tokens_lost) == (kept, lost)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"cutoff_len": 6}, "11 tokens > cutoff_len 6; its media reach to token 8, so it cannot be cut"),
+        (
+            {"cutoff_len": 9, "truncate_side": "left"},
+            "11 tokens > cutoff_len 9; its beginning has media, so it cannot be cut on the left",
+        ),
+    ],
+)
+def test_media_are_never_cut_off(config: dict[str, Any], said: str) -> None:
+    pieces = cut(samples([11, 5]), [3, 5], **config)
+    assert stretches(pieces) == [(1, 0, 5)]
+    assert why(pieces) == {0: said}
+
+
+def test_attention_is_that_of_what_is_left() -> None:
+    pieces = cut(samples([11]), [11], packing_length=20, cutoff_len=6, max_attention_per_pack=36)
+    assert stretches(pieces) == [(0, 0, 6)]

@@ -330,6 +330,11 @@ FAULTS = (
     Row(name="a leak with dropout on", plant=_hooked(_first_layer, _with_dropout_only), verify=False, first=False),
     Row(name="the trainer's loss loses a token", plant=_loses_a_token),
     Row(name="loss divided by the row", plant=_loss(lambda total, batch: total / batch["input_ids"].shape[1])),
+    Row(
+        name="loss without gradients",
+        plant=_loss(lambda total, batch: total.detach().requires_grad_()),
+        backward=True,
+    ),
     Row(name="something added to the loss", plant=_loss(lambda total, batch: total + 0.5)),
 )
 

@@ -84,7 +84,7 @@ def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_check_that_could_not_fail_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolate, "needed_effect", lambda model: 100.0)
+    monkeypatch.setattr(isolate, "needed_effect", lambda *_: 100.0)
     code, out, err = run("verify", "--model", "tiny:llama", "--device", "cpu", "--json")
     said = json.loads(out)
     assert (code, err, said["outcome"], said["passed"]) == (3, "", "inconclusive", False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hand_made import failed, text_samples
 
-from packtrain.batches.collate import PackCollator
+from packtrain.batches.collate import ConstantShapes, PackCollator
 from packtrain.core.errors import DataError
 from packtrain.families.contracts import contract_for
 from packtrain.models import tiny
@@ -180,6 +180,33 @@ def test_every_rank_runs_the_same_number_of_forwards(
     assert verdict.passed, verdict.failures
     assert calls == FORWARDS + WITH_LOSS
     assert logits <= MOST_TOKENS
+
+
+def test_no_pass_needs_more_than_a_step(subject: Callable[[str], Any], llama: Any) -> None:
+    """Rows as long as those of training, gradients of short samples, the longest without, logits where loss is."""
+    found = subject("llama")
+    samples = text_samples(VOCABULARY, (300, 310, 320, 330, 1500))
+    for sample in samples:
+        sample.labels[:-20] = IGNORED  # as behind media
+    room = Room(tokens=2048)
+    collate = PackCollator(found.contract, pad_id=found.pad_id, constant=ConstantShapes(tokens=room.tokens))
+    passes: list[tuple[int, int, bool]] = []
+
+    def count(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        logits = output.logits.shape[1] if output.logits.shape[-1] == llama.config.vocab_size else 0
+        passes.append((kwargs["input_ids"].shape[1], logits, torch.is_grad_enabled()))
+
+    handle = llama.register_forward_hook(count, with_kwargs=True)
+    try:
+        options: Any = {"pack": samples[-1:], "room": room, "training": trained(llama)}
+        verdict = quick_check(llama, samples, collate, found.contract, **options)
+    finally:
+        handle.remove()
+    assert verdict.passed, verdict.failures
+    assert max(tokens for tokens, *_ in passes) == room.tokens
+    assert {tokens for tokens, _, learns in passes if learns} == {300, 310, 320, 330, room.tokens}
+    assert (1500, 0, False) in passes
+    assert {logits for _, logits, _ in passes} == {0, 20}
 
 
 def test_what_is_chosen() -> None:

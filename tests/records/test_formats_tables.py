@@ -158,6 +158,23 @@ def test_a_stream_that_is_cut_says_so(tmp_path: Path) -> None:
     assert entries[-1].error
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mapped_file_that_becomes_shorter_says_so(tmp_path: Path, stream: bool) -> None:
+    """In a process of its own: the system kills one that reads beyond the end of what it has mapped."""
+    path = write_arrow(tmp_path / "a.arrow", number=8_000, batch=2_000, stream=stream)
+    child = os.fork()
+    if child == 0:
+        made, spec, details = reader("arrow"), source(path, "arrow"), []
+        for unit in list(made.units(spec)):
+            for entry in made.read(spec, unit):
+                details.append("" if entry.error is None else entry.error.detail)
+                if len(details) == 300:
+                    os.truncate(path, 4096)
+        said = "shorter" in details[1_023] and all(details[1_024:])
+        os._exit(0 if len(details) == 8_000 and said else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_row_that_cannot_be_read_does_not_take_others_with_it(tmp_path: Path) -> None:
     texts = pa.array([b"one", b"\xff\xfe", b"three"]).cast(pa.binary()).view(pa.string())
     table = pa.table({"text": texts})

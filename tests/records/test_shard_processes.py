@@ -20,7 +20,7 @@ SIZE = 3_000_000
 BUDGET = 7_000_000  # two files, and a third in the making
 
 
-@pytest.fixture(params=["zstd", "plain"])
+@pytest.fixture(params=["zstd", pytest.param("plain", marks=pytest.mark.full)])
 def paths(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
     return checks.make_files(tmp_path / "data", 5, SIZE, request.param)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +110,17 @@ def test_what_is_no_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "empty" / "recommendations.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"open .*report\.html"):
         read_run(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/etc/hostname"), os.mkfifo])
+@pytest.mark.parametrize("name", ["run.json", "run.yaml", "metrics.jsonl", "ledger.jsonl"])
+def test_links_and_pipes_of_a_foreign_folder_are_refused(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    """A page shows what it reads: a link would show a file of the reader's own."""
+    for one in ("run.json", "metrics.jsonl"):
+        (tmp_path / one).write_text("{}\n")
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(ArtifactError, match=rf"(?s){name}.*a link|{name}.*a pipe"):
+        read_run(tmp_path)

@@ -76,7 +76,8 @@ def _built(family: str, place: Path, options: tuple[tuple[str, Any], ...]) -> Mu
             dataset_path=str(write_samples(place, pictures=sees(family))),
             model=f"tiny:{family}",
             cache_dir=str(place / "cache"),
-            measuring={"workers": 1, "check": 0},
+            workers=1,
+            check=0,
             **dict(options),
         )
     )

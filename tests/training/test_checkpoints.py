@@ -211,38 +211,44 @@ import os, signal, sys
 from pathlib import Path
 from typing import Any
 from packtrain.training import checkpoints
-folder = checkpoints.CheckpointFolder(folder=Path(sys.argv[1]), writes=True)
 write = lambda path: [(path / f"part-{n}").write_bytes(b"x" * 1000) for n in range(20)]
-folder.save(1, [write], needed=1)
-at, calls = int(sys.argv[2]), 0
-def tracer(frame, event, arg):
-    global calls
-    calls += 1
-    if calls == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return tracer
-sys.settrace(tracer)
-folder.save(2, [write], needed=1)
-folder.save(2, [write], needed=1)
-sys.settrace(None)
-print(calls)
+calls = 0
+def run(name, at):
+    folder = checkpoints.CheckpointFolder(folder=Path(sys.argv[1], name), writes=True)
+    folder.save(1, [write], needed=1)
+    def tracer(frame, event, arg):
+        global calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return tracer
+    sys.settrace(tracer)
+    folder.save(2, [write], needed=1)
+    folder.save(2, [write], needed=1)
+    sys.settrace(None)
+    print(calls, flush=True)
+def in_a_process(name, at):
+    if not (child := os.fork()):
+        run(name, at)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+lines = Path(sys.argv[1], "lines")
+sys.stdout = lines.open("w")
+assert in_a_process("whole", 0) == 0
+for number in range(8):
+    at = 1 + int(lines.read_text()) * number // 8
+    assert in_a_process(f"killed-{number}", at) == -9, at
 """
 
 
 @pytest.mark.full
 def test_killed_at_any_line_there_is_always_a_whole_one(tmp_path: Path) -> None:
-    def run(name: str, at: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(at)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-    lines = int(run("whole", 0).stdout)
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
     seen = set()
     for number in range(8):
-        at = 1 + lines * number // 8
-        ended = run(f"killed-{number}", at)
-        assert ended.returncode == -9, ended.stderr
         found = find_latest(tmp_path / f"killed-{number}")
-        assert found is not None, at
+        assert found is not None, number
         seen.add(found.step)
         folder_of(tmp_path / f"killed-{number}").clean()
         assert not list((tmp_path / f"killed-{number}").glob(".checkpoint*"))

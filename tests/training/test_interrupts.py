@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 from small_run import dataset, losses, same, trainer_of, weights
 from transformers import TrainerCallback
-
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
-from processes import process_of
 
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.interrupts import Interrupts
@@ -329,25 +326,27 @@ def test_a_later_sigterm_is_a_second_request() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def hang(place: str) -> None:
-    """Signals come to a main thread that waits for ever outside of Python."""
-    os.dup2(os.open(f"{place}/stderr", os.O_WRONLY | os.O_CREAT), 2)
-    library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-    with Interrupts() as interrupts:
-        interrupts.on_first = Path(place, "heard").touch
-        library.pthread_mutex_lock(lock)
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        library.pthread_mutex_lock(lock)
+# Signals come to a main thread that waits for ever outside of Python.
+HANGS = """
+import ctypes, os, signal, threading
+from packtrain.training import interrupts
+
+interrupts._GRACE = 0.2
+library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+with interrupts.Interrupts() as taken:
+    taken.on_first = lambda: print("heard", flush=True)
+    library.pthread_mutex_lock(lock)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    library.pthread_mutex_lock(lock)
+"""
 
 
-def test_a_step_that_hangs_ends_with_the_second_signal(tmp_path: Path) -> None:
-    process = process_of(hang, str(tmp_path))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 130
-    assert (tmp_path / "heard").exists(), "the first one came to whoever has to know"
-    assert "ended by a second SIGINT: the step under way did not come to its end" in (tmp_path / "stderr").read_text()
+def test_a_step_that_hangs_ends_with_the_second_signal() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stdout == "heard\n", "the first one came to whoever has to know"
+    assert "ended by a second SIGINT: the step under way did not come to its end" in done.stderr
 
 
 def test_in_another_thread_there_are_no_handlers() -> None:

@@ -36,12 +36,14 @@ def packs(pictures: Path, family: str) -> MultiModalDataset:
         DatasetConfig(
             dataset_path=str(pictures),
             model=f"tiny:{family}",
-            processor_config={"max_pixels": 128 * 128},
+            processor_config={"max_pixels": 64 * 64},
             packing_length=1024,
             packs_per_step=2,
             epochs=EPOCHS,
             cache_dir=str(pictures.parent / "cache"),
-            measuring={"workers": 1, "check": 0, "max_failure_rate": 0.5},
+            workers=1,
+            check=0,
+            max_failure_rate=0.5,
         )
     )
     made.build()

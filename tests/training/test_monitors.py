@@ -100,8 +100,18 @@ CASES: dict[str, tuple[list[History], list[History]]] = {
     ),
     "loss_spike": (
         # by a fifth where it is smooth, by six deviations of 0.147 where it is not, also while it falls
-        [jump(0.001, 2.45), jump(0.1, 3.1), after(17, {"loss": 50.0}), after(100, {"loss": 5.0})],
-        [jump(0.001, 2.35), jump(0.1, 2.85), after(15, {"loss": 50.0}), after(40, {"loss": 0.1}), healthy(300)],
+        # four times as high in the first steps
+        [
+            *(jump(0.001, 2.45), jump(0.1, 3.1), after(17, {"loss": 50.0}), after(100, {"loss": 5.0})),
+            *(
+                after(15, {"loss": 50.0}),
+                [step_of(at, loss=loss) for at, loss in enumerate((8.0, 16.0, 90.0, 832.0), 1)],
+            ),
+        ],
+        [
+            *(jump(0.001, 2.35), jump(0.1, 2.85), after(15, {"loss": 5.0}), after(40, {"loss": 0.1}), healthy(300)),
+            [step_of(at, loss=loss) for at, loss in enumerate((0.1, 0.02, 0.9), 1)],
+        ],
     ),
     "gradient_high": (
         [after(40, {"grad_norm": 9.0}), calmer(40, 6.0)],

@@ -460,8 +460,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: Path) -> None:
-    checked = trainer_of(dataset(), tmp_path / "a", parts={"first_check": True}, save_strategy="no", max_steps=2)
+    told: list[Any] = []
+    parts = {"first_check": True, "on_proof": told.append}
+    checked = trainer_of(dataset(), tmp_path / "a", parts=parts, save_strategy="no", max_steps=2)
     checked.train()
+    assert told == [checked.verdict]
     plain = trainer_of(dataset(), tmp_path / "b", save_strategy="no", max_steps=2)
     plain.train()
     assert checked.verdict is not None
@@ -487,6 +490,19 @@ def test_a_model_that_mixes_samples_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(PacktrainError, match=r"(?s)before the first step.*first_check=False"):
         trainer.train()
     assert trainer.trained == []
+
+
+@pytest.mark.parametrize("first_check", [True, False])
+def test_a_compiler_that_fails_is_said_in_words(tmp_path: Path, first_check: bool) -> None:
+    model, failure = model_of(), type("InductorError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
+
+    def fail(*_: Any) -> None:
+        raise failure("NoValidChoicesError")
+
+    model.model.layers[0].register_forward_pre_hook(fail)
+    trainer = trainer_of(dataset(), tmp_path, model, parts={"first_check": first_check}, save_strategy="no")
+    with pytest.raises(ConfigError, match=r"(?s)could not be compiled.*NoValidChoices.*varlen or sdpa.*compile: false"):
+        trainer.train()
 
 
 def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:

@@ -84,13 +84,15 @@ def test_the_beginning_and_the_end() -> None:
 
 def test_a_line_now_and_then_where_nobody_watches() -> None:
     clock, (shown, stream) = Clock(), console(terminal=False)
-    with TrainingProgress(shown, steps=100, work=6_400_000.0, every=30.0, clock=clock) as progress:
+    with TrainingProgress(shown, steps=100, work=6_400_000.0, every=15, clock=clock) as progress:
         run(progress, clock, 100)
     lines = stream.getvalue().splitlines()
     assert [line.split(" · ")[0] for line in lines] == [
-        f"step {step}/100" for step in (1, 16, 31, 46, 61, 76, 91, 100)
-    ]  # every 30 seconds, the first and the last
-    assert lines[1].split(" · ")[2:] == ["32,000 tokens/s", "fill 98.0%", "MFU 44.0%", "3 min left"]
+        f"step {step}/100" for step in (1, 15, 30, 45, 60, 75, 90, 100)
+    ]  # every 15 steps, the first and the last
+    assert lines[1].split(" · ")[2:] == [
+        *("lr 0.0001", "grad norm 0.801", "32,000 tokens/s", "fill 98.0%", "MFU 44.0%", "3 min left")
+    ]
     assert "left" not in lines[-1]
     progress.show(step_of(100, loss=None))
     assert stream.getvalue().splitlines()[-1].startswith("step 100/100 · no loss · ")

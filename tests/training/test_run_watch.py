@@ -14,6 +14,7 @@ from small_run import dataset, trainer_of
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.core.errors import ArtifactError
+from packtrain.proofs.values import Finding, Verdict
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.meter import StepMeter
 from packtrain.training.metrics_log import MetricsLog, read_metrics
@@ -53,6 +54,16 @@ def test_metrics_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path) -
     with Watched(tmp_path / "metrics.jsonl") as log:
         watched(tmp_path, log).train()
     assert seen[:3] == [([], None), ([1], None), ([1, 2], 1)], "the step's own line is there, and its checkpoint is not"
+
+
+def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
+    shown = Noted()
+    made: dict[str, Any] = {"model": "m", "backend": "sdpa", "device": "cpu", "dtype": "float32", "tokens": 9}
+    finding = Finding(check="labels", difference=0.0, allowed=0.0)
+    verdict = Verdict(samples=("a\x1b[2J (text)",), findings=(finding,), left_out=("gradients",), seconds=2.0, **made)
+    RunWatch(MetricsLog(None), shown).on_proof(verdict)
+    said = "passed in 2.0 s: 1 samples packed are what each is alone (largest difference 0.0e+00, 1 checks)"
+    assert shown.notes == [f"packing proof: {said}: a\ufffd[2J (text)", "packing proof: not checked: gradients"]
 
 
 def test_a_run_that_goes_on_knows_what_was_before(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from small_run import difference, write_samples
 from test_trainer_sharded import SMOOTH, TOLERANCE, as_launched, fresh, launch
 
 from packtrain.app.train.run import train
+from packtrain.core.errors import ConfigError
 
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
 
@@ -60,7 +61,8 @@ def trained(config: str, out: Path, *given: str, stop_at: int | None = None, res
 
     fresh("fsdp" if "training.sharding=fsdp" in given else "ddp")
     seen: dict[str, Any] = {}
-    begin, on_step = PackedTrainer._begin, RunWatch.on_step
+    begin, on_step, on_proof = PackedTrainer._begin, RunWatch.on_step, RunWatch.on_proof
+    proofs: list[Any] = []
 
     def looked(self: Any) -> None:
         found = list(self.model.parameters())  # before it computes anything, which brings the outermost ones together
@@ -73,11 +75,21 @@ def trained(config: str, out: Path, *given: str, stop_at: int | None = None, res
             os.kill(os.getpid(), signal.SIGTERM)
 
     PackedTrainer._begin, RunWatch.on_step = looked, stepped  # type: ignore[method-assign]
+    RunWatch.on_proof = lambda self, verdict: proofs.append(verdict.outcome)  # type: ignore[method-assign]
     try:
         outcome = train(config, (*given, f"training.output_dir={out}"), resume=resume)
     finally:
-        PackedTrainer._begin, RunWatch.on_step = begin, on_step  # type: ignore[method-assign]
-    return outcome.outcome.status, outcome.outcome.step, outcome.ready.resumed, seen["sharded"]
+        PackedTrainer._begin, RunWatch.on_step, RunWatch.on_proof = begin, on_step, on_proof  # type: ignore[method-assign]
+    return outcome.outcome.status, outcome.outcome.step, outcome.ready.resumed, seen["sharded"], proofs
+
+
+def refused(config: str, *given: str) -> str:
+    """What is said before a run that does not start."""
+    try:
+        train(config, given, dry_run=True)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def all_runs(rank: int, world: int, config: str, folder: str) -> dict[str, Any]:
@@ -91,6 +103,7 @@ def all_runs(rank: int, world: int, config: str, folder: str) -> dict[str, Any]:
         "merged": run(place / "merged", FSDP, *LORA, "model.merge_adapters=true"),
         "stopped": run(place / "adapters", FSDP, *LORA, stop_at=1),
         "resumed": run(place / "adapters", FSDP, *LORA, resume=True),
+        "dry run": refused(config, FSDP, UNCHECKED),
         "four bits": run(place / "qlora", FSDP, *LORA, "model.method=qlora") if find_spec("bitsandbytes") else None,
     }
 
@@ -127,6 +140,8 @@ def test_the_final_weights_are_those_of_ranks_with_whole_weights(runs: list[dict
         assert rank["ddp"][:3] == rank["fsdp"][:3] == ("complete", STEPS, 0)
         assert rank["ddp"][3][0] == 0
         assert rank["fsdp"][3][0] == rank["fsdp"][3][1] > 0, "every weight is shared out"
+        assert (rank["ddp"][4], rank["fsdp"][4]) == ([], ["passed"]), "said once the weights are shared out"
+        assert "2 processes on cpu, on which accelerate does not share weights out" in rank["dry run"]
     whole, shared = weights_in(folder / "ddp" / "final"), weights_in(folder / "fsdp" / "final")
     assert difference(whole, shared) < TOLERANCE
 

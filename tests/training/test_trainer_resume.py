@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_run import dataset, losses, model_of, same, shared, trainer_of, weights
 from transformers import TrainerCallback
 
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
+from packtrain.models.reload import reload_weights
 from packtrain.training.checkpoints import KIND, MARKER, VERSION, find_latest
 
 sys.path.append(str(Path(__file__).parents[1] / "batches"))
@@ -262,6 +264,63 @@ def test_a_full_disk_ends_the_run_and_the_checkpoint_before_is_good(
     assert_is_the_same(again)
 
 
+def list_again(checkpoint: Path, name: str) -> None:
+    """As one who wants to deceive would, or another trainer: the checksum fits."""
+    listed = json.loads((checkpoint / MARKER).read_text())
+    facts = {key: value for key, value in listed.items() if key not in ("kind", "version", "checksum")}
+    facts["files"][name] = FileSum.of(checkpoint / name).plain()
+    write_json(checkpoint / MARKER, KIND, VERSION, facts, checked=True)
+
+
+def other_shape(path: Path) -> None:
+    """A moment that is smaller than its weight: kernels do not look."""
+    found = torch.load(path, weights_only=True)
+    next(iter(found["state"].values()))["exp_avg"] = torch.ones(3, 3)
+    torch.save(found, path)
+
+
+def other_state(**values: Any) -> Callable[[Path], None]:
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values})) and None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("optimizer.pt", other_shape, r"exp_avg of shape \(3, 3\)"),
+        ("optimizer.pt", lambda path: torch.save([1], path), "another optimizer"),
+        ("scheduler.pt", lambda path: torch.save(5, path), "another optimizer"),
+        ("scheduler.pt", lambda path: torch.save({"lr_lambdas": [None], "last_epoch": "x"}, path), "another optimizer"),
+        ("rng_state.pth", lambda path: torch.save({}, path), "random states of another kind"),
+        ("trainer_state.json", lambda path: path.write_text("[]"), "TypeError"),
+        ("trainer_state.json", lambda path: path.write_bytes(b"\xff"), "UnicodeDecodeError"),
+        ("trainer_state.json", other_state(global_step=10**30), "global_step of another kind"),
+        ("trainer_state.json", other_state(log_history=5, train_batch_size=None), "train_batch_size, log_history of"),
+        ("trainer_state.json", other_state(stateful_callbacks=5), "TypeError"),
+    ],
+)
+def test_states_of_another_kind_are_refused_in_words(
+    tmp_path: Path, name: str, change: Callable[[Path], Any], words: str
+) -> None:
+    broken = tmp_path / "checkpoint-2"
+    shutil.copytree(Path(uninterrupted().args.output_dir) / "checkpoint-2", broken)
+    change(broken / name)
+    list_again(broken, name)
+    with pytest.raises(ArtifactError, match=words):
+        trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}"])
+def test_the_config_of_a_checkpoint_is_not_followed(tmp_path: Path, content: str) -> None:
+    """It could ask for a model of any size; the run knows its own."""
+    changed = tmp_path / "checkpoint-2"
+    shutil.copytree(Path(uninterrupted().args.output_dir) / "checkpoint-2", changed)
+    (changed / "config.json").write_text(content)
+    model = small()
+    reload_weights(model, changed)
+    saved = load_file(changed / "model.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in model.state_dict().items() if name in saved)
+
+
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     """Each of its files that is read by torch is read as tensors and plain values only."""
     source = Path(uninterrupted().args.output_dir) / "checkpoint-2"
@@ -270,10 +329,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         shutil.copytree(source, broken)
         marked = tmp_path / f"{name}-was-here"
         torch.save(Evil(str(marked)), broken / name)
-        listed = json.loads((broken / MARKER).read_text())
-        facts = {key: value for key, value in listed.items() if key not in ("kind", "version", "checksum")}
-        facts["files"][name] = FileSum.of(broken / name).plain()
-        write_json(broken / MARKER, KIND, VERSION, facts, checked=True)
+        list_again(broken, name)
         with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot read as tensors"):
             trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
         assert not marked.exists()

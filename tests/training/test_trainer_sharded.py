@@ -303,7 +303,7 @@ def test_a_step_without_pictures_on_any_rank_leaves_the_vision_encoder_alone(tmp
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.more)])
 def test_resumed_on_another_number_of_ranks(place: Path, folder: Path, tmp_path: Path, way: str, world: int) -> None:
     ranks, checkpoint = runs(way, place, folder), str(folder / way / "checkpoint-3")
     again = launch(world, resumed, str(place), str(tmp_path), way, checkpoint, folder=tmp_path / "meeting")

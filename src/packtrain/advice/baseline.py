@@ -18,6 +18,7 @@ _COUNTS = (
 class Baseline:
     """A padded run. What is None was not set: intervals and warm-up are then proposed, learning rates left alone."""
 
+    today: bool = False  # the user trains so; otherwise it is a stock setting, and called that
     per_device_batch_size: int = 2  # samples of one forward pass
     gradient_accumulation_steps: int | None = None  # None: from effective_batch_size
     effective_batch_size: int | None = None  # samples per optimizer step over all GPUs; None: about 128
@@ -64,6 +65,23 @@ class Baseline:
                 fix="leave gradient_accumulation_steps out, or effective_batch_size",
             )
         return self.gradient_accumulation_steps
+
+    @property
+    def name(self) -> str:
+        """What it is called beside packing."""
+        return "today's run" if self.today else "a stock padded run"
+
+    @property
+    def described(self) -> str:
+        """Its name and how it computes.
+
+        >>> Baseline().described
+        'a stock padded run (batches of 2, random order, sdpa attention, eager layers)'
+        """
+        order = "grouped by length" if self.group_by_length else "random order"
+        layers = "compiled" if self.compiled else "eager"
+        size = self.per_device_batch_size
+        return f"{self.name} (batches of {size}, {order}, {self.attention} attention, {layers} layers)"
 
     def samples_per_step(self, gpus: int) -> int:
         """Samples of one optimizer step, over all GPUs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,19 @@ from packtrain.advice.question import Question
 from packtrain.advice.room import Change
 from packtrain.advice.values import PaddedRun, Reason, Simulation
 from packtrain.advice.words import counted, gib, percent, signed_percent
-from packtrain.costs.table import CostTable
-from packtrain.estimates.values import TrainingSetup
+from packtrain.plans.config import PackingConfig
 
-_OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
-# Settings of a TrainingSetup that a config names only where they are not what training does by default.
-_DEFAULT = TrainingSetup()
+_OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
+# Where a config says what a TrainingSetup holds.
+_OF_MODEL = ("method", "lora_rank", "train_vision", "train_connector")
+_OF_TRAINING = (
+    *("master_weights", "sharding", "gradient_checkpointing", "vision_checkpointing", "vision_batch_patches"),
+    *("chunked_loss", "attention"),
+)
+# Ways to say the size of a step that samples of a step replace.
+_STEP_SIZES = ("packs_per_step", "effective_batch_unit", "gradient_accumulation_steps")
+_BEST_FIT = PackingConfig(packing_length=1).packing_strategy
+Sections = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,7 +31,6 @@ class Draft:
     """What a config is written from."""
 
     question: Question
-    table: CostTable
     simulation: Simulation
     padded: PaddedRun  # the user's own
     changes: tuple[Change, ...] = ()
@@ -34,7 +41,7 @@ class Draft:
         question, simulation = self.question, self.simulation
         return derive_intervals(
             question.baseline,
-            before=question.samples_per_step,
+            before=question.samples_before(simulation.samples_packed),
             after=simulation.samples_per_step,
             steps=simulation.steps,
         )
@@ -54,95 +61,97 @@ class Draft:
         return derive_intervals(self.question.baseline, before=before, after=before, steps=self.padded.steps)
 
 
-def packed_config(draft: Draft) -> dict[str, Any]:
-    """Sections model, data and training, for training with this packing."""
+def packed_config(draft: Draft) -> Sections:
+    """The user's config with what training with this packing changes in it."""
     simulation, packing = draft.simulation, draft.question.packing
-    data: dict[str, Any] = {
-        **_data(draft.table),
-        "packing": True,
-        "packing_length": simulation.packing_length,
-        "packing_strategy": packing.packing_strategy,
-        **simulation.limits,
-        "overlong": packing.overlong,
-        "packing_min_fill_ratio": packing.packing_min_fill_ratio,
-        "packing_drop_last": packing.packing_drop_last,
-        "packing_buffer": packing.packing_buffer,
-        "eval_packing": True,
-    }
-    if packing.packing_window is not None:
-        data["packing_window"] = packing.packing_window
-    training = {
-        "effective_batch_size": draft.samples_per_step,
-        **_training(draft.question, draft.intervals, packed=True),
-    }
-    return {"model": _model(draft.question), "data": data, "training": training}
+    data: dict[str, Any] = {"packing": True, "packing_length": simulation.packing_length, **simulation.limits}
+    if packing.packing_strategy != _BEST_FIT:
+        data["packing_strategy"] = packing.packing_strategy
+    training = {"effective_batch_size": draft.samples_per_step, **_training(draft, draft.intervals, packed=True)}
+    return _changed(draft, data, training)
 
 
-def padded_config(draft: Draft, *, group_by_length: bool) -> dict[str, Any]:
-    """The same sections without packing."""
-    question, size = draft.question, draft.question.baseline.per_device_batch_size
-    data = {
-        **_data(draft.table),
-        "packing": False,
-        "packing_length": draft.simulation.packing_length,
-        "overlong": question.packing.overlong,
-        "eval_packing": False,
-    }
+def padded_config(draft: Draft, run: PaddedRun) -> Sections:
+    """The user's config for this padded run."""
+    question, grouped = draft.question, run.order == "by_length"
     training: dict[str, Any] = {
-        "per_device_train_batch_size": size,
-        "per_device_eval_batch_size": size,
+        "per_device_train_batch_size": run.batch_size,
         "effective_batch_size": question.samples_per_step,
-        **({"group_by_length": True} if group_by_length else {}),
-        **_training(question, draft.padded_intervals, packed=False),
+        **({"group_by_length": grouped} if grouped or question.baseline.group_by_length else {}),
+        **_training(draft, draft.padded_intervals, packed=False),
     }
-    return {"model": _model(question), "data": data, "training": training}
+    if run.kernels == "packs" and question.setup.compiled:
+        training["compile"] = True
+    return _changed(draft, {"packing": False, "packing_length": draft.simulation.packing_length}, training)
+
+
+def left_out(config: Mapping[str, Mapping[str, Any]], base: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of the user's config that another one stands for now."""
+    return {
+        f"{section}.{name}": value
+        for section, values in base.items()
+        for name, value in values.items()
+        if name not in config.get(section, {})
+    }
+
+
+def _changed(draft: Draft, data: Mapping[str, Any], training: Mapping[str, Any]) -> Sections:
+    """What was said, with what is recommended in its place."""
+    base = draft.question.base
+    said = {name: value for name, value in base.get("training", {}).items() if name not in _STEP_SIZES}
+    if not data["packing"]:  # limits of packs have no effect without them
+        kept = {name: value for name, value in base.get("data", {}).items() if not name.endswith("_per_pack")}
+    else:
+        kept = dict(base.get("data", {}))
+    found: Sections = {
+        "model": {**base.get("model", {}), **_model(draft.question)},
+        "data": {**kept, **data},
+        "training": {**said, **training},
+    }
+    return found | {name: dict(values) for name, values in base.items() if name not in found}
 
 
 def _model(question: Question) -> dict[str, Any]:
-    setup = question.setup
-    found: dict[str, Any] = {"model_name_or_path": question.model}
-    # Beside adapters parts learn only when that is said, otherwise unless it is said that they do not.
-    usual = setup.method == "full"
-    parts = {name: getattr(setup, name) for name in ("train_vision", "train_connector")}
-    found |= {name: learns for name, learns in parts.items() if learns != usual}
-    return found if setup.method == "full" else {**found, "method": setup.method, "lora_rank": setup.lora_rank}
+    found, said = _different(question, _OF_MODEL), question.base.get("model", {})
+    for part in ("train_vision", "train_connector"):  # which follow from the method where nothing is said
+        if part not in said and found.get(part) == (question.setup.method == "full"):
+            del found[part]
+    return {"model_name_or_path": question.model, **found}
 
 
-def _data(table: CostTable) -> dict[str, Any]:
-    """Where the data is, and the media limits that the costs hold for."""
-    request = table.summary["inputs"]["request"]
-    sources = table.places.sources
-    found: dict[str, Any] = {"dataset_path": sources[0].path} if len(sources) == 1 else {}
-    limits = {**{name: value for name, value in request.get("limits", {}).items() if value is not None}}
-    limits |= table.limits.given()
-    if "template_date" in request:  # another day would be other texts than these costs are of
-        found["template_date"] = request["template_date"]
-    return {**found, "processor_config": limits} if limits else found
+def _different(question: Question, names: tuple[str, ...]) -> dict[str, Any]:
+    """What is recommended otherwise than the user's config would train."""
+    setup, own = question.setup, question.own
+    return {name: value for name in names if (value := getattr(setup, name)) != getattr(own, name)}
 
 
-def _training(question: Question, intervals: Intervals, *, packed: bool) -> dict[str, Any]:
-    setup = question.setup
-    compiled = setup.compiled if packed else question.baseline.compiled
-    compiling = {} if compiled == packed else {"compile": compiled}  # only what training would not do by itself
-    found: dict[str, Any] = {"num_train_epochs": question.epochs}
+def _training(draft: Draft, intervals: Intervals, *, packed: bool) -> dict[str, Any]:
+    question = draft.question
+    setup, base = question.setup, question.base
+    said, evaluates = base.get("training", {}), bool(base.get("data", {}).get("eval_path"))
+    found: dict[str, Any] = {} if (said.get("max_steps") or 0) > 0 else {"num_train_epochs": question.epochs}
     found |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
     if intervals.warmup_steps is not None:
         found["warmup_steps"] = intervals.warmup_steps
-    elif intervals.warmup_ratio is not None:
+    elif intervals.warmup_ratio is not None and "warmup_steps" not in said:
         found["warmup_ratio"] = intervals.warmup_ratio
-    found |= {
-        name: getattr(intervals, name) for name in ("eval_steps", "save_steps", "save_delay_steps", "logging_steps")
-    }
-    found |= {
-        "gradient_checkpointing": setup.gradient_checkpointing,
-        "bf16": True,
-        "optim": _OPTIMIZERS[setup.optimizer],
-    }
-    named = ("master_weights", "sharding", "vision_checkpointing", "vision_batch_patches", "chunked_loss", "attention")
-    for name in named:
-        if getattr(setup, name) != getattr(_DEFAULT, name):
-            found[name] = getattr(setup, name)
-    return {**found, **compiling, "seed": question.seed}
+    if said.get("save_strategy") in (None, "steps"):
+        found["save_steps"] = intervals.save_steps
+    if evaluates and said.get("eval_strategy") in (None, "steps"):
+        found["eval_steps"] = intervals.eval_steps
+    for name in ("save_delay_steps", "logging_steps"):
+        if name in said:
+            found[name] = getattr(intervals, name)
+    for name in ("save_steps", "eval_steps", "logging_steps", "warmup_steps"):
+        if isinstance(given := said.get(name), float) and given < 1:  # a share of all steps, which holds as it is
+            found[name] = given
+    found |= _different(question, _OF_TRAINING)
+    if setup.optimizer != question.own.optimizer:
+        found["optim"] = _OPTIMIZERS[setup.optimizer]
+    compiled = setup.compiled if packed else question.baseline.compiled
+    if "compile" not in said and compiled != packed:  # only what training would not do by itself
+        found["compile"] = compiled
+    return found
 
 
 # ---- reasons
@@ -153,14 +162,23 @@ def packed_reasons(draft: Draft, why_length: str) -> tuple[Reason, ...]:
     return (*_data_reasons(draft, why_length), *_step_reasons(draft), *_interval_reasons(draft), *_setup_reasons(draft))
 
 
-def padded_reasons(draft: Draft, *, group_by_length: bool) -> tuple[Reason, ...]:
-    """What there is to say when nothing is packed."""
-    padded = draft.padded
-    found = [Reason(parameter="packing", baseline="false", packing="false", reason="packing would not help here")]
-    if group_by_length and not draft.question.baseline.group_by_length:
-        reason = f"padding is {percent(padded.waste)} of what random batches compute, and nearly none by length"
-        found.append(Reason(parameter="group_by_length", baseline="false", packing="true", reason=reason))
-    return (*found, *_setup_reasons(draft))
+def padded_reasons(draft: Draft, run: PaddedRun) -> tuple[Reason, ...]:
+    """What there is to say when nothing is packed, and this run is recommended."""
+    padded, grouped = draft.padded, draft.question.baseline.group_by_length
+    length, lost = f"{draft.simulation.packing_length:,}", counted(run.dropped, "sample")
+    found = [
+        _reason("packing", "false", "false", "packing would not help here"),
+        _reason("packing_length", f"{padded.worst.longest:,} at most", length, f"{lost} beyond it; no batch is longer"),
+    ]
+    if run.batch_size != padded.batch_size:
+        sizes = str(padded.batch_size), str(run.batch_size)
+        found.append(_reason("per_device_train_batch_size", *sizes, "the fastest that fits"))
+    if grouped != (run.order == "by_length"):
+        reason = f"{percent(run.waste)} of what these batches compute is padding, {percent(padded.waste)} before"
+        found.append(_reason("group_by_length", str(grouped).lower(), str(not grouped).lower(), reason))
+    if draft.question.setup.compiled and not draft.question.baseline.compiled:
+        found.append(_reason("compile", "false", "true", "compiled layers are faster, after the first steps"))
+    return (*found, *_setup_reasons(draft, packed=False))
 
 
 def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
@@ -304,16 +322,17 @@ def _interval_reason(draft: Draft, name: str, noun: str) -> Reason:
     return _reason(name, "not set" if given is None else f"{given:,}", f"{new:,}", reason)
 
 
-def _setup_reasons(draft: Draft) -> list[Reason]:
+def _setup_reasons(draft: Draft, *, packed: bool = True) -> list[Reason]:
     setup, one = draft.question.setup, draft.simulation
     on = str(setup.gradient_checkpointing).lower()
-    memory = f"{gib(one.memory_bytes)} of {gib(draft.question.gpu.memory_bytes)} with the worst pack"
+    used, what = (one.memory_bytes, "pack") if packed else (draft.padded.memory_bytes, "batch")
+    memory = f"{gib(used)} of {gib(draft.question.gpu.memory_bytes)} with the worst {what}"
     changed = [
         _reason(change.setting, change.before, change.after, change.reason)
         for change in draft.changes
         if change.setting not in one.limits
     ]
-    if setup.compiled and not draft.question.baseline.compiled:
+    if packed and setup.compiled and not draft.question.baseline.compiled:
         why = "packs have one shape, for which layers are compiled on a GPU; training.compile decides it"
         changed.append(_reason("compile", "false", "true (follows)", why))
     if any(change.setting == "gradient_checkpointing" for change in draft.changes):

@@ -58,10 +58,10 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     """Samples that fit no pack, which length would keep them, and what cutting would keep."""
     if not one.samples_dropped:
         return []
-    tokens = question.rows.samples["tokens"]
+    tokens = np.minimum(question.rows.samples["tokens"], config.cutoff_len or 2**62)
     text = (
         f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) fit no pack and are left out, with "
-        f"{one.tokens_dropped:,} tokens."
+        f"{one.tokens_dropped:,} tokens; {question.baseline.name} trains on them."
     )
     longest = int(tokens.max())
     if longest > config.packing_length:
@@ -70,7 +70,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
         nearest = min(keeping, key=lambda s: s.packing_length, default=None)
         text += f"; {described(nearest)} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
     over = tokens > config.packing_length
-    cuttable = over & (tokens - question.rows.tails.tokens <= config.packing_length)
+    cuttable = over & (question.rows.samples["tokens"] - question.rows.tails.tokens <= config.packing_length)
     if config.overlong == "drop" and cuttable.any():
         number = round(int(cuttable.sum()) * question.rows.scale)
         text += f" With overlong: truncate or split {number:,} of them could be kept in part or in pieces."
@@ -89,7 +89,7 @@ def _beyond_context(question: Question, one: Simulation) -> list[str]:
 
 
 def _step(question: Question, one: Simulation) -> list[str]:
-    before = question.samples_per_step
+    before = question.samples_before(one.samples_packed)
     moved = one.samples_per_step / before - 1
     found = []
     if abs(moved) >= KEPT:
@@ -121,7 +121,10 @@ def _idle(question: Question, one: Simulation, passes: Passes) -> list[str]:
 
 def _learning_rate(question: Question, one: Simulation) -> list[str]:
     new = derive_intervals(
-        question.baseline, before=question.samples_per_step, after=one.samples_per_step, steps=one.steps
+        question.baseline,
+        before=question.samples_before(one.samples_packed),
+        after=one.samples_per_step,
+        steps=one.steps,
     )
     if not new.moved:
         return ["Learning rates: none needs to change, since a step has about as many samples as before."]
@@ -211,30 +214,35 @@ def _without_checkpointing(found: Findings) -> list[str]:
 
 def _todays_run(found: Findings) -> list[str]:
     """What to know about the run that everything is compared with."""
-    own, one = found.padded[0], found.chosen
+    own, one, baseline = found.padded[0], found.chosen, found.question.baseline
     if not own.fits:
+        name = baseline.name[0].upper() + baseline.name[1:]
         return [
-            f"Today's run itself does not fit: its worst batch needs {gib(own.memory_bytes)} of "
-            f"{gib(found.question.usable_bytes)}; its time is what it would be with more memory."
+            f"{name} itself does not fit: its worst batch, with a sample of {own.worst.longest:,} tokens, needs "
+            f"{gib(own.memory_bytes)} of {gib(found.question.usable_bytes)}; its time is what it would be with more "
+            "memory."
         ]
-    if not found.helps and one.speedup > found.gain:
+    if not found.helps and one.speedup > max(1.0, found.gain):
         return [
-            f"A packed run would be {one.speedup:.2f} times as fast as today's, but by its attention kernel alone: "
-            f"padded batches have {found.question.baseline.attention}."
+            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.name}, but not by packing: its "
+            f"batches have {baseline.attention} attention and {'compiled' if baseline.compiled else 'eager'} layers."
         ]
     return []
 
 
 def _best_padded(found: Findings) -> list[str]:
-    own, one = found.padded[0], found.chosen
-    best = min((run for run in found.padded if run.fits), key=lambda run: run.seconds, default=own)
-    if best is own or best.seconds >= own.seconds:
+    own, one, best = found.padded[0], found.chosen, found.better_padded
+    if best is own:
         return []
-    return [
-        f"Without packing, batches of {best.batch_size} grouped by length would be the best found: "
-        f"{own.seconds / best.seconds:.2f} times as fast as today's run, where packing is {one.speedup:.2f}; they "
-        "put samples of one length into one batch, which packs do not."
-    ]
+    order = "grouped by length" if best.order == "by_length" else "in random order"
+    text = (
+        f"Without packing, batches of {best.batch_size} {order} would be the best found with the kernels of padded "
+        f"batches: {best.tokens_per_second / own.tokens_per_second:.2f} times as fast as "
+        f"{found.question.baseline.name}, where packing is {one.speedup:.2f}"
+    )
+    if best.order == "by_length":
+        text += "; they put samples of one length into one batch, which packs do not"
+    return [f"{text}."]
 
 
 def _loading(question: Question, passes: Passes, one: Simulation) -> list[str]:

@@ -42,8 +42,10 @@ def derive_intervals(baseline: Baseline, *, before: float, after: float, steps: 
     """
     factor = after / before
 
+    apart = factor if abs(factor - 1) > MOVED else 1.0  # steps of about as many samples keep their intervals
+
     def interval(given: int | None, parts: int, least: int) -> int:
-        wanted = steps / parts if given is None else given / factor
+        wanted = steps / parts if given is None else given / apart
         return max(min(least, steps), round(wanted))
 
     evaluate = interval(baseline.eval_steps, _EVALUATIONS, _LEAST)
@@ -52,7 +54,7 @@ def derive_intervals(baseline: Baseline, *, before: float, after: float, steps: 
         # The best checkpoint can only be kept where it was evaluated.
         save = evaluate * (baseline.save_steps // baseline.eval_steps)
     delay = baseline.save_delay_steps
-    warmup = None if baseline.warmup_steps is None else round(baseline.warmup_steps / factor)
+    warmup = None if baseline.warmup_steps is None else round(baseline.warmup_steps / apart)
     scale = math.sqrt(factor) if abs(factor - 1) > MOVED else 1.0
     rates = {name: _scaled(getattr(baseline, name), scale) for name in RATES}
     return Intervals(
@@ -60,7 +62,7 @@ def derive_intervals(baseline: Baseline, *, before: float, after: float, steps: 
         factor=factor,
         eval_steps=evaluate,
         save_steps=save,
-        save_delay_steps=save if delay is None else round(delay / factor),
+        save_delay_steps=save if delay is None else min(round(delay / apart), steps * baseline.epochs // 2),
         logging_steps=interval(baseline.logging_steps, _LOGS, 1),
         warmup_ratio=baseline.warmup_ratio,
         warmup_steps=warmup,

@@ -12,9 +12,11 @@ from packtrain.advice.question import Question
 from packtrain.advice.values import PaddedRun
 from packtrain.core.seeds import stream
 from packtrain.plans.arrays import pack_sums
+from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import Samples
 
 Order = Literal["random", "by_length"]
+ORDERS: tuple[Order, ...] = ("random", "by_length")
 MEGA_BATCHES = 50  # accumulated batches that are sorted together when grouping by length, as transformers does
 _SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
 
@@ -51,14 +53,24 @@ def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> Passe
     )
 
 
-def padded_run(question: Question, samples: Samples, dropped: int, order: Order, batch_size: int) -> PaddedRun:
-    """An epoch of padded batches over the samples that the packing it is compared with keeps."""
+def padded_run(
+    question: Question,
+    samples: Samples,
+    dropped: int,
+    order: Order,
+    batch_size: int,
+    kernels: Literal["own", "packs"] = "own",
+) -> PaddedRun:
+    """An epoch of padded batches over these samples."""
     scale = question.rows.scale
     passes = _passes(question, samples, order, batch_size)
     per_step = max(1, round(question.samples_per_step / batch_size))
     worst = passes.worst()
     real, computed = int(samples["tokens"].sum()), int(passes["tokens"].sum())
-    memory = question.padded_memory_of(worst).total
+    clock, memory = question.padded_clock, question.padded_memory_of(worst).total
+    if kernels == "packs":
+        setup = replace(question.setup, attention="varlen")
+        clock, memory = replace(question.clock, setup=setup), question.memory_of(worst, setup).total
     batches = round(len(passes) * scale)
     return PaddedRun(
         order=order,
@@ -71,19 +83,31 @@ def padded_run(question: Question, samples: Samples, dropped: int, order: Order,
         computed_tokens=round(computed * scale),
         waste=1 - real / computed,
         worst=worst,
-        seconds=question.padded_clock.epoch(passes, per_step) * scale,
+        seconds=clock.epoch(passes, per_step) * scale,
         memory_bytes=memory,
         fits=memory <= question.usable_bytes,
+        kernels=kernels,
     )
 
 
-def baseline_run(question: Question, samples: Samples, dropped: int) -> PaddedRun:
-    """The user's own padded run."""
-    return padded_run(question, samples, dropped, baseline_order(question), question.baseline.per_device_batch_size)
+def padded_samples(question: Question, packed: Samples) -> Samples:
+    """What an epoch without packing reads: every sample, however long; cut ones where the user cuts."""
+    if question.packing.overlong == "truncate":
+        return packed
+    rows = question.rows
+    counts = rows.counts(PackingConfig(packing_length=int(rows.samples["tokens"].max()), seed=question.packing.seed))
+    return rows.samples if counts is None else rows.samples.take(np.repeat(np.arange(len(rows)), counts))
 
 
-def padded_runs(question: Question, samples: Samples, dropped: int) -> tuple[PaddedRun, ...]:
-    """The user's own run first, then the other order, then the fastest larger batch by length that fits."""
+def baseline_run(question: Question, packed: Samples) -> PaddedRun:
+    """The padded run that packing replaces, on all its samples; `packed` are those in packs."""
+    samples = padded_samples(question, packed)
+    return padded_run(question, samples, 0, baseline_order(question), question.baseline.per_device_batch_size)
+
+
+def padded_runs(question: Question, packed: Samples) -> tuple[PaddedRun, ...]:
+    """The baseline first, then the other order, then the fastest larger batch by length that fits; all its samples."""
+    samples, dropped = padded_samples(question, packed), 0
     size = question.baseline.per_device_batch_size
     mine = baseline_order(question)
     other: Order = "by_length" if mine == "random" else "random"
@@ -98,12 +122,21 @@ def padded_runs(question: Question, samples: Samples, dropped: int) -> tuple[Pad
     return (*found, *sorted(better, key=lambda run: run.seconds)[:1])
 
 
-def same_kernel_seconds(question: Question, samples: Samples) -> float:
-    """The user's padded run with the kernels and layers that packs have: what packing alone changes is the rest."""
-    passes = _passes(question, samples, baseline_order(question), question.baseline.per_device_batch_size)
-    per_step = max(1, round(question.samples_per_step / question.baseline.per_device_batch_size))
-    clock = replace(question.clock, setup=replace(question.setup, attention="varlen"))
-    return clock.epoch(passes, per_step) * question.rows.scale
+def best_padded(question: Question, packed: Samples, dropped: int) -> PaddedRun:
+    """The fastest padded run that fits, with the kernels and layers that packs have, over the samples in packs.
+
+    What packing is faster than this, it is by packing alone.
+    """
+    most = max(question.baseline.per_device_batch_size, question.samples_per_step // question.setup.gpus)
+    found: list[PaddedRun] = []
+    size = 1
+    while size <= min(most, len(packed)):
+        tried = [padded_run(question, packed, dropped, order, size, "packs") for order in ORDERS]
+        found += tried
+        if not any(run.fits for run in tried):
+            break
+        size *= 2
+    return min(found, key=lambda run: (not run.fits, run.seconds))
 
 
 def baseline_order(question: Question) -> Order:

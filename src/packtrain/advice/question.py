@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.clock import Clock
@@ -35,12 +36,19 @@ class Question:
     seed: int
     time: Coefficients | None
     memory: MemoryCoefficients
+    own: TrainingSetup = field(default_factory=TrainingSetup)  # how packs are trained by what the user has said
+    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's config, by section
+    missing: frozenset[str] = frozenset()  # packages that are not there: what needs them is not recommended
     padded_fit: Fit | None = None  # of padded batches, where their layers run otherwise than those of packs
 
     @property
     def samples_per_step(self) -> int:
         """What an optimizer step has today, and should keep."""
         return self.baseline.samples_per_step(self.setup.gpus)
+
+    def samples_before(self, samples: int) -> int:
+        """What an optimizer step has now, where there are so many samples in all."""
+        return max(1, min(self.samples_per_step, samples))
 
     @property
     def usable_bytes(self) -> int:
@@ -91,7 +99,7 @@ class Question:
 
 def packing_from(given: Mapping[str, object], *, seed: int) -> PackingConfig:
     """The fixed choices as a config; the length is a placeholder unless it is given."""
-    names = [field.name for field in fields(PackingConfig)]
+    names = [one.name for one in fields(PackingConfig)]
     for name in given:
         if name not in names:
             raise ConfigError(f"packing.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))

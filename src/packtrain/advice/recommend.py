@@ -17,7 +17,6 @@ from packtrain.costs.table import CostTable
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels
-_GROUP_FROM = 0.02  # padding that grouping by length must save before it is recommended instead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,7 +28,7 @@ class Findings:
     simulations: Sequence[Simulation]
     choice: Choice
     padded: Sequence[PaddedRun]  # the user's own first, the other order second
-    gain: float  # padded seconds with the kernels that packs have, over packed seconds
+    best: PaddedRun  # the fastest with the kernels that packs have, over the same samples
     mean_tokens: float  # of the samples in packs
     room: Room | None  # what was changed so that something fits
     media: Sequence[MediaOption]  # the same packing with smaller images or fewer frames
@@ -45,9 +44,22 @@ class Findings:
         return changes_for(self.room, self.chosen) if self.room else ()
 
     @property
+    def gain(self) -> float:
+        """How much faster packing is by itself, not by the kernels that come with it."""
+        return self.chosen.tokens_per_second / self.best.tokens_per_second
+
+    @property
     def helps(self) -> bool:
-        """Does packing make training faster by itself, not by the kernels that come with it?"""
-        return self.gain >= WORTH_IT and self.chosen.samples_per_pack > 1
+        """Is packing worth it, and no padding that fits predicted to be faster?"""
+        one = self.chosen
+        padded = max((run.tokens_per_second for run in self.padded if run.fits), default=0.0)
+        return self.gain >= WORTH_IT and one.samples_per_pack > 1 and one.tokens_per_second > padded
+
+    @property
+    def better_padded(self) -> PaddedRun:
+        """The fastest padded run that fits, with the kernels that padded batches have; else the baseline."""
+        fitting = [run for run in self.padded if run.fits]
+        return max(fitting, key=lambda run: run.tokens_per_second, default=self.padded[0])
 
     def waste(self, order: str) -> float:
         """The measured padding with the user's batch size."""
@@ -58,21 +70,20 @@ def recommend(found: Findings, advice: tuple[str, ...]) -> Recommendation:
     """Put into words and settings what was found."""
     draft = Draft(
         question=found.question,
-        table=found.table,
         simulation=found.chosen,
         padded=found.padded[0],
         changes=found.changes,
     )
-    grouped = found.waste("random") - found.waste("by_length") > _GROUP_FROM
     if found.helps:
         config, reasons = packed_config(draft), packed_reasons(draft, found.choice.reason)
     else:
-        config, reasons = padded_config(draft, group_by_length=grouped), padded_reasons(draft, group_by_length=grouped)
+        config, reasons = padded_config(draft, found.best), padded_reasons(draft, found.best)
     return Recommendation(
         packing=found.helps,
         verdict=verdict(found),
         simulation=found.choice.simulation,
         config=config,
+        base=found.question.base,
         reasons=reasons,
         alternatives=_alternatives(found, draft),
         advice=advice,
@@ -83,19 +94,17 @@ def recommend(found: Findings, advice: tuple[str, ...]) -> Recommendation:
 
 def verdict(found: Findings) -> str:
     """One sentence with the numbers that decide."""
-    one, own, gpus = found.chosen, found.padded[0], found.question.setup.gpus
-    machine = f"{gpus} x {found.question.gpu.name}"
+    one, own, question = found.chosen, found.padded[0], found.question
+    best = f"the best padding with the same kernels (batches of {found.best.batch_size}, {_order(found.best)})"
     if not found.helps:
-        return (
-            f"Do not pack: with the same kernels packing would be {found.gain:.2f} times as fast as padding, and "
-            f"{WORTH_IT} is the least that is worth it; padding is {percent(own.waste)} of what padded batches "
-            f"compute, and a pack of {one.packing_length:,} tokens holds {one.samples_per_pack:.1f} samples."
-        )
+        return _do_not_pack(found, best)
     text = (
-        f"Pack into {one.packing_length:,} tokens: an epoch takes about {duration(one.seconds)} on {machine} instead "
-        f"of {duration(own.seconds)} ({one.speedup:.2f} times as fast), with {one.packs:,} packs that are "
-        f"{percent(one.fill)} full, {one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
-        f"{gib(found.question.gpu.memory_bytes)}"
+        f"Pack into {one.packing_length:,} tokens: {found.gain:.2f} times as fast as {best}, {one.speedup:.2f} times "
+        f"as fast as {question.baseline.described}. An epoch takes about {duration(one.seconds)} on "
+        f"{question.setup.gpus} x {question.gpu.name} instead of {duration(found.best.seconds)} and "
+        f"{duration(own.seconds)}, with {one.packs:,} packs that are {percent(one.fill)} full, "
+        f"{one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
+        f"{gib(question.gpu.memory_bytes)}"
     )
     if not one.fits:
         return f"{text}; this does not fit with a tenth of it free, and no option that was tried makes it fit."
@@ -103,6 +112,22 @@ def verdict(found: Findings) -> str:
         changed = ", ".join(f"{change.setting} {change.after}" for change in found.changes)
         return f"{text}; that fits because of {changed}."
     return f"{text}."
+
+
+def _do_not_pack(found: Findings, best: str) -> str:
+    one, padded, own = found.chosen, found.better_padded, found.padded[0]
+    why = f"packing would be {found.gain:.2f} times as fast as {best}, and {WORTH_IT} is the least that is worth it"
+    if found.gain >= WORTH_IT:
+        share = one.tokens_per_second / padded.tokens_per_second
+        why = f"packing would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
+    return (
+        f"Do not pack: {why}; padding is {percent(own.waste)} of what {found.question.baseline.name} computes, and "
+        f"a pack of {one.packing_length:,} tokens holds {one.samples_per_pack:.1f} samples."
+    )
+
+
+def _order(run: PaddedRun) -> str:
+    return "grouped by length" if run.order == "by_length" else "random order"
 
 
 def rule_of_thumb(found: Findings) -> str:
@@ -120,8 +145,8 @@ def rule_of_thumb(found: Findings) -> str:
     return (
         f"{text} Measured: {percent(found.waste('random'))} of what random batches of "
         f"{found.padded[0].batch_size} compute is padding, {percent(found.waste('by_length'))} when grouped by length; "
-        f"packing is {found.gain:.2f} times as fast as padding with the same kernels, "
-        f"{found.chosen.speedup:.2f} times as fast as today's run. The measurement decides."
+        f"packing is {found.gain:.2f} times as fast as the best padding with the same kernels, "
+        f"{found.chosen.speedup:.2f} times as fast as {found.question.baseline.name}. The measurement decides."
     )
 
 

@@ -46,7 +46,7 @@ def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
     before = min(kept, key=lambda one: one.memory_bytes)
     setup, taken = question.setup, []
     limits: tuple[Mapping[str, int], ...] = ()
-    ladder = _ladder(question.setup, before.worst)
+    ladder = _ladder(question, before.worst)
     cheap = sum(not _DRASTIC & options.keys() for options, _ in ladder)
     for number, (options, cost) in enumerate(ladder, start=1):
         found = replace(setup, **options)
@@ -86,8 +86,10 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
     return tuple(found)
 
 
-def _ladder(setup: TrainingSetup, worst: Load) -> list[tuple[dict[str, Any], str]]:
-    """Options from those that cost nothing to those that train something else."""
+def _ladder(question: Question, worst: Load) -> list[tuple[dict[str, Any], str]]:
+    """Options from those that cost nothing to those that train something else; none that needs a missing package."""
+    setup = question.setup
+    deepspeed, four_bits = ("deepspeed" not in question.missing, "bitsandbytes" not in question.missing)
     found: list[tuple[dict[str, Any], str]] = [
         ({"chunked_loss": True}, "the loss is the same"),
         ({"gradient_checkpointing": True}, "each layer of the language model is computed twice forward"),
@@ -100,14 +102,15 @@ def _ladder(setup: TrainingSetup, worst: Load) -> list[tuple[dict[str, Any], str
             ({"vision_checkpointing": True}, "each layer of the vision tower is computed twice forward"),
             ({"vision_batch_patches": quarter}, "the tower runs several times with fewer patches"),
         ]
-    if setup.gpus > 1 and setup.sharding in ("ddp", "zero1"):
+    if deepspeed and setup.gpus > 1 and setup.sharding in ("ddp", "zero1"):
         found.append(({"sharding": "zero2"}, "gradients are exchanged in every pass"))
     if setup.gpus > 1 and setup.sharding != "fsdp":
         found.append(({"sharding": "fsdp"}, "weights are gathered in every pass"))
-    if setup.method == "full":
+    if four_bits and setup.method == "full":
         found.append(({"optimizer": "adamw_8bit"}, "optimizer states are rounded, and weights have no fp32 masters"))
+    if setup.method == "full":
         found.append(({"method": "lora"}, "adapters are trained instead of the weights"))
-    if setup.method != "qlora":
+    if four_bits and setup.method != "qlora":
         found.append(({"method": "qlora"}, "adapters on weights of 4 bits"))
     current = {name: getattr(setup, name) for name in setup.__slots__}
     return [(options, cost) for options, cost in found if any(current[name] != to for name, to in options.items())]

@@ -13,7 +13,7 @@ from packtrain.advice.baseline import Baseline
 from packtrain.advice.choice import Choice, acceptable, choose
 from packtrain.advice.hints import hints
 from packtrain.advice.memory_report import memory_report
-from packtrain.advice.padding import padded_runs, same_kernel_seconds
+from packtrain.advice.padding import best_padded, padded_runs
 from packtrain.advice.question import Question, packing_from
 from packtrain.advice.recommend import Findings, recommend
 from packtrain.advice.room import Room, make_room
@@ -36,6 +36,7 @@ from packtrain.plans.plan import PackPlan
 
 P = ParamSpec("P")
 _NO_PACKING: Mapping[str, object] = {}
+_NO_CONFIG: Mapping[str, Mapping[str, Any]] = {}
 _TODAY = Baseline()
 
 
@@ -72,6 +73,9 @@ def study_outcome(
     time: Coefficients | None = None,
     memory: MemoryCoefficients = DEFAULT_COEFFICIENTS,
     padded_fit: Fit | None = None,
+    own: TrainingSetup | None = None,
+    base: Mapping[str, Mapping[str, Any]] = _NO_CONFIG,
+    missing: frozenset[str] = frozenset(),
     most_rows: int = MOST_ROWS,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> StudyOutcome:
@@ -79,7 +83,8 @@ def study_outcome(
 
     `packing` holds values of a PackingConfig that are not up for choice; `limits` are sets of further limits to try at
     every length; `setup` is how the packed run is trained, `baseline` what it replaces, and `padded_fit` what its time
-    and memory are predicted with where its layers run otherwise.
+    and memory are predicted with where its layers run otherwise. `base` is the user's config, which is recommended
+    with changes, `own` how it would be trained as it is, `missing` are packages that may not be recommended.
     """
     fixed = packing_from(packing, seed=seed)
     rows = read_rows(table, fixed.seed, most_rows)
@@ -96,6 +101,9 @@ def study_outcome(
         time=time,
         memory=memory,
         padded_fit=padded_fit,
+        own=own if own is not None else setup,
+        base=base,
+        missing=missing,
     )
     progress(Progress(0, 1, "reading"))
     tried = _lengths(lengths, packing, rows, shape)
@@ -148,8 +156,8 @@ def _findings(
         table=table,
         simulations=simulations,
         choice=choice,
-        padded=padded_runs(question, packed.samples, packed.dropped),
-        gain=same_kernel_seconds(question, packed.samples) / simulations[at].seconds,
+        padded=padded_runs(question, packed.samples),
+        best=best_padded(question, packed.samples, packed.dropped),
         mean_tokens=float(packed.samples["tokens"].mean()),
         room=room,
         media=smaller_media(question, table, config, simulations[at]),
@@ -174,7 +182,8 @@ def _study(found: Findings, plan: PackPlan) -> Study:
         setup=asdict(question.setup),
         baseline=_baseline(question),
         dataset=dataset,
-        padded=tuple(found.padded),
+        padded=(*found.padded, found.best),
+        gain=found.gain,
         simulations=tuple(found.simulations),
         recommendation=recommend(found, hints(found, passes)),
         memory=memory_report(found, plan, passes),
@@ -199,10 +208,14 @@ make_study = _study_of(study_outcome)
 def _lengths(
     lengths: Sequence[int] | None, packing: Mapping[str, object], rows: Rows, shape: ModelShape
 ) -> tuple[int, ...]:
-    given = packing.get("packing_length")
+    given, cutoff, tokens = packing.get("packing_length"), packing.get("cutoff_len"), rows.samples["tokens"]
+    if isinstance(cutoff, int):
+        tokens = np.minimum(tokens, cutoff)
+    longest = int(tokens.max())
     if lengths is None:
-        lengths = (given,) if isinstance(given, int) else default_lengths(rows.samples["tokens"], _context(shape))
-    longest = int(rows.samples["tokens"].max())
+        lengths = (given,) if isinstance(given, int) else default_lengths(tokens, _context(shape))
+        if isinstance(cutoff, int) and given is None:  # shorter packs would cut samples once more
+            lengths = [length for length in lengths if length >= longest] or [cutoff]
     if packing.get("overlong") == "error":
         lengths = [length for length in lengths if length >= longest]
         if not lengths:
@@ -254,7 +267,7 @@ def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simul
         fits=memory <= question.usable_bytes,
         seconds=seconds,
         tokens_per_second=counts["totals"]["tokens"] / seconds,
-        speedup=one.speedup * one.seconds / seconds,
+        speedup=one.speedup * counts["totals"]["tokens"] / seconds / one.tokens_per_second,
     )
 
 
@@ -284,8 +297,8 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         *question.shape.notes,
         "A packing fits when it leaves a tenth of the GPU's memory free; its memory is that of a pack with the most of "
         "everything, which no single pack may have.",
-        "Speed-ups compare with padded batches as they are trained today, whose attention is "
-        f"{question.baseline.attention}.",
+        "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
+        f"{question.baseline.described}.",
         f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
         f"{_layers(question.baseline.compiled)} ones; unless training.compile says otherwise, packtrain train compiles "
         "layers for packs on a GPU and not for padded batches.",

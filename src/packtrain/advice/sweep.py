@@ -82,7 +82,7 @@ def step_shape(wanted: int, samples_per_pack: float, gpus: int) -> StepShape:
     StepShape(packs=8, samples=122.4, micro_steps=2)
     """
     packs = max(1, round(wanted / samples_per_pack))
-    even = max(gpus, gpus * round(packs / gpus))
+    even = max(gpus, gpus * round(wanted / samples_per_pack / gpus))
     if abs(even * samples_per_pack / wanted - 1) < KEPT:
         packs = even
     return StepShape(packs=packs, samples=packs * samples_per_pack, micro_steps=-(-packs // gpus))
@@ -101,12 +101,14 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
     capacities = config.capacities()
     bound = max(-(-int(packed.loads[name].sum()) // limit) for name, limit in capacities.items())
     tokens, samples = int(passes["tokens"].sum()), packed.whole
-    step = step_shape(question.samples_per_step, samples / count, question.setup.gpus)
+    packs, gpus = round(count * scale), question.setup.gpus
+    step = step_shape(question.samples_per_step, samples / count, gpus)
+    if step.packs > packs:  # an epoch of less than a step
+        step = StepShape(packs=packs, samples=samples * scale, micro_steps=-(-packs // gpus))
     seconds = question.epoch_of_packs(passes, config.packing_length, step.packs) * scale
     worst = passes.worst()
     memory = question.memory_of(worst).total
-    padded = baseline_run(question, packed.samples, packed.dropped)
-    packs = round(count * scale)
+    padded = baseline_run(question, packed.samples)
     return Simulation(
         packing_length=config.packing_length,
         limits={name: getattr(config, name) for name in LIMITS if name != "packing_length" and getattr(config, name)},
@@ -127,8 +129,9 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
         fits=memory <= question.usable_bytes,
         seconds=seconds,
         tokens_per_second=tokens * scale / seconds,
-        speedup=padded.seconds / seconds,
+        speedup=tokens * scale / seconds / padded.tokens_per_second,
         fullest=_fullest(packed.loads, capacities),
+        idle=1 - step.packs / (step.micro_steps * gpus),
     )
 
 

@@ -55,8 +55,8 @@ class PaddedRun:
     batch_size: int  # samples per GPU and forward
     batches: int  # an epoch, over all GPUs
     steps: int  # optimizer steps of an epoch
-    samples: int  # that fit the length
-    dropped: int
+    samples: int
+    dropped: int  # samples that the packing it is compared with leaves out, and so this run too
     real_tokens: int
     computed_tokens: int  # padding included
     waste: float  # share of computed tokens that is padding
@@ -64,6 +64,12 @@ class PaddedRun:
     seconds: float  # an epoch, predicted; over all GPUs
     memory_bytes: int  # of the worst batch
     fits: bool
+    kernels: Literal["own", "packs"] = "own"  # attention and layers of the padded run, or those that packs have
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens, over all GPUs."""
+        return self.real_tokens / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +95,9 @@ class Simulation:
     fits: bool
     seconds: float  # an epoch, predicted
     tokens_per_second: float  # real tokens, over all GPUs
-    speedup: float  # over the baseline's padded run
+    speedup: float  # real tokens per second, over those of the baseline's padded run
     fullest: Mapping[str, float]  # resource -> share of packs in which it is used up most
+    idle: float = 0.0  # share of the GPUs' passes that get no pack, since a step has whole packs
 
     @property
     def settings(self) -> Mapping[str, int]:
@@ -130,6 +137,7 @@ class Recommendation:
     alternatives: tuple[Alternative, ...]
     advice: tuple[str, ...]  # learning rate, overlong samples, limits that never bind, risks
     mean_share: float  # mean length / packing length: above 0.7 packing helps little, below 0.5 it helps
+    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's own config, which was changed
     rule_of_thumb: str  # what the 70 % and 50 % rules say, beside the measured waste
 
 
@@ -200,5 +208,6 @@ class Study:
     memory: MemoryReport
     balance: tuple[BalanceRow, ...]
     picture: tuple[PicturePack, ...]
+    gain: float | None = None  # real tokens/s of the recommended packing, over the best padding with the same kernels
     ledger: Mapping[str, int] = field(default_factory=dict)  # measured and packed: "stage: reason" -> samples
     notes: tuple[str, ...] = ()  # what the estimates rest on: default or fitted coefficients, generic shapes

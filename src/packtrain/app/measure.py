@@ -4,128 +4,116 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, ParamSpec
+from typing import Any, Literal, ParamSpec
 
+from packtrain.app.cache.made import made_of
+from packtrain.app.datasets.config import DatasetConfig
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.places import cache_dir
-from packtrain.core.values import MediaLimits
 from packtrain.costs.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.costs.judge import FailureBudget
-from packtrain.costs.request import MAX_IMAGE_PIXELS, Filters, Request
+from packtrain.costs.request import MAX_IMAGE_PIXELS, Request
 from packtrain.costs.run import Outcome, Policy, Progress, run
 from packtrain.costs.statistics import label_notes
 from packtrain.costs.table import CostTable
 from packtrain.costs.worker import FAMILY_RULE, Task
-from packtrain.families.encoder import LossOn
 from packtrain.families.registry import load_family
 from packtrain.families.template_date import unused_note
-from packtrain.models.tiny import known_as, resolve
+from packtrain.models.tiny import resolve
 from packtrain.packs.model_config import packing_notes
 from packtrain.packs.reference import load_reference
 from packtrain.packs.tokenizer import finished_tokenizer
 from packtrain.records.open import open_sources
-from packtrain.records.schemas.convert import SchemaOptions
 
 PROCESSOR_RULE = "packtrain.packs.reference:ProcessorRule"
-DATASET_TYPES = ("vision", "vision_audio", "fineweb_edu")
 ENGINES = ("local", "ray")
 P = ParamSpec("P")
 
 
 def measure_outcome(
-    data: str | Path,
+    data: str | Path | DatasetConfig,
     *,
-    model: str,
+    model: str | None = None,
     out: str | Path | None = None,
-    media_root: str | Path | None = None,
-    dataset_format: str | None = None,
-    dataset_type: str = "vision",
-    split: str = "train",
-    subset: str | None = None,
     streaming: bool = False,
-    workers: int | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-    processor_config: Mapping[str, int | float | None] | None = None,
-    loss_on: LossOn | None = None,
-    add_eos: bool = False,
-    schema: SchemaOptions | None = None,
-    limit: int | None = None,
-    sources: Sequence[str] = (),
-    min_seconds: float | None = None,
-    max_seconds: float | None = None,
-    max_images_per_sample: int | None = None,
-    max_sample_length: int | None = None,
-    allow_outside_root: bool = False,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
-    on_error: Literal["skip", "fail"] = "skip",
-    max_failure_rate: float = 0.05,
-    check: int = 32,
-    content_hash: bool = False,
-    template_date: str | None = None,
-    seed: int = 0,
     progress: Callable[[Progress], None] = lambda _: None,
+    **settings: Any,
 ) -> Outcome:
     """Measure, and say what was done: measured, continued or found unchanged.
 
-    `template_date` (YYYY-MM-DD) is what a chat template that asks for the time writes; today, where it is left out.
+    `settings` are those of section `data` in a config, such as max_pixels in `processor_config`, `formatting` or
+    `max_sample_length`; a DatasetConfig holds them already.
     """
-    _check_type(dataset_type)
-    request = Request(
-        specs=tuple(
-            open_sources(
-                str(data),
-                format=dataset_format,
-                media_root=str(media_root) if media_root is not None else None,
-                split=split,
-                subset=subset,
-                streaming=streaming,
-            )
-        ),
-        model=str(resolve(model, cache_dir() / "models").absolute()),
-        limits=_limits(processor_config or {}),
-        schema=_schema(schema or SchemaOptions(), dataset_type),
-        filters=Filters(
-            min_seconds=min_seconds,
-            max_seconds=max_seconds,
-            sources=tuple(sources),
-            max_images_per_sample=max_images_per_sample,
-            max_sample_length=max_sample_length,
-            limit=limit,
-        ),
-        loss_on=loss_on,
-        add_eos=add_eos,
-        allow_outside_root=allow_outside_root,
-        max_image_pixels=max_image_pixels,
-        template_date=template_date,
-        seed=seed,
-    )
+    config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
+    request = request_of(config, streaming=streaming)
+    known = made_of("measure", digest(config.measured_by()), config.cache_root)
     _check_sources(request)
     request = request.dated()
     request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
     family = load_family(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
-    folder = Path(out) if out is not None else cache_dir() / "measure" / _name(request)
     policy = Policy(
-        budget=FailureBudget(on_error=on_error, max_failure_rate=max_failure_rate),
-        check=check,
-        content_hash=content_hash,
+        budget=FailureBudget(on_error=config.on_error, max_failure_rate=config.max_failure_rate),  # type: ignore[arg-type]
+        check=config.check or 0,
+        content_hash=bool(config.content_hash),
     )
-    outcome = run(task, folder, _engine(engine, workers, address), policy, lambda: load_reference(request), progress)
-    settings = request.settings()
-    unused = unused_note("template_date", template_date, settings.chat_template)
-    return replace(outcome, notes=(*unused, *packing_notes(settings), *label_notes(outcome.table.summary["counts"])))
+    by = _engine(engine, config.workers, address)
+    told = config.told()
+    if request.template_date is not None:
+        told["data"]["template_date"] = request.template_date
+
+    def measured(folder: Path, *, anew: bool) -> Outcome:
+        return run(task, folder, by, policy, lambda: load_reference(request), progress, told=told, anew=anew)
+
+    if out is not None or config.costs is not None:
+        folder = Path(out or str(config.costs))
+        outcome = measured(folder, anew=out is not None)
+        known.remember(folder)
+    else:
+        outcome = known.opened(lambda folder, anew: measured(folder, anew=anew))
+    processor = request.settings()
+    unused = unused_note("template_date", config.template_date, processor.chat_template)
+    return replace(outcome, notes=(*unused, *packing_notes(processor), *label_notes(outcome.table.summary["counts"])))
 
 
-def _name(request: Request) -> str:
-    """Of a table in the cache: one for each dataset, place of it and model; what has changed in these is named then."""
-    places = request.places()
-    sources = [[place.path, place.media_root] for place in places.sources]
-    return digest([request.describe(), sources, known_as(places.model)])
+def request_of(config: DatasetConfig, *, streaming: bool = False) -> Request:
+    """What is asked of a measurement by a dataset's settings."""
+    _check_type(str(config.dataset_type))
+    specs = open_sources(
+        str(config.dataset_path),
+        format=config.dataset_format,
+        media_root=config.media_root,
+        split=str(config.split),
+        subset=config.subset,
+        streaming=streaming,
+    )
+    return Request(
+        specs=tuple(specs),
+        model=str(resolve(config.model_name, cache_dir() / "models").absolute()),
+        limits=config.media_limits(),
+        schema=config.schema_options(),
+        filters=config.filters(),
+        loss_on=config.loss_on,  # type: ignore[arg-type]  # it was checked
+        add_eos=bool(config.add_eos),
+        allow_outside_root=bool(config.allow_outside_root),
+        max_image_pixels=config.max_image_pixels or MAX_IMAGE_PIXELS,
+        template_date=config.template_date,
+        chat_template=config.own_template(),
+        seed=config.measured_seed,
+    )
+
+
+def _config(data: str | Path, model: str | None, settings: dict[str, Any]) -> DatasetConfig:
+    known = DatasetConfig.known()
+    if unknown := [f"{name}: unknown setting. {nearest(name, known)}" for name in settings if name not in known]:
+        raise ConfigError("measure", problems=unknown)
+    return DatasetConfig(dataset_path=str(data), model=model, **settings)
 
 
 def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:
@@ -143,13 +131,6 @@ measure = _table_of(measure_outcome)
 
 
 def _check_type(dataset_type: str) -> None:
-    if dataset_type not in DATASET_TYPES:
-        raise ConfigError(
-            "dataset_type",
-            got=dataset_type,
-            expected=", ".join(DATASET_TYPES),
-            fix=nearest(dataset_type, DATASET_TYPES),
-        )
     if dataset_type == "vision_audio":
         raise ConfigError(
             "dataset_type",
@@ -157,23 +138,6 @@ def _check_type(dataset_type: str) -> None:
             expected="vision (text, images, video) or fineweb_edu (plain text)",
             fix="audio has no token rule yet; leave the audio out and use vision",
         )
-
-
-def _schema(options: SchemaOptions, dataset_type: str) -> SchemaOptions:
-    """`fineweb_edu` is running text, whatever other columns its records have."""
-    if dataset_type == "fineweb_edu" and options.schema is None and options.formatting is None:
-        return replace(options, schema="text")
-    return options
-
-
-def _limits(processor_config: Mapping[str, int | float | None]) -> MediaLimits:
-    names = MediaLimits.__slots__
-    for name, value in processor_config.items():
-        if name not in names:
-            raise ConfigError(
-                f"processor_config.{name}", got=value, expected=", ".join(names), fix=nearest(name, names)
-            )
-    return MediaLimits(**processor_config)  # type: ignore[arg-type]
 
 
 def _check_sources(request: Request) -> None:

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from packtrain.app.cache.made import made_of
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
-from packtrain.core.fingerprint import differences
+from packtrain.core.fingerprint import differences, digest
+from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel, work_model
 from packtrain.estimates.shapes import read_shape
@@ -17,7 +19,7 @@ from packtrain.families.settings import read_settings
 from packtrain.packs.model_config import packing_notes
 from packtrain.plans.build import Progress, build_plan
 from packtrain.plans.config import PackingConfig
-from packtrain.plans.plan import PACKER_VERSION, PLAN, PackPlan, inputs_of
+from packtrain.plans.plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
 
 # The shape of a model with two billion parameters, for tables whose model is not at hand: only ratios matter.
 GENERIC_WORK = WorkModel(
@@ -45,19 +47,37 @@ def pack_outcome(
     config: PackingConfig,
     out: str | Path | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
+    *,
+    cache: Path | None = None,
 ) -> Packed:
-    """Pack, and say whether anything had to be done."""
+    """Pack, and say whether anything had to be done. With `cache` plans are looked for and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     work, work_from = work_of(table)
-    folder = Path(out) if out is not None else None
+    known = made_of("plans", _name(table, config, work), cache or cache_dir())
+
+    def packed(folder: Path | None, anew: bool) -> Packed:
+        if folder is not None and (folder / PLAN).exists():
+            return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
+        if not anew:
+            raise ArtifactError(str(folder), got="no plan")
+        plan = build_plan(table, config, work, folder, progress)
+        return Packed(plan=plan, reused=False, work_from=work_from, notes=notes)
+
     notes = _notes(table)
-    if folder is not None and (folder / PLAN).exists():
-        return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
-    if folder is not None and folder.resolve() == Path.cwd():
+    if out is None:
+        return known.opened(packed) if cache is not None else packed(None, anew=True)
+    folder = Path(out)
+    if folder.resolve() == Path.cwd() and not (folder / PLAN).exists():
         # It is replaced by the finished plan: whoever stands in it would stand nowhere.
         raise ConfigError("out", got=f"{folder}, the current folder", fix="name a new folder below this one")
-    plan = build_plan(table, config, work, folder, progress)
-    return Packed(plan=plan, reused=False, work_from=work_from, notes=notes)
+    found = packed(folder, anew=True)
+    known.remember(folder)
+    return found
+
+
+def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
+    """Of a plan in the cache: one for each table and packing."""
+    return digest([config.describe(), inputs_of(table), PACKER_VERSION, VERSION, asdict(work)])
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import numpy as np
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, study_outcome
 from packtrain.advice.values import Study
-from packtrain.app.config.load import RunConfig, load_config
+from packtrain.app.config.data import section_defaults
+from packtrain.app.config.load import RunConfig, absolute_paths, load_config
+from packtrain.app.config.sections import DataSection
 from packtrain.app.config.setup import ATTENTION, compiles, training_setup
+from packtrain.app.datasets.config import FILTERS, MEASURED_DEFAULTS
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import CostTable
@@ -32,6 +36,7 @@ from packtrain.plans.resources import samples_of
 from packtrain.reports.files import check_place, write_study
 from packtrain.reports.samples import NUMBERS, SampleChunk
 
+_PACKING = {field.name for field in fields(PackingConfig)}
 _CHUNK = 1 << 18  # samples whose lines are written together
 # How a config of a run says what a study calls otherwise.
 _BASELINE = {
@@ -64,7 +69,7 @@ def plan(
     model: str | None = None,
     gpu: str = "h200",
     gpus: int = 1,
-    config: str | Path | None = None,
+    config: RunConfig | str | Path | None = None,
     lengths: Sequence[int] | None = None,
     limits: Mapping[str, Sequence[int]] | None = None,
     setup: Mapping[str, Any] | None = None,
@@ -78,13 +83,16 @@ def plan(
     `limits` maps settings such as max_images_per_pack to the values to try beside no limit; `setup` and `baseline`
     override what the config says about the packed run and about the padded one that it replaces.
     """
-    run = load_config(config) if config is not None else RunConfig()
     measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
+    given = load_config(config) if isinstance(config, str | Path) else config or RunConfig()
+    run, carried = with_measured(measured, given)
     table, relimited = _under_limits(measured, run)
-    name, folder, shape = _model(table, model or run.model.get("model_name_or_path"))
+    table, filtered = _filtered(table, run)
+    name, folder, shape = _model(table, model or run.model.model_name_or_path)
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
-    today, counted = _baseline(run, table, gpus)
+    today, counted = _baseline(run, table, gpus, configured=config is not None)
     compiled = {"compiled": compiles(run, packing=True)}
+    own = training_setup(run, gpus=gpus, given=compiled)
     planned, known = training_setup(run, gpus=gpus, given={**compiled, **(setup or {})}), find_gpu(gpu)
     padded = Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)})
     time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
@@ -101,13 +109,18 @@ def plan(
         baseline=padded,
         lengths=lengths,
         limits=_limit_sets(limits or {}),
-        seed=run.training.get("seed", 0) if seed is None else seed,
+        seed=run.training.seed or 0 if seed is None else seed,
         packing=_packing(run),
+        own=own,
+        base=_base(run, seed),
+        missing=frozenset(package for package in ("deepspeed", "bitsandbytes") if find_spec(package) is None),
         progress=progress,
     )
     files = write_study(outcome.study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
     notes = (
         *run.notes,
+        *carried,
+        *filtered,
         *counted,
         *calibrated,
         *relimited,
@@ -116,6 +129,52 @@ def plan(
         *packing_notes(read_settings(folder)),
     )
     return Planned(study=outcome.study, files=files, notes=notes)
+
+
+def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The user's config over what the dataset was measured with: a run of it trains the samples of this table."""
+    told, said, notes = table.told, absolute_paths(given).sections(), []
+    measured = told.get("data", {})
+    if (path := measured.get("dataset_path")) and said["data"].get("dataset_path", path) != path:
+        notes.append(f"the config's dataset_path is {said['data']['dataset_path']}; the costs are those of {path}")
+        said["data"]["dataset_path"] = path
+    problems = [
+        f"data.{name}: {said['data'][name]!r}, measured with {measured.get(name, usual)!r}"
+        for name, usual in MEASURED_DEFAULTS.items()
+        if measured and name in said["data"] and said["data"][name] != measured.get(name, usual)
+    ]
+    if problems:
+        raise ConfigError(
+            "--config",
+            problems=problems,
+            expected="the settings that the costs were measured with",
+            fix="measure again with these, or leave them out",
+        )
+    limits = {**measured.get("processor_config", {}), **said["data"].get("processor_config", {})}
+    merged = {name: {**told.get(name, {}), **said[name]} for name in said}
+    merged["data"] |= {"processor_config": limits} if limits else {}
+    found = RunConfig.of(merged, "--config")
+    config, meanings = section_defaults(replace(found, notes=given.notes, written_as=given.written_as))
+    return config, (*notes, *meanings)
+
+
+def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
+    """What is recommended with changes: all that was said to `measure` and in the config."""
+    sections = {name: values for name, values in run.sections().items() if values}
+    if seed is not None:
+        sections["training"] = {**sections.get("training", {}), "seed": seed}
+    return sections
+
+
+def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
+    """The table without what filters of the config leave out, where it was measured without them."""
+    measured = table.told.get("data", {})
+    given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
+    if not given:
+        return table, ()
+    found = table.filtered(**given)
+    said = ", ".join(f"{name} {value}" for name, value in given.items())
+    return found, (f"{len(table) - len(found):,} of {len(table):,} samples are left out by the config's {said}",)
 
 
 def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
@@ -140,12 +199,14 @@ def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
 def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The costs under the config's own media limits, where the dataset was measured under others."""
     measured = {**table.summary["inputs"].get("request", {}).get("limits", {}), **table.limits.given()}
-    wanted = {name: value for name, value in run.data.get("processor_config", {}).items() if value is not None}
+    wanted = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
     changed = {name: value for name, value in wanted.items() if measured.get(name) != value}
     if not changed:
         return table, ()
     said = ", ".join(f"{name} {value}" for name, value in changed.items())
-    return table.with_limits(**changed), (f"costs are computed anew for the config's {said}",)
+    return table.with_limits(**changed), (  # type: ignore[arg-type]  # numbers of each kind were checked
+        f"costs are computed anew for the config's {said}",
+    )
 
 
 def _family_note(table: CostTable, shape: ModelShape) -> tuple[str, ...]:
@@ -157,16 +218,19 @@ def _family_note(table: CostTable, shape: ModelShape) -> tuple[str, ...]:
 
 
 def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
-    given = run.training.get("num_train_epochs", study.epochs)
-    return () if given == study.epochs else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
+    given = run.training.num_train_epochs
+    return () if given in (None, study.epochs) else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
 
 
-def _baseline(run: RunConfig, table: CostTable, gpus: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _baseline(
+    run: RunConfig, table: CostTable, gpus: int, *, configured: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the config says about the padded run that is compared with, and how that was understood."""
-    found = {ours: run.training[name] for name, ours in _BASELINE.items() if run.training.get(name) is not None}
+    found = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
     found["compiled"] = compiles(run, packing=False)
-    if "attention" in run.training:
-        found["attention"] = ATTENTION.get(run.training["attention"], run.training["attention"])
+    found["today"] = configured and run.data.packing is not True
+    if run.training.attention is not None:
+        found["attention"] = ATTENTION.get(run.training.attention, run.training.attention)
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)
@@ -189,13 +253,13 @@ def _in_samples(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A config that packs already counts its steps in packs; a study counts them in samples."""
     given, training = run.data, run.training
-    if given.get("packing") is not True or "packing_length" not in given:
+    if given.packing is not True or given.packing_length is None:
         return found, ()
-    packs = training.get("packs_per_step")
-    if packs is None and "gradient_accumulation_steps" in training:
-        packs = training["gradient_accumulation_steps"] * training.get("per_device_train_batch_size", 1) * gpus
-    if "effective_batch_size" in training:
-        packs = training["effective_batch_size"] if training.get("effective_batch_unit") == "packs" else None
+    packs = training.packs_per_step
+    if packs is None and training.gradient_accumulation_steps is not None:
+        packs = training.gradient_accumulation_steps * (training.per_device_train_batch_size or 1) * gpus
+    if training.effective_batch_size is not None:
+        packs = training.effective_batch_size if training.effective_batch_unit == "packs" else None
     found = {
         name: value
         for name, value in found.items()
@@ -208,23 +272,22 @@ def _in_samples(
     return {**found, "effective_batch_size": samples}, (note,)
 
 
-def _held(given: Mapping[str, Any], table: CostTable) -> float:
+def _held(given: DataSection, table: CostTable) -> float:
     """About how many samples a pack of this config has."""
     fits = np.ones(len(table), bool)
-    if given.get("overlong", "drop") == "drop":  # what is left out is in no pack, and would make the mean longer
-        fits = table.column("tokens") <= given["packing_length"]
+    if given.overlong in (None, "drop"):  # what is left out is in no pack, and would make the mean longer
+        fits = np.minimum(table.column("tokens"), given.cutoff_len or 2**62) <= given.packing_length
     if not fits.any():
         return 1.0
     known = table.summary["statistics"]["columns"]
-    used = [(given[name], resource) for name, resource in LIMITS.items() if given.get(name) and resource in known]
+    used = [(limit, LIMITS[name]) for name, limit in given.given(*LIMITS).items() if LIMITS[name] in known]
     means = [(limit, float(table.column(resource)[fits].mean())) for limit, resource in used]
     return min(limit / mean for limit, mean in means if mean)
 
 
 def _packing(run: RunConfig) -> dict[str, Any]:
     """What the config has already decided about packing."""
-    names = {field.name for field in fields(PackingConfig)}
-    return {name: value for name, value in run.data.items() if name in names and value is not None}
+    return {name: value for name, value in run.data.given().items() if name in _PACKING}
 
 
 def _known(where: str, given: Mapping[str, Any], cls: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class FailureWatch:
                 f"{self._failures:,} of the first {self._samples:,} samples could not be delivered",
                 got="; ".join(f"{count:,} x {reason}" for reason, count in _most_common(self._reasons)),
                 expected=f"at most {rate:.1%}" if rate else "none",
-                fix="mend the data, or raise max_failure_rate; the ledger names each sample",
+                fix="fix the data, or raise max_failure_rate; the ledger names each sample",
             )
 
 

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 from packtrain.batches.position import Progress, Standing
 from packtrain.batches.sampler import PackSampler, Span, rank_and_world
 from packtrain.batches.shared_memory import Shared
-from packtrain.batches.worker_loss import LOST, by_signal, dead, said_by_the_loader, shared_memory_full, what_to_do
-from packtrain.core.errors import DataError, PacktrainError, in_one_line
+from packtrain.batches.worker_loss import LOST, dead, said_by_the_loader, shared_memory_full, what_to_do
+from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
 from packtrain.packs.source import PackSource
 from packtrain.packs.values import EMPTY_PACK, PackedRow
 from packtrain.plans.schedule import Schedule
@@ -79,6 +79,11 @@ class PackLoader(DataLoader):
             # DataLoader draws a seed whenever it is iterated. From the global generator it would change dropout.
             generator=torch.Generator().manual_seed(schedule.seed),
         )
+
+    def __repr__(self) -> str:
+        sampler = self.batch_sampler
+        rank = f"rank {sampler.rank} of {sampler.world}"
+        return f"PackLoader({self.schedule!r}, {rank}, epoch {self.epoch}, {self.num_workers} workers)"
 
     # ---- where it stands
 

@@ -11,11 +11,10 @@ the first sample that waits.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, islice
 from typing import Any, Protocol
 
@@ -31,7 +30,7 @@ from packtrain.costs.fingerprint import stream_inputs
 from packtrain.costs.measurer import CostRule, FamilyRule, Measurer
 from packtrain.costs.request import Request
 from packtrain.packs.encode import SampleEncoder
-from packtrain.packs.source import STAGE
+from packtrain.packs.source import STAGE, media_read
 from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.plans.build import STAGE as PACKING
 from packtrain.plans.config import SETTING_OF, PackingConfig
@@ -40,7 +39,6 @@ from packtrain.plans.overlong import UNFIT
 from packtrain.records.media import MediaStore
 
 _STATE = 1  # version of the saved state
-_PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt to read media
 
 
 class Encoder(Protocol):
@@ -82,7 +80,6 @@ class OnlineDataset(IterableDataset):
         encoder: Encoder | None = None,
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
         report_after: int = 1000,  # entries left out one after the other, before a row without samples tells of them
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         _check(request, config)
         request = _dated(request)
@@ -94,7 +91,7 @@ class OnlineDataset(IterableDataset):
             got = f"rank {self.rank} of {self.world}, read_ahead {read_ahead}, report_after {report_after}"
             raise ConfigError("online dataset", got=got, expected="a rank below the world size, positive numbers")
         self.error = LengthError()  # of the samples that this rank has encoded
-        self._request, self._config, self._sleep = request, config, sleep
+        self._request, self._config = request, config
         self._stream = stream if stream is not None else SourceStream(request.specs)
         self._given_rule = rule
         self._encoder = encoder if encoder is not None else SampleEncoder(request)
@@ -103,6 +100,11 @@ class OnlineDataset(IterableDataset):
         self._inputs = digest({**stream_inputs(request), "limits": self._capacities})
         self._first_round = 0  # of this iteration
         self._restart(epoch=0)
+
+    def __repr__(self) -> str:
+        sources = ", ".join(repr(spec.path) for spec in self._request.specs)
+        packs = f"packs of {self._config.packing_length:,} tokens"
+        return f"OnlineDataset({sources}, {packs}, rank {self.rank} of {self.world}, epoch {self._epoch})"
 
     def _restart(self, epoch: int) -> None:
         self._packer = OnlinePacker(self._capacities, buffer=self._config.packing_buffer)
@@ -178,7 +180,8 @@ class OnlineDataset(IterableDataset):
             try:
                 record = self._measurer.record(arrival.entry, arrival.source)
                 name = record.id
-                sample = self._encoded(record, self._measurer.store(arrival.source))
+                store = self._measurer.store(arrival.source)
+                sample = media_read(partial(self._encoder.encode, record, store), name, origin)
                 self.error = self.error.plus(estimated, len(sample))
                 if tokens + len(sample) > capacity:
                     raise RecordError("pack", "longer than estimated", f"{len(sample)} tokens instead of {estimated}")
@@ -190,21 +193,6 @@ class OnlineDataset(IterableDataset):
             tokens += len(sample)
         pack = PackKey(epoch=self._epoch, pack=self._packs + self.rank)
         return PackedRow(key=pack, samples=tuple(samples), failures=tuple(failures))
-
-    def _encoded(self, record: Record, store: MediaStore) -> EncodedSample:
-        for pause in (*_PAUSES, None):
-            try:
-                return self._encoder.encode(record, store)
-            except OSError as error:
-                if pause is None:
-                    raise DataError(
-                        f"sample {record.id} ({record.origin})",
-                        got=f"{type(error).__name__}: {error}",
-                        expected=f"media that can be read; {len(_PAUSES) + 1} attempts failed",
-                        fix="see whether the disk or the network that holds the media works, then resume",
-                    ) from error
-                self._sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
 
     # ---- reading and packing
 
@@ -363,6 +351,7 @@ def _check(request: Request, config: PackingConfig) -> None:
     mixed = [spec.name for spec in request.specs if spec.repeats is not None or spec.weight is not None]
     problems = [
         (config.overlong not in ("drop", "error"), f"overlong: {config.overlong}"),
+        (config.cutoff_len is not None, f"cutoff_len: {config.cutoff_len}"),
         (config.packing_drop_last, "packing_drop_last"),
         (request.filters.limit is not None, "limit"),
         (bool(mixed), f"repeats or weights of {', '.join(mixed)}"),

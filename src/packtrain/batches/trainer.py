@@ -85,7 +85,7 @@ def check_arguments(
         given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
         raise ConfigError(
             "training arguments",
-            got="\n            ".join(problems),
+            problems=problems,
             expected="arguments that agree with the schedule of packs",
             fix=f"TrainingArguments(**trainer_arguments(schedule{given}), ...) sets them",
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from packtrain.batches.rank_signs import Judge, Patience, Sign
-from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.core.visible import visible
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class RankWatch:
 
         An error that another rank's end would explain waits for the verdict; any other returns as soon as it is told.
         """
-        first = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        first = in_one_line(error)[:500]
         of_others = _of_others(error)
         self._say(state="failed", message=first, of_others=of_others, at=_where(error))
         self._wait_for_round()

@@ -86,9 +86,3 @@ def what_to_do(codes: Sequence[int]) -> str:
     if crashes:
         return "a library has crashed: look at these files, with num_workers 0 to see it happen, and please report it"
     return "mostly the system has killed it for its memory: use fewer workers or a smaller prefetch_factor"
-
-
-def by_signal(codes: Sequence[int]) -> str:
-    """How processes ended, by their exit codes."""
-    known = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
-    return ", ".join(sorted({known.get(code, f"exit code {code}") for code in codes}))

@@ -17,7 +17,7 @@ from packtrain.bench.loader_memory import memory_over_steps
 from packtrain.bench.loader_process import fresh
 from packtrain.bench.loader_speed import SpeedTask, epochs_needed, speed
 from packtrain.bench.loader_start import start_times, starts
-from packtrain.bench.loader_tables import show_bench
+from packtrain.bench.tables import show_loader as show_bench
 from packtrain.core.errors import ConfigError
 from packtrain.core.places import cache_dir
 from packtrain.models.tiny import resolve
@@ -48,7 +48,7 @@ def bench_loader(
     }
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        config = DatasetConfig(dataset_path=temporary, model=folder, measuring={"workers": 1, "check": 0}, seed=0)
+        config = DatasetConfig(dataset_path=temporary, model=folder, workers=1, check=0, seed=0)
         progress(f"speed: {samples:,} samples, workers {', '.join(map(str, workers))}")
         result["speed"] = _speed(root, config, samples, workers)
         long = []

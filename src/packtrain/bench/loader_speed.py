@@ -82,7 +82,7 @@ def _loaders(task: SpeedTask) -> dict[tuple[str, int], tuple[Iterable[Any], Coun
     for workers in task.workers:
         found["map-style", workers] = (mapped.loader(num_workers=workers), _count_pack)
         found["streaming", workers] = (streamed.loader(num_workers=workers), _count_pack)
-        path = Path(task.lines.dataset_path)
+        path = Path(str(task.lines.dataset_path))
         plain = plain_loader(path, task.folder, batch_size=batch_size, workers=workers)
         found[PLAIN, workers] = (plain, _count_padded)
     return found

@@ -59,7 +59,7 @@ def _medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _files(data: LongData) -> list[Path]:
     cache = Path(str(data.config.cache_dir))
-    return [Path(data.config.dataset_path), *(file for file in cache.rglob("*") if file.is_file())]
+    return [Path(str(data.config.dataset_path)), *(file for file in cache.rglob("*") if file.is_file())]
 
 
 def _first_batch_of(case: Start) -> dict[str, Any]:

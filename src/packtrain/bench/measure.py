@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,11 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from packtrain.app.demo.data import write_dataset
-from packtrain.bench.memory import peak_pss
+from packtrain.bench.tables import show_measure as show_bench
 from packtrain.core.places import cache_dir
 from packtrain.core.seeds import stream
 from packtrain.costs.columns import Rows
@@ -27,6 +25,8 @@ from packtrain.costs.request import Request
 from packtrain.models.tiny import resolve
 from packtrain.packs.reference import RealProcessor, load_reference
 from packtrain.records.open import iter_units, open_sources, read_unit
+
+__all__ = ["bench_measure", "show_bench"]
 
 _SENTENCE = (
     "the a red green small bright circle square bar diamond stands left of near above two three objects picture "
@@ -187,43 +187,28 @@ def _memory(root: Path, folder: str, size: int, workers: int) -> dict[str, Any]:
     return {"records": size, "peak_mib": peak / 2**20, "seconds": seconds, "records_per_second": size / seconds}
 
 
-def show_bench(result: dict[str, Any], console: Console) -> None:
-    """The three tables."""
-    race = result["processor"]
-    table = Table(
-        title=f"Against the HF processor ({result['model']}, {race['processes']} processes)", title_justify="left"
-    )
-    for name in ("records", "mean tokens", "ours /s", "processor /s", "ratio"):
-        table.add_column(name, justify="right")
-    table.add_row(
-        f"{race['records']:,}",
-        f"{race['tokens_mean']:,.0f}",
-        f"{race['ours_per_second']:,.0f}",
-        f"{race['processor_per_second']:,.1f}",
-        f"{race['ratio']:,.1f}",
-    )
-    console.print(table)
-    table = Table(title="Against tokenizer and header reading alone (one process)", title_justify="left")
-    for name in ("words of the answer", "mean tokens", "ours us", "floor us", "ratio"):
-        table.add_column(name, justify="right")
-    for row in result["floor"]:
-        table.add_row(
-            f"{row['answer_words']:,}",
-            f"{row['tokens_mean']:,.0f}",
-            f"{row['ours_microseconds']:,.0f}",
-            f"{row['floor_microseconds']:,.0f}",
-            f"{row['ratio']:.2f}",
-        )
-    console.print(table)
-    if result["memory"]:
-        table = Table(title="Memory of all processes (PSS)", title_justify="left")
-        for name in ("records", "peak MiB", "seconds", "records /s"):
-            table.add_column(name, justify="right")
-        for row in result["memory"]:
-            table.add_row(
-                f"{row['records']:,}",
-                f"{row['peak_mib']:,.0f}",
-                f"{row['seconds']:,.1f}",
-                f"{row['records_per_second']:,.0f}",
-            )
-        console.print(table)
+def tree_pss(pid: int) -> int:
+    """Memory of a process and its descendants, each shared page counted once; of those that end meanwhile nothing."""
+    total, waiting = 0, [pid]
+    while waiting:
+        process = Path("/proc") / str(waiting.pop())
+        try:
+            rollup = (process / "smaps_rollup").read_text()
+            children = [(task / "children").read_text() for task in (process / "task").iterdir()]
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:"))
+        waiting += [int(child) for text in children for child in text.split()]
+    return total
+
+
+def peak_pss(command: list[str]) -> int:
+    """The largest memory of a command and its children while it runs."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, tree_pss(process.pid))
+        time.sleep(0.1)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {process.stderr.read() if process.stderr else ''}")
+    return peak

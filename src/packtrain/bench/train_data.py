@@ -35,9 +35,9 @@ class Pool:
     columns: np.ndarray
 
     @classmethod
-    def of_lvis_shape(cls, *, longest: int, samples: int = POOL, seed: int = 0, scale: int = 1) -> Pool:
+    def of_lvis_shape(cls, *, longest: int, samples: int = POOL, scale: int = 1) -> Pool:
         """Samples no longer than `longest`; `scale` divides all lengths, for tiny models."""
-        tokens, image = lvis_tokens(samples, seed)
+        tokens, image = lvis_tokens(samples, 0)
         tokens, image = tokens // scale, np.maximum(image // scale, 1)
         kept = (tokens <= longest) & (tokens > image + 2)
         rows = np.maximum(np.sqrt(image[kept] * 0.75).astype(np.int64), 1)
@@ -74,13 +74,13 @@ class Pool:
         )
 
 
-def put_into_batches(pool: Pool, how: Batching, *, size: int, limit: int | None = None, seed: int = 0) -> Batches:
+def put_into_batches(pool: Pool, how: Batching, *, size: int, limit: int | None = None) -> Batches:
     """All samples in batches: packs of `size` tokens, or `size` samples and at most `limit` padded tokens."""
     if how == "packed":
         capacities = {"tokens": size, "patches": int(PATCHES_PER_PACK * size)}
-        packing = pack_arrays({"tokens": pool.tokens, "patches": pool.patches}, capacities, seed=seed)
+        packing = pack_arrays({"tokens": pool.tokens, "patches": pool.patches}, capacities)
         return [packing.pack(number) for number in range(packing.num_packs)]
-    order = _ordered(pool.tokens, how, size, seed)
+    order = _ordered(pool.tokens, how, size)
     found: Batches = []
     for start in range(0, len(order), size):
         rest = order[start : start + size]
@@ -91,14 +91,14 @@ def put_into_batches(pool: Pool, how: Batching, *, size: int, limit: int | None 
     return found
 
 
-def _ordered(tokens: np.ndarray, how: Batching, size: int, seed: int) -> np.ndarray:
+def _ordered(tokens: np.ndarray, how: Batching, size: int) -> np.ndarray:
     if how == "sorted":
         return np.argsort(tokens, kind="stable")
     if how == "random":
-        return stream(seed, "order of samples").permutation(len(tokens))
+        return stream(0, "order of samples").permutation(len(tokens))
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     lengths = tokens.tolist()
     return np.array(list(LengthGroupedSampler(size, lengths=lengths, generator=generator)))
 

@@ -68,6 +68,10 @@ def clear(
         entries = [entry for entry in entries if entry.stale]
     if older_than is not None:
         entries = unused_for(entries, older_than)
+    if not entries and not as_json:
+        what = "nothing stale" if stale else "nothing of these" if kind or older_than is not None else "nothing"
+        output.print(f"{what} in the cache {escape(str(root))}; nothing was removed", soft_wrap=True)
+        return
     if not as_json:
         show_cache(entries, root, output)
     if entries and not yes and (as_json or not typer.confirm(f"Remove these {len(entries)}?", err=True)):

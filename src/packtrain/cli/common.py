@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleDimensions, ConsoleOptions
 from rich.markup import escape
 from rich.segment import Segment
 
@@ -25,6 +25,8 @@ from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_sy
 from packtrain.core.public import public
 from packtrain.core.visible import visible, visible_json
 
+_UNBOUNDED = 1000  # columns, of output that goes into a file or a pipe
+
 
 class Terminal(Console):
     """Where all output goes. Paths and data appear in it: control characters in them are shown, not obeyed."""
@@ -33,6 +35,12 @@ class Terminal(Console):
         """Rich's own segments; those that control the terminal are marked as such, and are not text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
+
+    @property  # type: ignore[misc]
+    def size(self) -> ConsoleDimensions:
+        """Nothing is cut or wrapped where no terminal has a width."""
+        found = super().size
+        return found if self.is_terminal or "COLUMNS" in os.environ else found._replace(width=_UNBOUNDED)
 
 
 # Nothing in paths and data may turn into colours or emoji, or be broken into lines.
@@ -63,7 +71,7 @@ def run(app: typer.Typer) -> None:
         errors.print(f"[bold red]error:[/] {escape(str(of_missing(error)))}")
         sys.exit(1)
     except (KeyboardInterrupt, Interrupted) as stop:
-        errors.print(f"\n[yellow]interrupted[/]; {str(stop) or CONTINUES}")
+        errors.print(f"\n[yellow]interrupted[/]; {escape(str(stop) or CONTINUES)}")
         sys.exit(1)
     except Exception:  # a mistake of ours
         sys.stderr.write(visible(public(traceback.format_exc())))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import Json, errors, measuring, output, print_json
+from packtrain.cli.common import Json, errors, output, print_json, progress_console
+from packtrain.cli.interrupts import interruptible
 
 
 def demo(
@@ -23,22 +25,32 @@ def demo(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Make a small dataset that looks like yours and run the whole pipeline on it. Takes a few minutes.
+    """Make a small synthetic dataset and run the whole pipeline on it. Takes a few minutes.
 
     It measures, plans and packs, proves that packing is correct, trains a tiny model packed and padded for about a
-    minute, and compares the two in report.html.
+    minute or two, and compares the two in report.html.
     """
     from packtrain.app.demo.run import run_demo
     from packtrain.app.demo.show import TrainingBars, show_trained, trained_json
     from packtrain.app.show.pack import plan_json, show_plan
     from packtrain.app.show.plan import planned_json, show_planned
-    from packtrain.app.show.terminal import measured_json, show_measured
+    from packtrain.app.show.terminal import MeasureBar, measured_json, show_measured
+    from packtrain.costs.run import Progress
+
+    bar = MeasureBar("measuring", progress_console(), quiet=as_json)
 
     def say(line: str) -> None:
+        bar.__exit__()  # a line beside a bar would be glued to it
         if not as_json:
             output.print(line, soft_wrap=True, markup=False)
 
-    with measuring("measuring", quiet=as_json) as progress, TrainingBars(errors, quiet=as_json) as bars:
+    def progress(measured: Progress) -> None:
+        bar.__enter__()  # the first time; later nothing
+        bar.update(measured)
+
+    with interruptible(), ExitStack() as open_bars:
+        open_bars.push(bar)  # to be stopped, whatever happens
+        bars = open_bars.enter_context(TrainingBars(errors, quiet=as_json))
         result = run_demo(
             out,
             pictures=pictures,
@@ -60,9 +72,11 @@ def demo(
             }
         )
         return
-    show_measured(result.measured, output)
+    show_measured(result.measured, output, then=False)
+    show_planned(result.planned, output, then=False)
     show_plan(result.packed.plan, (), output)
-    show_planned(result.planned, output)
     if result.trained is not None:
         show_trained(result.trained, output)
+    yaml = escape(str(result.planned.files["recommended.yaml"]))
+    output.print(f"The recommended config, for the demo's model: packtrain train {yaml}", soft_wrap=True)
     output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)

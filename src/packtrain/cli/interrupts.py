@@ -27,7 +27,37 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
         with interruptible():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except Exception as error:
+                if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # typer has a click of its own
+                    error.possibilities = [*_meant(error), *(error.possibilities or ())]
+                raise
+
+
+def _meant(error: Any) -> list[str]:
+    """What is written for an option as other trainers name it: a setting of a run, or the option with dashes."""
+    from packtrain.app.config.sections import ALIASES, HOMES
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    options = {option for one in error.ctx.command.params for option in one.opts} if error.ctx is not None else set()
+    if (dashed := "--" + name.replace("_", "-")) in options:
+        return [dashed]
+    key = ALIASES[name][0] if name in ALIASES else name
+    if "config" not in {one.name for one in error.ctx.command.params} or key not in HOMES:
+        return []
+    return [f"{HOMES[key]}.{key}={_value_of(error.option_name)}, without dashes"]
+
+
+def _value_of(option: str) -> str:
+    """What was said behind an option."""
+    said = sys.argv[1:]
+    for at, one in enumerate(said):
+        if one.startswith(option + "="):
+            return one.partition("=")[2]
+        if one == option and at + 1 < len(said) and not said[at + 1].startswith("--"):
+            return said[at + 1]
+    return "VALUE"
 
 
 @contextmanager

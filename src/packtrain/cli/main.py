@@ -12,6 +12,8 @@ from packtrain.cli import cache as caches
 from packtrain.cli.calibrate import calibrate
 from packtrain.cli.common import run
 from packtrain.cli.demo import demo
+from packtrain.cli.doctor import doctor
+from packtrain.cli.init import init
 from packtrain.cli.interrupts import Verbs
 from packtrain.cli.measure import measure
 from packtrain.cli.pack import inspect, pack
@@ -24,7 +26,7 @@ app = typer.Typer(
     cls=Verbs,
     help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -53,6 +55,7 @@ def _root(
     """Measure, pack and train multimodal datasets at the speed the GPUs have."""
 
 
+app.command("init", short_help="Write a config to begin with: every setting, explained.")(init)
 app.command("measure", short_help="What every record will cost, exact, from headers alone.")(measure)
 app.command("plan", short_help="The config that model, data and GPUs deserve, and a report.")(plan)
 app.command("pack", short_help="Which samples share a pack, under any number of limits.")(pack)
@@ -62,6 +65,7 @@ app.command("calibrate", short_help="Fit the memory and time models to the GPU a
 app.command("train", short_help="Train: from a config to a model, a run folder and a report.")(train)
 app.command("report", short_help="The page of a run, or of several side by side.")(report)
 app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
+app.command("doctor", short_help="What is there: GPU, kernels, packages; what missing ones would give.")(doctor)
 cache.command("ls")(caches.ls)
 cache.command("clear")(caches.clear)
 cache.command("verify")(caches.verify)

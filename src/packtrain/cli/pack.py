@@ -4,61 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from packtrain.cli.common import Json, output, print_json, progress_console
 from packtrain.cli.interrupts import STARTS_OVER, interruptible
+from packtrain.cli.options import settings_of
 from packtrain.core.errors import ConfigError
 
 
+@settings_of("pack")
 def pack(
     costs: Annotated[Path, typer.Argument(help="A folder written by packtrain measure.")],
-    packing_length: Annotated[int, typer.Option("--packing-length", "-n", help="Tokens of one pack.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the plan. Plans are never overwritten.")],
-    packing_strategy: Annotated[
-        str,
-        typer.Option(help="best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none."),
-    ] = "best_fit",
-    effort: Annotated[
-        str, typer.Option(help="With several limits: fast, or best for fewer packs in more time.")
-    ] = "fast",
-    max_images_per_pack: Annotated[int | None, typer.Option(help="Most images in a pack.")] = None,
-    max_patches_per_pack: Annotated[
-        int | None, typer.Option(help="Most vision patches in a pack: what the vision tower's memory follows.")
-    ] = None,
-    max_vision_tokens_per_pack: Annotated[int | None, typer.Option(help="Most image and video tokens.")] = None,
-    max_videos_per_pack: Annotated[int | None, typer.Option(help="Most videos in a pack.")] = None,
-    max_frames_per_pack: Annotated[int | None, typer.Option(help="Most video frames in a pack.")] = None,
-    max_samples_per_pack: Annotated[int | None, typer.Option(help="Most samples in a pack.")] = None,
-    max_attention_per_pack: Annotated[
-        int | None, typer.Option(help="Most attention work: the sum of squared lengths.")
-    ] = None,
-    overlong: Annotated[
-        str,
-        typer.Option(help="Samples that fit no pack: drop (into the ledger), truncate, split, or error."),
-    ] = "drop",
-    packing_window: Annotated[
-        int | None, typer.Option(help="Pack within windows of this many consecutive samples.")
-    ] = None,
-    packing_min_fill_ratio: Annotated[
-        float, typer.Option(help="Packs of a window that are emptier are packed again with the next window.")
-    ] = 0.0,
-    packing_buffer: Annotated[
-        int, typer.Option(help="Look-ahead, in samples, for streams that cannot be measured first.")
-    ] = 1024,
-    packing_drop_last: Annotated[
-        bool, typer.Option("--packing-drop-last", help="Leave out packs that do not make a whole step.")
-    ] = False,
-    packs_per_step: Annotated[int, typer.Option(help="Packs of one optimizer step, for --packing-drop-last.")] = 1,
+    settings: dict[str, Any],
     epochs: Annotated[int, typer.Option(help="Make packs for this many epochs.")] = 1,
-    repack: Annotated[
-        bool, typer.Option("--repack-each-epoch/--same-packs", help="New packs for each epoch, or the same.")
-    ] = True,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle/--no-shuffle", help="Take samples at random, or in the dataset's order.")
-    ] = True,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -74,28 +35,9 @@ def pack(
     from packtrain.plans.config import PackingConfig
     from packtrain.plans.plan import PLAN
 
-    config = PackingConfig(
-        packing_length=packing_length,
-        packing_strategy=packing_strategy,
-        effort=effort,  # type: ignore[arg-type]
-        max_images_per_pack=max_images_per_pack,
-        max_patches_per_pack=max_patches_per_pack,
-        max_vision_tokens_per_pack=max_vision_tokens_per_pack,
-        max_videos_per_pack=max_videos_per_pack,
-        max_frames_per_pack=max_frames_per_pack,
-        max_samples_per_pack=max_samples_per_pack,
-        max_attention_per_pack=max_attention_per_pack,
-        overlong=overlong,  # type: ignore[arg-type]
-        packing_window=packing_window,
-        packing_min_fill_ratio=packing_min_fill_ratio,
-        packing_buffer=packing_buffer,
-        packing_drop_last=packing_drop_last,
-        packs_per_step=packs_per_step,
-        epochs=epochs,
-        repack_each_epoch=repack,
-        shuffle=shuffle,
-        seed=seed,
-    )
+    if "packing_length" not in settings:
+        raise ConfigError("--packing-length", got="none", expected="tokens of one pack, such as 16384")
+    config = PackingConfig(epochs=epochs, seed=seed, **settings)
     there = (out / PLAN).exists()
 
     def then() -> str:

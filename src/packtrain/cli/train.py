@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from packtrain.cli.common import Json, errors, output, print_json, progress_console
 from packtrain.cli.interrupts import is_interrupt
 from packtrain.core.secrets import override_without_secrets
 
+_SETTINGS = {"model": "model.model_name_or_path", "data": "data.dataset_path", "output_dir": "training.output_dir"}
 INTERRUPTED = 130  # as shells say it of a command that was ended by Ctrl-C
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="The run's config: sections model, data and training.")],
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="The run's config: sections model, data and training. With --resume also the folder of a run.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Settings over the config, such as training.learning_rate=1e-5 data.packing=false."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A model folder, hub name or tiny:FAMILY. With --data no config is needed."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="The data to train on: a file, a folder or a hub name.")
+    ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option("--output-dir", "-o", help="The run's folder. Default: in runs/, by the config's name."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in its folder, from the newest complete checkpoint.")
@@ -44,16 +64,27 @@ def train(
     What is not measured or packed yet is measured and packed first. Ctrl-C saves a checkpoint, and --resume goes on
     from it exactly.
 
+    Without a config, --model and --data are enough: the data are measured, and length, step and memory savings are
+    chosen for the GPU that is there. packtrain train --resume RUN goes on from a run's folder alone.
+
+    Example: packtrain train --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
+
     Example: packtrain train run.yaml training.learning_rate=1e-5 --dry-run
     """
     from packtrain.app.show.train import PrepareBar, outcome_json, show_outcome, show_ready
     from packtrain.app.train.run import train as run
     from packtrain.app.train.values import Ready
 
+    if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
+        overrides, config = [config, *(overrides or ())], None
+    given = [*_as_settings(model=model, data=data, output_dir=output_dir), *(overrides or ())]
     bar = PrepareBar(progress_console(), quiet=as_json)
+
+    started: list[Path] = []
 
     def ready(found: Ready) -> None:
         bar.__exit__()
+        started.append(found.run.folder)
         if not as_json:
             show_ready(found, output)
 
@@ -61,7 +92,7 @@ def train(
         with bar:
             outcome = run(
                 config,
-                tuple(overrides or ()),
+                given,
                 resume=resume,
                 clear_cache=clear_cache,
                 dry_run=dry_run,
@@ -74,17 +105,36 @@ def train(
     except (KeyboardInterrupt, SystemError) as error:
         if not is_interrupt(error):
             raise
-        errors.print(
-            "\n[yellow]interrupted[/]; what is complete is kept: the same command goes on, a run with --resume"
-        )
+        errors.print(f"\n[yellow]interrupted[/]; {escape(_what_is_lost(started))}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     from packtrain.app.train.values import Place
 
     if Place.here().first:
-        again = shlex.join(["packtrain", "train", str(config), *map(override_without_secrets, overrides or ())])
+        again = ["packtrain", "train", *([config, *map(override_without_secrets, given)] if config else ())]
+        if config is not None and max_samples is not None:
+            again += ["--max-samples", str(max_samples)]
+        again += ["--resume", *([] if config else [str(outcome.folder)])]
         if as_json:
             print_json(outcome_json(outcome))
         else:
-            show_outcome(outcome, output, again)
+            show_outcome(outcome, output, shlex.join(again))
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _what_is_lost(started: list[Path]) -> str:
+    """Where a run was stopped in the middle of a step, or before it."""
+    if not started:
+        return "nothing was trained yet; what is measured and packed is kept, and the same command goes on"
+    from packtrain.training.checkpoints import find_latest
+
+    found = find_latest(started[0])
+    if found is None:
+        return "there is no checkpoint, so the run begins anew when it is started again with --resume"
+    again = f"packtrain train --resume {shlex.quote(str(started[0]))}"
+    return f"what came after step {found.step:,} is lost: {again} goes on from its checkpoint"
+
+
+def _as_settings(**options: str | None) -> list[str]:
+    """Options of which there are settings, in their words."""
+    return [f"{_SETTINGS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,19 +62,31 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
     """Delete what a killed process left of these files; only for the one process that writes into the folder."""
     for name in names:
-        for path in folder.glob(f".{name}.*.tmp"):
-            if path.name.split(".")[-2].isdigit():
-                path.unlink(missing_ok=True)
+        for path in leftovers(folder, name):
+            path.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path, name: str, ending: str = "tmp") -> list[Path]:
+    """What processes write, or have left, under a temporary name for a file or a folder of this one."""
+    found = folder.glob(f".{glob.escape(name)}.*.{ending}")
+    return [path for path in found if path.name.split(".")[-2].isdecimal()]
 
 
 def open_own(path: Path, flags: int) -> int:
     """The descriptor of a file that only we make; it is never emptied, and a link in its place is never followed."""
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)  # a pipe must not hold us up
+        opened = os.open(
+            path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        )  # a pipe must not hold us up
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise _linked(path) from None
+    mode = os.fstat(opened).st_mode
+    if stat.S_ISREG(mode):
+        return opened
+    os.close(opened)
+    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) if stat.S_ISDIR(mode) else _linked(path)
 
 
 def refuse_links(folder: Path) -> None:
@@ -133,7 +147,7 @@ def read_json(
             str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file") from None
+        raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file", fix=fix) from None
     found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
     if found != (kind, version):
         older = found[0] == kind and isinstance(found[1], int) and found[1] < version

@@ -67,12 +67,12 @@ class FileSum:
         """For JSON."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
-    def fault(self, path: Path, report: Report = _nobody) -> str | None:
+    def fault(self, path: Path) -> str | None:
         """What is wrong with the file as it is now, if anything is."""
         try:
             found = path.stat().st_size
             if found == self.bytes:
-                return None if FileSum.of(path, report) == self else "its bytes are not those that were written"
+                return None if FileSum.of(path) == self else "its bytes are not those that were written"
         except FileNotFoundError:
             return "it is missing"
         return f"it has {found:,} of {self.bytes:,} bytes"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import signal
 from collections.abc import Iterable
 
 from packtrain.core.public import public
+
+_INDENT = "\n" + " " * 12  # of further lines, below the first one's text
 
 
 class PacktrainError(Exception):
@@ -15,8 +18,13 @@ class PacktrainError(Exception):
 
     exit_code = 1
 
-    def __init__(self, where: str, *, got: object = None, expected: str = "", fix: str = "") -> None:
+    def __init__(
+        self, where: str, *, got: object = None, expected: str = "", fix: str = "", problems: Iterable[str] = ()
+    ) -> None:
         where, expected, fix = public(where), public(expected), public(fix)
+        self.problems = tuple(public(problem) for problem in problems)  # where there are several
+        if self.problems:
+            got = _INDENT.join(problem.replace("\n", f"{_INDENT}  ") for problem in self.problems)
         got = public(got) if isinstance(got, str) else got
         self.where, self.got, self.expected, self.fix = where, got, expected, fix
         lines = [where]
@@ -59,7 +67,7 @@ class RecordError(Exception):
 
     def __init__(self, stage: str, reason: str, detail: str = "") -> None:
         self.stage, self.reason, self.detail = stage, reason, public(detail)
-        super().__init__(f"{stage}: {reason}" + (f" ({detail})" if detail else ""))
+        super().__init__(f"{stage}: {reason}" + (f" ({self.detail})" if detail else ""))
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return RecordError, (self.stage, self.reason, self.detail)
@@ -73,6 +81,8 @@ def of_system(error: OSError) -> PacktrainError:
         return PacktrainError(where, got=error.strerror, fix=f"{fix}the environment variable PACKTRAIN_CACHE")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return PacktrainError(where, got=error.strerror, fix="make room there; what is complete is kept")
+    if error.filename and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
+        return PacktrainError(where, got=error.strerror, fix="check this path, or name another one")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return PacktrainError(where, got=error.strerror, fix="allow more open files (ulimit -n), or use fewer workers")
     return (
@@ -96,3 +106,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def in_one_line(error: BaseException) -> str:
     """An error of another library and what it is about."""
     return public(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}")
+
+
+def by_signal(codes: Iterable[int]) -> str:
+    """How processes ended, by their exit codes."""
+    known = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
+    return ", ".join(sorted({known.get(code, f"exit code {code}") for code in codes}))

@@ -21,23 +21,27 @@ def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
     False where the disk has no locks, or where we may neither write nor find one: then nobody waits. What is complete
     there can be used all the same, and whoever wants to write finds out why it cannot.
     """
-    lock = _opened(path)
+    file = _opened(path)
     held = False
     try:
-        if lock is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-            except BlockingIOError:
-                raise
-            except OSError:  # a disk without locks
-                pass
+        held = file is not None and lock(file, wait=wait)
         yield held
     finally:
-        if lock is not None:
+        if file is not None:
             if held:  # closing would leave it to processes that were forked meanwhile
-                fcntl.flock(lock, fcntl.LOCK_UN)
-            os.close(lock)
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+
+def lock(descriptor: int, *, wait: bool = True) -> bool:
+    """Lock an open file until it is closed; False where the disk has no locks, BlockingIOError instead of waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def _opened(path: Path) -> int | None:

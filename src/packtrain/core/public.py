@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s'\"<>`\\]*)")
+LINK = r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)"  # before a URL in which another one is: zip://a.json::http://host/b.zip
+ENDS = r"[\s'\"<>`\\]"  # what no URL has in it
+_URL = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*)://((?:(?!{LINK}|{ENDS}).)*)")
 WEB = ("http", "https")  # where a question mark begins a query, and is no wildcard
 # Names of parameters that are no part of a place; those of two letters are Azure's.
 _SECRET = re.compile(r"(?i)sig|token|key|auth|pass|pwd|secret|cred|expires|policy|session|code|hmac|^x-|^s[a-z]$|^spr$")
@@ -24,7 +26,7 @@ def _reduced(found: re.Match[str]) -> str:
     scheme, rest = found[1], found[2]
     end = min((at for mark in "/?#" if (at := rest.find(mark)) >= 0), default=len(rest))
     host, place = rest[:end].rpartition("@")[2], rest[end:]
-    if scheme.lower() not in WEB:
+    if scheme.lower() not in WEB and "=" not in place.partition("?")[2]:  # it is a wildcard
         return f"{scheme}://{host}{place}"
     path, _, query = place.partition("#")[0].partition("?")
     kept = [one for one in query.split("&") if one and _may_be_shown(*one.partition("=")[::2])]

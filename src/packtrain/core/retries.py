@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from time import sleep
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -13,12 +13,13 @@ class Unreachable(OSError):
     """A source that was asked as often as is worth it, or that will not answer: nobody has to ask again."""
 
 
+def of_the_moment(error: Exception) -> bool:
+    """Is this a fault of a disk or a network that may be gone when it is tried again?"""
+    return isinstance(error, OSError) and not isinstance(error, Unreachable)
+
+
 def retried(
-    ask: Callable[[], Answer],
-    pauses: Sequence[float],
-    *,
-    passes: Callable[[Exception], bool],
-    sleep: Callable[[float], None] = time.sleep,
+    ask: Callable[[], Answer], pauses: Sequence[float], *, passes: Callable[[Exception], bool] = of_the_moment
 ) -> Answer:
     """What `ask` returns, in a new attempt after each pause while its fault is one that may pass; its error at last."""
     for pause in (*pauses, None):
@@ -29,8 +30,3 @@ def retried(
                 raise
             sleep(pause)
     raise AssertionError("the last attempt returns or raises")
-
-
-def of_the_moment(error: Exception) -> bool:
-    """Is this a fault of a disk or a network that may be gone when it is tried again?"""
-    return isinstance(error, OSError) and not isinstance(error, Unreachable)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from packtrain.core.errors import ConfigError
-from packtrain.core.public import WEB, public
+from packtrain.core.public import ENDS, LINK, WEB, public
 
 _VARIABLE = "PACKTRAIN_URLS"
 _PATTERN = re.compile(r"[*?\[{]")
@@ -26,6 +26,7 @@ _ENDINGS = ("_api_key", "_secret_key", "_access_key", "_password", "_auth_token"
 
 def kept_apart(url: str) -> str:
     """A URL without its secrets, which are remembered for those who open it; any other text as it is."""
+    _refuse_blanks(url)
     shown = public(url)
     if shown == url:
         return url
@@ -40,6 +41,18 @@ def kept_apart(url: str) -> str:
         )
     os.environ[_VARIABLE] = json.dumps({**known, shown: url})
     return shown
+
+
+def _refuse_blanks(url: str) -> None:
+    """In a text, a URL ends at a blank or a quote: what of a password stands behind it would be shown."""
+    filled = re.sub(ENDS, "_", url)
+    if filled != url and public(filled) != filled:
+        raise ConfigError(
+            public(filled),
+            got="a URL with a blank, a quote or a backslash, and with a user, a password or a signature",
+            expected="a URL in which such characters are escaped",
+            fix="write %20 for a blank, %22 and %27 for quotes, %5C for a backslash",
+        )
 
 
 def has_secrets(url: str) -> bool:
@@ -103,13 +116,20 @@ def _whole(url: str) -> str | None:
     above = [shown for shown, stem in stems.items() if url.startswith(stem)]
     if not above:
         return None
-    scheme, _, place = url.partition("://")
-    secret = urlsplit(known[max(above, key=lambda shown: len(stems[shown]))])
-    opened = f"{scheme}://{secret.netloc}/{place.partition('/')[2]}"
+    before, last = _chain(url)
+    scheme, _, place = last.partition("://")
+    secret = urlsplit(_chain(known[max(above, key=lambda shown: len(stems[shown]))])[1])
+    opened = f"{before}{scheme}://{secret.netloc}/{place.partition('/')[2]}"
     given = [part for part in secret.query.split("&") if part and part not in urlsplit(url).query.split("&")]
     if scheme not in WEB or not given:
         return opened
     return f"{opened}{'&' if '?' in opened else '?'}{'&'.join(given)}"
+
+
+def _chain(url: str) -> tuple[str, str]:
+    """The last URL of a chain such as simplecache::http://host/a.tar, and what stands before it."""
+    last = re.split(LINK, url)[-1]
+    return url.removesuffix(last), last
 
 
 def _stem(url: str) -> str:

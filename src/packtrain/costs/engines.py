@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.errors import ConfigError, PacktrainError, by_signal
 from packtrain.core.secrets import handed_over, taken_over
 from packtrain.costs.journal import UnitResult
 from packtrain.costs.worker import Task, WorkItem, measure_unit
@@ -134,21 +134,14 @@ def _lost(stage: str, processes: Mapping[int, Any], hands: _Hands, names: Mappin
         if process.exitcode not in (None, 0, -signal.SIGTERM):
             ended[pid] = process.exitcode
     over = [names[held[pid]] for pid in ended or held if held.get(pid) in names]
-    codes = sorted({_said(code) for code in ended.values()}) or ["a signal"]
-    got = f"a worker process was ended by {', '.join(codes)}" + (f" while it read {', '.join(over)}" if over else "")
+    got = f"a worker process was ended by {by_signal(ended.values()) or 'a signal'}" + (
+        f" while it read {', '.join(over)}" if over else ""
+    )
     if not ended or -signal.SIGKILL in ended.values():
         fix = "mostly the system has killed it for its memory: run the same command again with fewer --workers"
     else:
         fix = "look at that file, or leave it out, and please report it; then run the same command again"
     return PacktrainError(stage, got=got, fix=f"{fix}; what is complete is kept")
-
-
-def _said(code: int) -> str:
-    """How a process ended, by its exit code."""
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"exit code {code}"
 
 
 @contextmanager

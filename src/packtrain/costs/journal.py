@@ -9,7 +9,6 @@ the file is open it is locked, so that two runs never write into one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import struct
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 from packtrain.core.artifacts import open_own, room_for
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
+from packtrain.core.locks import lock
 from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 4
@@ -161,7 +161,7 @@ def _parse(body: bytes) -> UnitResult:
 def _lock(stream: BinaryIO, path: Path) -> None:
     """Keep other runs out; the lock ends with this process, however that ends."""
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(stream.fileno(), wait=False)
     except BlockingIOError:
         stream.close()
         raise PacktrainError(
@@ -169,8 +169,6 @@ def _lock(stream: BinaryIO, path: Path) -> None:
             got="another run is measuring into this folder",
             fix="wait for it, or choose another --out",
         ) from None
-    except OSError:
-        pass  # a file system without locks
 
 
 def _why_stale(line: bytes, inputs: dict[str, object]) -> list[str]:

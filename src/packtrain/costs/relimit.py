@@ -16,7 +16,7 @@ from packtrain.costs.places import Places
 from packtrain.families.base import Family
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
-from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.families.settings import read_settings, with_template, with_tokenizer
 
 if TYPE_CHECKING:
     from packtrain.costs.table import CostTable
@@ -140,6 +140,7 @@ class _Pricer:
 
     def __init__(self, inputs: Mapping[str, Any], places: Places, before: MediaLimits, after: MediaLimits) -> None:
         settings = with_tokenizer(read_settings(places.model), places.tokenizer)
+        settings = with_template(settings, inputs["request"].get("chat_template"))
         changed = differences(inputs["settings"], settings_state(settings))
         if changed:
             raise ArtifactError(

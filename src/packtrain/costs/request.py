@@ -12,7 +12,7 @@ from packtrain.core.values import MediaLimits
 from packtrain.costs.places import Places, SourcePlace
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import LossOn
-from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.families.settings import read_settings, with_template, with_tokenizer
 from packtrain.families.template_date import check_date, date_for
 from packtrain.records.formats.files import local_root
 from packtrain.records.formats.hf_dataset import in_files
@@ -60,11 +60,13 @@ class Request:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     seed: int = 0
     tokenizer: str | None = None  # folder of the tokenizer as transformers builds it, where the model's is not enough
+    chat_template: str | None = None  # the user's own, in place of the model's
     template_date: str | None = None  # YYYY-MM-DD, what the chat template writes as today; `dated` gives it one
 
     def settings(self) -> ProcessorSettings:
         """The model's processor settings."""
         found = with_tokenizer(read_settings(self.model), self.tokenizer)
+        found = with_template(found, self.chat_template)
         return found if self.template_date is None else replace(found, template_date=self.template_date)
 
     def dated(self) -> Request:
@@ -72,7 +74,7 @@ class Request:
 
         What is measured, encoded or compared begins with this: a template must not look at the clock later.
         """
-        wanted = date_for(read_settings(self.model).chat_template, self.template_date)
+        wanted = date_for(self.chat_template or read_settings(self.model).chat_template, self.template_date)
         return self if wanted == self.template_date else replace(self, template_date=wanted)
 
     def __post_init__(self) -> None:
@@ -89,8 +91,9 @@ class Request:
         are applied when packing.
         """
         plain = {name: value for name, value in asdict(self).items() if name not in ("model", "tokenizer")}
-        if self.template_date is None:  # of most templates: what they are known by has no such name
-            del plain["template_date"]
+        for name in ("template_date", "chat_template"):
+            if plain[name] is None:  # as of most: what they are known by has no such name
+                del plain[name]
         for spec, place in zip(plain["specs"], self.places().sources, strict=True):
             del spec["repeats"], spec["weight"]
             if place.root is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -21,13 +21,16 @@ from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.judge import FailureBudget, Judge
 from packtrain.costs.moved import others_there
+from packtrain.costs.remedies import Remedies, remedies_of
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, SUMS, VERSION, CostTable
+from packtrain.costs.table import COSTS, JOURNAL, KIND, LEDGER, MEDIA, SUMMARY, SUMS, VERSION, CostTable
 from packtrain.costs.work import work_items
 from packtrain.costs.worker import FAMILY_RULE, Task, WorkItem
 from packtrain.costs.writer import Counts, write_ledger, write_table
 
-JOURNAL = ".measure.journal"
+_OURS = (COSTS, MEDIA, LEDGER, SUMMARY)
+_NAMED = 5  # settings that have changed
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,37 +84,54 @@ def run(
     policy: Policy,
     reference: Callable[[], Reference | str],
     report: Callable[[Progress], None],
+    *,
+    told: Mapping[str, Any] = _NOTHING,
+    anew: bool = True,
 ) -> Outcome:
-    """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none."""
+    """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none.
+
+    `told` are the settings as the user has said them, which later stages go on with. Without `anew` a table that does
+    not fit is an error.
+    """
     started = time.monotonic()
     if out.exists() and not out.is_dir():
         raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a name that is free")
+    _refuse_others(out)
     by_processor = task.rule != FAMILY_RULE
     inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
     places = task.request.places()
-    finished, changed = _finished_before(out, inputs, task)
+    finished, changed = _finished_before(out, inputs, task, told)
     if finished is not None:
         return Outcome(table=finished, reused=True)
+    if not anew:
+        raise ArtifactError(
+            str(out),
+            got="; ".join(changed[:_NAMED]) if changed else "no complete cost table",
+            expected="a cost table of this data, this model and these settings",
+            fix="measure again with the same settings, or leave it out",
+        )
     journal, stale = Journal.open(out / JOURNAL, {**inputs, "places": places.plain()})  # its units name their files
     remove_leftovers(out, (COSTS, MEDIA, LEDGER, SUMMARY))
     (out / SUMMARY).unlink(missing_ok=True)
+    remedies = remedies_of(task.request, out / LEDGER)
     progress = Progress(resumed_units=len(journal), changed=tuple(changed or stale))
     try:
         try:
-            _measure_units(task, engine, Judge(policy.budget), journal, progress, report)
+            _measure_units(task, engine, Judge(policy.budget, remedies), journal, progress, report)
         except DataError:
             write_ledger(out, journal)  # so that the user sees which records are meant
             raise
         counts = write_table(out, journal)
         if counts.rows == 0:
-            raise _nothing_left(counts)
+            raise _nothing_left(counts, remedies)
         table = CostTable(out, {"inputs": inputs, "counts": counts.as_dict()})
         checked, note = _check(task, table, counts, policy, reference)
         summary = {
             "inputs": inputs,
             "places": places.plain(),
             "mixture": task.request.mixture(),
+            "told": told,
             "counts": counts.as_dict(),
             "content": counts.content.summary(),
             "files": [[file.source, places.sources[file.source].name_of(file.file)] for file in counts.files],
@@ -131,7 +151,24 @@ def run(
     )
 
 
-def _finished_before(out: Path, inputs: dict[str, Any], task: Task) -> tuple[CostTable | None, list[str]]:
+def _refuse_others(out: Path) -> None:
+    """A folder with files of others is not ours to write into."""
+    if not out.is_dir() or (out / SUMMARY).exists() or (out / JOURNAL).exists():
+        return
+    others = sorted(path.name for path in out.iterdir() if path.name not in _OURS and not path.name.startswith("."))
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise ConfigError(
+            "out",
+            got=f"{out}, which holds other files: {', '.join(others[:3])}{more}",
+            expected="a new or empty folder, or one that packtrain measure wrote",
+            fix="name another folder",
+        )
+
+
+def _finished_before(
+    out: Path, inputs: dict[str, Any], task: Task, told: Mapping[str, Any]
+) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 
     Other shares need no other costs, and neither do data and models that have been moved.
@@ -147,7 +184,7 @@ def _finished_before(out: Path, inputs: dict[str, Any], task: Task) -> tuple[Cos
         table = CostTable.load(out)
         if changed := others_there(task, table):
             return None, changed
-        now = {**summary, "mixture": request.mixture(), "places": request.places().plain()}
+        now = {**summary, "mixture": request.mixture(), "places": request.places().plain(), "told": told}
         if now != summary:
             with suppress(OSError):  # a table that may only be read; ours knows it
                 write_json(out / SUMMARY, KIND, VERSION, now)
@@ -207,9 +244,14 @@ def _check(
     return compared, f"{broken} more could not be decoded" if broken else ""
 
 
-def _nothing_left(counts: Counts) -> DataError:
+def _nothing_left(counts: Counts, remedies: Remedies) -> DataError:
     reasons = "; ".join(f"{count} x {reason}" for reason, count in counts.reasons.most_common(3))
-    return DataError("no record is left", got=reasons or "an empty dataset", expected="at least one usable record")
+    return DataError(
+        "no record is left",
+        got=reasons or "an empty dataset",
+        expected="at least one usable record",
+        fix=remedies.listed() if reasons else "check that the path names the data",
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 KIND, VERSION = "cost-table", 6
 SUMS = "sums"
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
+JOURNAL = ".measure.journal"  # of a measurement that is not complete
+_TABLE = "a folder written by packtrain measure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class CostTable:
         self._columns: dict[str, np.ndarray] = {}
         self._rows: np.ndarray | None = None  # positions kept of the file's rows; None keeps all
         self._limits = MediaLimits()  # what `with_limits` has changed so far
-        self.dropped: Mapping[int, str] = {}  # index -> reason, of rows that `with_limits` could not keep
+        self.dropped: Mapping[int, str] = {}  # index -> reason, of rows that `with_limits` and `filtered` leave out
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -61,6 +63,8 @@ class CostTable:
         folder = Path(path)
         if folder.name == COSTS:
             folder = folder.parent
+        if not (folder / SUMMARY).is_file():
+            raise _not_measured(folder)
         summary = read_json(folder / SUMMARY, KIND, VERSION)
         for name, schema in ((COSTS, COST_SCHEMA), (MEDIA, MEDIA_SCHEMA)):
             rows = _check_columns(folder / name, schema)
@@ -74,6 +78,10 @@ class CostTable:
         if checks_here():  # pages have checksums of their own, but what describes them has none
             require_sums(folder, summary.get(SUMS, {}), fix="measure again")
         return cls(folder, summary)
+
+    def __repr__(self) -> str:
+        counts = self.summary.get("counts", {})
+        return f"CostTable({str(self.folder)!r}: {len(self):,} samples, {counts.get('ledger', 0):,} in the ledger)"
 
     def __len__(self) -> int:
         if self._rows is not None:
@@ -111,6 +119,11 @@ class CostTable:
         if not places:  # a table that was not measured
             return tuple(DataFile(*file) for file in self.summary["files"])
         return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary["files"])
+
+    @property
+    def told(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings that it was measured with, as a config says them, by section."""
+        return dict(self.summary.get("told", {}))
 
     @property
     def places(self) -> Places:
@@ -172,6 +185,23 @@ class CostTable:
         table._columns, table._rows, table._limits, table.dropped = columns, rows, limits, dropped
         return table
 
+    def filtered(self, *, max_images_per_sample: int | None = None, max_sample_length: int | None = None) -> CostTable:
+        """The rows that measuring with these filters would have kept."""
+        keep, dropped = np.ones(len(self), bool), dict(self.dropped)
+        index = self.column("index")
+        for column, most, reason in (
+            ("images", max_images_per_sample, "more images than max_images_per_sample"),
+            ("tokens", max_sample_length, "longer than max_sample_length"),
+        ):
+            above = keep & (self.column(column) > most) if most is not None else np.zeros(len(self), bool)
+            dropped |= {int(one): f"filter: {reason}" for one in index[above]}
+            keep &= ~above
+        table = CostTable(self.folder, self.summary)
+        table._columns = {name: values[keep] for name, values in self._columns.items()}
+        table._rows = (np.arange(len(self)) if self._rows is None else self._rows)[keep]
+        table._limits, table.dropped = self._limits, dropped
+        return table
+
 
 def _numpy(path: Path, name: str) -> np.ndarray:
     with _whole(path):
@@ -231,3 +261,17 @@ def _missing(footer: Any) -> Iterator[str]:
         for column in map(group.column, range(group.num_columns)):
             if column.statistics is not None and column.statistics.null_count:
                 yield column.path_in_schema
+
+
+def _not_measured(path: Path) -> ArtifactError:
+    """No cost table, and which command makes one."""
+    if path.is_file():
+        command = f"packtrain measure {path} --model MODEL --out costs"
+        return ArtifactError(str(path), got="a file", expected=_TABLE, fix=f"measure the data first: {command}")
+    if not path.exists():
+        got, fix = "no such folder", "measure first: packtrain measure DATA --model MODEL --out " + str(path)
+    elif (path / JOURNAL).exists():
+        got, fix = "a measurement that is not complete", "the same packtrain measure command continues it"
+    else:
+        got, fix = f"no {SUMMARY}", "name the folder that packtrain measure wrote (--out)"
+    return ArtifactError(str(path), got=got, expected=_TABLE, fix=fix)

@@ -15,6 +15,8 @@ from packtrain.records.open import read_unit
 from packtrain.records.source import Unit
 
 FAMILY_RULE = "packtrain.costs.measurer:FamilyRule"
+_FILTER, _LIMIT = "filter", "not drawn by limit"
+NOT_DRAWN = f"{_FILTER}: {_LIMIT}"  # as counts of reasons name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +79,4 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
 
 
 def _not_drawn(origin: str) -> LedgerEntry:
-    return LedgerEntry(id=origin, origin=origin, stage="filter", reason="not drawn by limit", filtered=True)
+    return LedgerEntry(id=origin, origin=origin, stage=_FILTER, reason=_LIMIT, filtered=True)

@@ -52,6 +52,7 @@ class ProcessorSettings:
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, image_token, ... by name
     chat_template: str | None = None
+    own_template: bool = False  # that one is the user's, not the model's
     template_date: str | None = None  # YYYY-MM-DD, what the template writes as today
 
 

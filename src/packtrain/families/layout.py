@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os.path
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Recor
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
 from packtrain.families.chat_template import ChatTemplate, Rendered
 from packtrain.families.tokenizer import LightTokenizer
-from packtrain.families.turns import Span, TurnFinder
+from packtrain.families.turns import Span, TurnFinder, common_length
 
 LossOn = Literal["assistant", "completion", "all"]
 # Media on which rules are tried when nothing is known about the data yet.
@@ -76,7 +75,8 @@ class Layouter:
         self._media_first = traits.media_first
         self._check_sample = getattr(family, "check_sample", None)
         self._chat = self._prepare(settings.chat_template, settings)
-        self._video_chat = self._prepare(traits.video_chat_template, settings) or self._chat
+        videos = None if settings.own_template else traits.video_chat_template
+        self._video_chat = self._prepare(videos, settings) or self._chat
         self._kinds = {token: kind for kind, token in family.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         self.reserved = (*self._kinds, *self._run_tokens())
@@ -247,8 +247,8 @@ class Layouter:
             template.text([{"role": "user", "content": self._content(parts)}], add_generation_prompt=True)
             for parts in ((words[0], nothing, words[1]), words)
         )
-        first = len(os.path.commonprefix([shown, plain]))  # noqa: RUF071 - texts, not paths
-        last = len(shown) - len(os.path.commonprefix([shown[first:][::-1], plain[first:][::-1]]))  # noqa: RUF071
+        first = common_length(shown, plain)
+        last = len(shown) - common_length(shown[first:][::-1], plain[first:][::-1])
         before, found, behind = shown[first:last].partition(self.placeholder(kind))
         if not found or shown[:first] + shown[last:] != plain:
             raise RecordError(

@@ -195,6 +195,11 @@ def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
     return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from where the model came from")
 
 
+def with_template(settings: ProcessorSettings, template: str | None) -> ProcessorSettings:
+    """The settings with the user's own chat template, where there is one."""
+    return settings if template is None else replace(settings, chat_template=template, own_template=True)
+
+
 def with_tokenizer(settings: ProcessorSettings, folder: str | None) -> ProcessorSettings:
     """The settings with a finished tokenizer from elsewhere, and the special tokens that it really has."""
     if folder is None:

@@ -42,10 +42,10 @@ def is_date(given: object) -> bool:
         return False
 
 
-def check_date(given: object, where: str = "template_date") -> None:
+def check_date(given: object) -> None:
     """Refuse what is no day."""
     if not is_date(given):
-        raise ConfigError(where, got=repr(given), expected=A_DAY, fix="leave it out for today")
+        raise ConfigError("template_date", got=repr(given), expected=A_DAY, fix="leave it out for today")
 
 
 def strftime_at(given: str | None) -> Callable[[str], str]:

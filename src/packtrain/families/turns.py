@@ -180,7 +180,7 @@ class TurnFinder:
 
     def _shared(self, a: str, b: str) -> int:
         """How far two texts are the same, in whole pieces."""
-        same = _common(a, b)
+        same = common_length(a, b)
         if same in (len(a), len(b)):
             return same
         return min(self._whole(a, same), self._whole(b, same))
@@ -232,12 +232,12 @@ class TurnFinder:
         if header and history.endswith(header):
             return header
         # Templates that want roles to alternate: what stands before the first question, too.
-        cut = len(history) - _common(history[::-1], beginning[::-1])
+        cut = len(history) - common_length(history[::-1], beginning[::-1])
         found = (piece.start() for piece in self._piece.finditer(history) if piece.start() >= cut > 0)
         return history[next(found, len(history)) :]
 
 
-def _common(a: str, b: str) -> int:
+def common_length(a: str, b: str) -> int:
     """How many characters two texts begin with alike."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

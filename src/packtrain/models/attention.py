@@ -22,13 +22,13 @@ from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.contracts import BatchContract
 from packtrain.models import varlen
 from packtrain.models.parts import ModelParts, model_parts
-from packtrain.models.rotary import forget_lengths
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
 VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run
 _AMPERE = (8, 0)
 _FLASH = ("flash_attention_3", "flash_attention_2")
 _BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_ORIGINAL_FREQUENCIES = "original_inv_freq"  # of a rotary embedding, as transformers calls it
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")  # how configs call it
 
 
@@ -68,7 +68,7 @@ def set_attention(
     else:
         _implement(model, text=backend, vision="sdpa" if backend == "eager" else backend)
     _relay_boundaries(parts, as_mask=backend == "varlen", masks=contract.given_masks)
-    forget_lengths(model)
+    _forget_lengths(model)
     if backend == "varlen" and not varlen.has_kernel(device, dtype, _head_dim(model)):
         return VARLEN_LOOP
     return backend
@@ -266,3 +266,24 @@ def _head_dim(model: Any) -> int:
         return max(found)
     config = _text_config(model)
     return int(config.hidden_size // config.num_attention_heads)
+
+
+def _forget_lengths(model: nn.Module) -> None:
+    """Let `dynamic` frequencies follow the row at hand alone, as in a model that has just been loaded.
+
+    Transformers keeps those of the longest row so far, until one is shorter than the original length.
+    """
+    for module in model.modules():
+        kinds: Any = getattr(module, "rope_type", None)
+        named = kinds.values() if isinstance(kinds, dict) else [kinds]  # one for each type of layer
+        if any("dynamic" in str(kind) for kind in named) and not hasattr(module, "_packtrain_forgets"):
+            module._packtrain_forgets = module.register_forward_pre_hook(_forget)  # type: ignore[assignment]
+
+
+def _forget(module: nn.Module, args: Any) -> None:
+    """Back to the state in which the module was made."""
+    known: Any = dict(module.named_buffers(recurse=False))
+    for name in (name for name in known if name.endswith(_ORIGINAL_FREQUENCIES)):
+        prefix = name.removesuffix(_ORIGINAL_FREQUENCIES)
+        setattr(module, f"{prefix}inv_freq", known[name])
+        setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)

@@ -25,8 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.models.parts import model_parts
 
+_COMPILERS = ("torch._inductor", "torch._dynamo", "triton")
 # Where layers find the length of the longest sample: a number that must not be taken for a constant.
 _LONGEST = r"L\['kwargs'\]\['max_length_q'\]"
 
@@ -111,3 +113,18 @@ def _layers(part: nn.Module) -> Iterator[nn.Module]:
             yield module
         else:
             yield from _layers(module)
+
+
+def refuse_uncompiled(error: BaseException) -> None:
+    """A compiler that fails says nothing about the model, nor about packing: raise that in words, pass over others."""
+    cause: BaseException | None = None if isinstance(error, PacktrainError) else error
+    while cause is not None and not type(cause).__module__.startswith(_COMPILERS):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        raise ConfigError(
+            "attention backend or compiled layers",
+            got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
+            expected="a backend that runs on this device",
+            fix="use attention varlen or sdpa, since flex is compiled for every model and shape; with them, train with "
+            "compile: false",
+        ) from error

@@ -7,21 +7,21 @@ class. The model that was trained is left as it is, whatever wraps it.
 from __future__ import annotations
 
 import copy
-import glob
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from packtrain.core.artifacts import sync
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.folders import whole_folder
+from packtrain.core.values import MediaLimits
+from packtrain.families.settings import read_settings
 from packtrain.models.four_bits import keep_four_bits
+from packtrain.models.input_limits import limited_parts, write_limits
 from packtrain.models.parts import transformers_model
 
 # Files of a model's folder that say how its inputs are made.
@@ -40,13 +40,16 @@ def save_final(
     *,
     merge_adapters: bool = False,
     processor_folder: Path | None = None,
+    limits: MediaLimits | None = None,
     state_dict: Mapping[str, Tensor] | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Write the weights of a model, their config and the files of tokenizer and processor; all of it or nothing.
 
     Adapters are saved as adapters, with the parts that were trained whole beside them, or merged. `processor_folder` is
-    the folder of the model that training started from. `state_dict` holds whole weights by the names of `model`, where
-    its own are sharded. Only one process may call this.
+    the folder of the model that training started from; its processor gets the media limits of the run, where its files
+    can say them. `state_dict` holds whole weights by the names of `model`, where its own are sharded. `chat_template`
+    is one that was trained with instead of the model's. Only one process may call this.
     """
     keep_four_bits(model)
     adapted = _adapted(model)
@@ -57,13 +60,27 @@ def save_final(
             expected="adapters alone, or whole 4-bit weights to turn into numbers again",
             fix="save the adapters, and merge them into the original model",
         )
-    with _whole_folder(Path(folder)) as temporary:
-        if adapted is not None and not merge_adapters:
-            _save_adapters(adapted, temporary, state_dict)
-        else:
-            _save_weights(model, temporary, processor_folder, state_dict)
-        if processor_folder is not None:
-            copy_input_files(Path(processor_folder), temporary)
+    from safetensors import SafetensorError
+
+    try:
+        with whole_folder(Path(folder), replace=True) as temporary:
+            if adapted is not None and not merge_adapters:
+                _save_adapters(adapted, temporary, state_dict)
+            else:
+                _save_weights(model, temporary, processor_folder, state_dict)
+            if processor_folder is not None:
+                copy_input_files(Path(processor_folder), temporary)
+                if limits is not None and limits.given():
+                    write_limits(temporary, limited_parts(read_settings(processor_folder), limits) or {})
+            if chat_template is not None:
+                _put_template(temporary, chat_template)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(
+            str(folder),
+            got=getattr(error, "strerror", None) or str(error),
+            expected="a place with room for the weights",
+            fix="make room and save again; what was there before is unchanged",
+        ) from error
 
 
 def copy_input_files(source: Path, folder: Path) -> None:
@@ -74,6 +91,18 @@ def copy_input_files(source: Path, folder: Path) -> None:
     templates = source / "additional_chat_templates"
     if templates.is_dir():
         shutil.copytree(templates, folder / templates.name)
+
+
+def _put_template(folder: Path, template: str) -> None:
+    """One chat template, in the file that stands for tokenizer and processor; none is left that would be used first."""
+    (folder / "chat_template.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
+    for name in ("processor_config.json", "tokenizer_config.json"):
+        path = folder / name
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if settings.pop("chat_template", None) is not None:
+            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 # ---- adapters
@@ -255,54 +284,3 @@ def _with_adapter(named: Mapping[str, Tensor], path: str, layer: Any, weight: Te
 
 def _is_quantized(model: Any) -> bool:
     return any(hasattr(weight, "quant_state") for weight in transformers_model(model).parameters())
-
-
-# ---- folders
-
-
-@contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` that takes its place when the block ends without an error."""
-    from safetensors import SafetensorError
-
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    before = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    try:
-        _remove_left_over(folder, "tmp")
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                sync(path)
-        _exchange(temporary, folder, before)
-        _remove_left_over(folder, "old")
-    except (OSError, SafetensorError) as error:
-        raise ArtifactError(
-            str(folder),
-            got=str(error),
-            expected="a place with room for the weights",
-            fix="make room and save again; what was there before is unchanged",
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _remove_left_over(folder: Path, ending: str) -> None:
-    """What processes left that were killed here; nobody else writes to this place."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.{ending}"):
-        if path.name.split(".")[-2].isdecimal():
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _exchange(temporary: Path, folder: Path, before: Path) -> None:
-    """Put a finished folder in place; one that was there stays until then."""
-    if folder.exists():
-        os.rename(folder, before)
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if before.exists():
-            os.rename(before, folder)
-        raise
-    sync(folder.parent)
-    shutil.rmtree(before, ignore_errors=True)

@@ -8,6 +8,7 @@ about those that were missing.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +39,11 @@ def reload_weights(model: Any, folder: Path) -> None:
             expected="the weights of this model, all of them",
             fix="resume with the method of that run, or start without resuming",
         )
+    own = copy.deepcopy(model.config)  # that of the folder could ask for a model of any size
     try:
-        saved = from_pretrained(type(model), str(folder), unused=False, dtype=_common(model), local_files_only=True)
+        saved = from_pretrained(
+            type(model), str(folder), config=own, unused=False, dtype=_common(model), local_files_only=True
+        )
         model.load_state_dict(saved.state_dict(), strict=True)
     except (WeightsError, RuntimeError) as error:
         raise ArtifactError(

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError, in_one_line, nearest
+from packtrain.core.folders import made_once
 from packtrain.models.tiny_parts import Id, TinySpec, VocabularySize
 from packtrain.models.tiny_specs import TINY
 from packtrain.models.tiny_templates import chat_template
@@ -50,10 +48,21 @@ def resolve(name_or_path: str, cache_dir: Path) -> Path:
         return _download(name_or_path)
     raise ConfigError(
         f"model {name_or_path!r}",
-        got="a file" if folder.exists() else "no folder of that name",
+        got="a file" if folder.exists() else _no_folder(folder),
         expected=f"a model folder, a hub name like org/name, or {PREFIX}FAMILY",
-        fix=f"did you mean {PREFIX}{name_or_path}?" if name_or_path in TINY else "check the path",
+        fix=f"did you mean {PREFIX}{name_or_path}?" if name_or_path in TINY else _beside(folder) or "check the path",
     )
+
+
+def _no_folder(folder: Path) -> str:
+    return "no folder of that name" + ("" if folder.is_absolute() else f" in {Path.cwd()}")
+
+
+def _beside(folder: Path) -> str:
+    """A folder of nearly this name where it was looked for."""
+    parent = folder.parent
+    names = sorted(path.name for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
+    return nearest(folder.name, names)
 
 
 def known_as(folder: str | Path) -> str:
@@ -88,7 +97,7 @@ def build_model(folder: str | Path, seed: int = 0) -> Any:
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     except ImportError as error:
         raise ConfigError("building a model", got=str(error), fix="pip install 'packtrain[train]'") from error
-    config = AutoConfig.from_pretrained(str(folder))
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
@@ -159,19 +168,7 @@ def _cached(family: str, cache_dir: Path) -> Path:
     digest = hashlib.sha256()
     for name, content in sorted(_files(family).items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    folder = cache_dir / f"tiny-{family}-{digest.hexdigest()[:12]}"
-    if folder.is_dir():
-        return folder
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
-    try:
-        os.rename(write(family, fresh), folder)
-    except OSError:
-        if not folder.is_dir():  # anything but another process having been faster
-            raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return folder
+    return made_once(cache_dir / f"tiny-{family}-{digest.hexdigest()[:12]}", lambda fresh: write(family, fresh))
 
 
 def _download(name: str) -> Path:
@@ -180,9 +177,13 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # the hub client raises its own, its HTTP library's and the system's errors
+        folder = Path(name)
+        # Where the first part of the name is a folder here, a path was meant, and the hub has nothing to do with it.
+        local = folder.parent.is_dir()
         raise ConfigError(
             f"model {name!r}",
-            got=in_one_line(error),
-            expected="a model on the Hugging Face hub that can be reached, or is in its local cache",
-            fix=f"name a local model folder, use a tiny model ({PREFIX}qwen3_vl), or check name, network and access",
+            got=_no_folder(folder) + ("" if local else f", and not on the hub: {in_one_line(error)}"),
+            expected="a model folder, or a model on the Hugging Face hub that can be reached or is in its local cache",
+            fix=_beside(folder)
+            or f"name a local model folder, use a tiny model ({PREFIX}qwen3_vl), or check name, network and access",
         ) from error

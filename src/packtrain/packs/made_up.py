@@ -130,8 +130,8 @@ def row_lengths(longest: int, rows: int) -> list[int]:
 class MadeUpSamples:
     """Makes samples for the config of a model, as a mix says."""
 
-    def __init__(self, config: Mapping[str, Any], mix: Mix, *, dtype: torch.dtype, seed: int = 0) -> None:
-        self._config, self._mix, self._dtype, self._seed = config, mix, dtype, seed
+    def __init__(self, config: Mapping[str, Any], mix: Mix, *, dtype: torch.dtype) -> None:
+        self._config, self._mix, self._dtype = config, mix, dtype
         self._kind = str(config["model_type"])
         self._vision = shape_from_config(config).vision
         if self._vision is not None and self._kind not in (*_QWEN, *_TILED):
@@ -144,7 +144,7 @@ class MadeUpSamples:
 
     def sample(self, number: int, tokens: int) -> EncodedSample:
         """One sample of so many tokens."""
-        noise = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
+        noise = torch.Generator().manual_seed(number)
         ids = noise_ids(self._config, tokens, noise)
         images = self._images(tokens, noise)
         supervised = max(1, int(self._mix.supervised * (tokens - images.tokens - _PROMPT)))

@@ -59,7 +59,7 @@ def model_shell(folder: str) -> Any:
     except ImportError as error:
         raise ConfigError("encoding", got=str(error), fix="pip install 'packtrain[train]'") from error
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             folder, got=str(error), expected="a model's config.json", fix="put it beside the processor's files"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
 
 from packtrain.core.errors import DataError, RecordError
-from packtrain.core.fingerprint import differences
-from packtrain.core.retries import of_the_moment, retried
+from packtrain.core.retries import retried
 from packtrain.core.values import MediaRef, Record
 from packtrain.costs.converter import Converter
-from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.request import Request
-from packtrain.costs.table import CostTable
 from packtrain.packs.rows import Row, RowTable
 from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.media import MediaStore
@@ -30,16 +26,8 @@ PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault o
 class RecordReader:
     """Reads the records of a table's rows. It pickles; every process opens its files for itself."""
 
-    def __init__(
-        self,
-        request: Request,
-        rows: RowTable,
-        files: Files,
-        *,
-        pauses: tuple[float, ...] = PAUSES,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._request, self._rows, self._files, self._pauses, self._sleep = request, rows, files, pauses, sleep
+    def __init__(self, request: Request, rows: RowTable, files: Files) -> None:
+        self._request, self._rows, self._files = request, rows, files
 
     def record(self, number: int) -> Record:
         """The record of one row, usable for as long as it is wanted.
@@ -95,7 +83,7 @@ class RecordReader:
                 return entry
 
         try:
-            return retried(read, self._pauses, passes=of_the_moment, sleep=self._sleep)
+            return retried(read, PAUSES)
         except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
             self._unreadable(row, error)
 
@@ -151,14 +139,3 @@ def _in_memory(entry: Entry, plain: Plain) -> Entry:
         for name, ref in entry.media.items()
     }
     return replace(entry, media=taken)
-
-
-def data_changes(table: CostTable) -> list[str]:
-    """Which inputs differ now from when the table was measured, each with both values; empty where nothing does."""
-    measured = table.summary["inputs"]
-    now = inputs_of(
-        Request.from_description(measured["request"], table.places),
-        content_hash=any("sha256" in state for state in measured["data"].values()),
-        by_processor=measured["transformers"] is not None,
-    )
-    return differences(measured, now)

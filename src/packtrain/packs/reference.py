@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import ConfigError, RecordError, in_one_line
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Text
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
@@ -44,11 +44,24 @@ def load_reference(request: Request) -> RealProcessor | str:
     return RealProcessor(request, settings)
 
 
+def _config_of(folder: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder}/config.json",
+            got=in_one_line(error),
+            expected="the config of a model that transformers can load",
+            fix="check the folder with AutoConfig.from_pretrained, or pass --check 0",
+        ) from error
+
+
 class RealProcessor:
     """A Hugging Face processor or tokenizer, called as training calls it."""
 
     def __init__(self, request: Request, settings: ProcessorSettings) -> None:
-        from transformers import AutoConfig
         from transformers.utils import logging
 
         logging.set_verbosity_error()
@@ -56,7 +69,7 @@ class RealProcessor:
         self._processor: Any = load_processor(settings, multimodal=self._multimodal, fix=", or pass --check 0")
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
         has_config = (Path(settings.folder) / "config.json").exists()
-        self._config: Any = AutoConfig.from_pretrained(settings.folder) if has_config else None
+        self._config: Any = _config_of(settings.folder) if has_config else None
         family = load_family(settings, request.limits)
         if family is None and request.limits.given():
             raise ConfigError(
@@ -68,8 +81,10 @@ class RealProcessor:
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
         self._sampling = sampling_settings(self._processor, self._kwargs)
         self._eos = self._tokenizer.eos_token if request.add_eos else None
+        if settings.own_template:
+            self._processor.chat_template = self._tokenizer.chat_template = settings.chat_template
         # A processor ignores a template that only its tokenizer has.
-        has_own = getattr(self._processor, "chat_template", None) is not None
+        has_own = getattr(self._processor, "chat_template", None) is not None and not settings.own_template
         self._own_template = None if has_own else settings.chat_template
         if settings.template_date is not None and settings.chat_template is not None:
             self._own_template = with_date(settings.chat_template, settings.template_date)

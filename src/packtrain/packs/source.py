@@ -7,14 +7,13 @@ in any process, in any order, on any rank.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packtrain.core.errors import DataError, RecordError
-from packtrain.core.retries import of_the_moment, retried
+from packtrain.core.retries import Answer, retried
 from packtrain.core.values import LedgerEntry, Record
 from packtrain.packs.expected import Expected
 from packtrain.packs.rows import Row
@@ -67,17 +66,9 @@ class PackSource:
     A sample that can never be decoded is left out, and the row says so. Whatever else goes wrong stops the run.
     """
 
-    def __init__(
-        self,
-        plan: PackPlan,
-        rows: Rows,
-        reader: Reader,
-        encoder: Encoder,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, plan: PackPlan, rows: Rows, reader: Reader, encoder: Encoder) -> None:
         self.plan = plan
-        self._rows, self._reader, self._encoder, self._sleep = rows, reader, encoder, sleep
+        self._rows, self._reader, self._encoder = rows, reader, encoder
 
     def __len__(self) -> int:
         return self.plan.num_packs
@@ -134,10 +125,7 @@ class PackSource:
             with self._reader.opened(number) as record:
                 return self._encoder.encode(record, store, row=number, expected=expected, start=start, tokens=tokens)
 
-        try:
-            return retried(encode, PAUSES, passes=of_the_moment, sleep=self._sleep)
-        except OSError as error:
-            raise _unreadable(row, error) from error
+        return media_read(encode, row.id, row.origin)
 
     def _require_root(self, row: Row) -> None:
         """One file may be gone for good; a whole folder that is gone is a disk or a mount that comes back."""
@@ -168,10 +156,14 @@ def _left_out(row: Row, error: RecordError) -> LedgerEntry:
     return LedgerEntry(id=row.id, origin=row.origin, stage=STAGE, reason=error.reason, detail=detail)
 
 
-def _unreadable(row: Row, error: OSError) -> DataError:
-    return DataError(
-        f"sample {row.id} ({row.origin})",
-        got=f"{type(error).__name__}: {error}",
-        expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
-        fix="see whether the disk or the network that holds the media works, then resume",
-    )
+def media_read(read: Callable[[], Answer], id: str, origin: str) -> Answer:
+    """What is made of a sample's media, after as many attempts to read them as are worth it."""
+    try:
+        return retried(read, PAUSES)
+    except OSError as error:
+        raise DataError(
+            f"sample {id} ({origin})",
+            got=f"{type(error).__name__}: {error}",
+            expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
+            fix="see whether the disk or the network that holds the media works, then resume",
+        ) from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
-from packtrain.core.errors import ArtifactError, DataError, RecordError
+from packtrain.core.errors import ArtifactError, RecordError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
-from packtrain.core.values import MediaHeader, Record
+from packtrain.core.values import MediaHeader
 from packtrain.costs.engines import in_processes
 from packtrain.costs.request import Request
 from packtrain.costs.table import CostTable
@@ -34,6 +33,7 @@ from packtrain.packs.encode import SampleEncoder
 from packtrain.packs.reader import RecordReader
 from packtrain.packs.rows import RowTable
 from packtrain.packs.sample_tokens import SampleTokens
+from packtrain.packs.source import media_read
 from packtrain.packs.token_table import (
     FINGERPRINT,
     KIND,
@@ -50,12 +50,10 @@ from packtrain.packs.token_table import (
     token_inputs,
     wrong_size,
 )
-from packtrain.records.media import MediaStore
 from packtrain.records.shards.plain import Files
 
 PART_TOKENS = 4_000_000  # of text; 16 MB
 PART_ROWS = 16_384
-PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt after a fault while a medium's header was read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,30 +262,15 @@ class _Tools:
         """The tokens of one row; None where they cannot be made: reading it will say why, and count it."""
         row = self._rows.row(number)
         with self._reader.opened(number) as record:
+            store = self._reader.store(row.source)
+
+            def headers() -> list[MediaHeader]:
+                return [read_header(store, medium) for medium in record.media()]
+
             try:
-                headers = _headers(record, self._reader.store(row.source))
-                return self._encoder.text_tokens(record, headers)
+                return self._encoder.text_tokens(record, media_read(headers, row.id, row.origin))
             except RecordError:
                 return None
-            except OSError as error:
-                raise DataError(
-                    f"sample {row.id} ({row.origin})",
-                    got=f"{type(error).__name__}: {error}",
-                    expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
-                    fix="see whether the disk or the network that holds the media works, then run it again",
-                ) from error
-
-
-def _headers(record: Record, store: MediaStore) -> list[MediaHeader]:
-    """What the headers of a record's media say, after as many attempts as are worth it."""
-    for pause in (*PAUSES, None):
-        try:
-            return [read_header(store, medium) for medium in record.media()]
-        except OSError:
-            if pause is None:
-                raise
-            time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
 
 
 _latest: dict[tuple[int, str], _Tools] = {}  # of one task, so that its tokenizer is loaded once in a process

@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest, files_state
+from packtrain.core.folders import made_once
 from packtrain.families.base import ProcessorSettings
 
 # Classes that take the file as it is, and classes whose own rules are those of their published files (tested).
@@ -34,9 +33,7 @@ def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
     vocabularies = {path.name for pattern in _VOCABULARIES for path in source.glob(pattern)}
     state = files_state({name: source / name for name in sorted({*_FILES, *vocabularies})}, content=True)
     folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
-    if not (folder / "tokenizer.json").exists():
-        _save_in_another_process(settings.folder, folder)
-    return str(folder)
+    return str(made_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))
 
 
 def _file_is_enough(settings: ProcessorSettings) -> bool:
@@ -58,31 +55,24 @@ def in_another_process(module: str, *arguments: str) -> str:
 
 
 def _save_in_another_process(source: str, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
-        try:
-            in_another_process("packtrain.packs.tokenizer", source, temporary)
-        except RuntimeError as error:
-            raise ConfigError(
-                source,
-                got=str(error),
-                expected="a tokenizer that transformers can load and that is backed by the tokenizers library",
-                fix="check the folder with AutoTokenizer.from_pretrained",
-            ) from None
-        made = Path(temporary) / "made"
-        if not folder.exists():
-            os.replace(made, folder)
+    try:
+        in_another_process("packtrain.packs.tokenizer", source, str(folder))
+    except RuntimeError as error:
+        raise ConfigError(
+            source,
+            got=str(error),
+            expected="a tokenizer that transformers can load and that is backed by the tokenizers library",
+            fix="check the folder with AutoTokenizer.from_pretrained",
+        ) from None
 
 
-def _save(source: str, target: str) -> None:
+def _save(source: str, folder: str) -> None:
     """What the other process does."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    made = Path(target) / "made"
-    made.mkdir()
-    (made / "special_tokens.json").write_text(json.dumps(dict(tokenizer.special_tokens_map)))
-    (made / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    (Path(folder) / "special_tokens.json").write_text(json.dumps(dict(tokenizer.special_tokens_map)))
+    (Path(folder) / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
 
 
 if __name__ == "__main__":

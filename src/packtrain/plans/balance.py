@@ -34,12 +34,12 @@ class BalanceLine:
     strict: Evenness
 
 
-def evenness(schedule: Schedule, world: int, epoch: int = 0) -> Evenness:
-    """Measured on the micro-steps of whole steps, in which all ranks have a pack."""
-    order = schedule.order(epoch)
+def evenness(schedule: Schedule, world: int) -> Evenness:
+    """Measured on the micro-steps of whole steps of the first epoch, in which all ranks have a pack."""
+    order = schedule.order(0)
     size = schedule.packs_per_step
-    packs = schedule.plan.epoch(epoch)
-    work = schedule.plan.predicted_work(epoch)[order]
+    packs = schedule.plan.epoch(0)
+    work = schedule.plan.predicted_work(0)[order]
     tokens, samples = packs.load("tokens")[order], packs.load("samples")[order]
     ratios = []
     for start in range(0, len(order) - size + 1, size):

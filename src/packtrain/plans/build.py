@@ -81,7 +81,7 @@ class _Builder:
         """Pack one epoch and hand it to the sink."""
         config = self.config
         counts = self.draw.counts(config.seed, number) if self.draw is not None else None
-        cut = config.overlong in ("truncate", "split")
+        cut = config.cuts
         totals = _Totals(config)
         tail = Tail(config)
         sink.begin(number, CUT_SCHEMA if cut else ENTRY_SCHEMA, PACK_SCHEMA)

@@ -10,6 +10,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.plans.arrays import Effort, check_strategy
 
 Overlong = Literal["drop", "truncate", "split", "error"]
+Side = Literal["right", "left"]
 # The limits of a pack: the setting's name, and the resource that it bounds.
 LIMITS: Mapping[str, str] = {
     "packing_length": "tokens",
@@ -38,6 +39,8 @@ class PackingConfig:
     max_frames_per_pack: int | None = None
     max_samples_per_pack: int | None = None
     max_attention_per_pack: int | None = None  # sum of squared lengths
+    cutoff_len: int | None = None  # tokens of a sample: what is longer is cut, before anything is packed
+    truncate_side: Side = "right"  # where it is cut
     overlong: Overlong = "drop"
     packing_window: int | None = None  # pack within windows of this many consecutive samples; None: all together
     packing_min_fill_ratio: float = 0.0  # packs of a window that are emptier are packed again with the next window
@@ -50,10 +53,11 @@ class PackingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in (*LIMITS, "packing_window", "packing_buffer", "packs_per_step", "epochs"):
+        for name in (*LIMITS, "cutoff_len", "packing_window", "packing_buffer", "packs_per_step", "epochs"):
             _check_count(name, getattr(self, name), optional=_DEFAULTS.get(name, 0) is None)
         check_strategy(self.packing_strategy)
-        for name, allowed in (("effort", get_args(Effort)), ("overlong", get_args(Overlong))):
+        words = (("effort", get_args(Effort)), ("overlong", get_args(Overlong)), ("truncate_side", get_args(Side)))
+        for name, allowed in words:
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(name, got=value, expected=", ".join(allowed), fix=nearest(str(value), allowed))
@@ -70,6 +74,11 @@ class PackingConfig:
         """The limits that are set, by resource; tokens first."""
         found = {resource: getattr(self, setting) for setting, resource in LIMITS.items()}
         return {resource: limit for resource, limit in found.items() if limit is not None}
+
+    @property
+    def cuts(self) -> bool:
+        """May a pack hold a part of a sample?"""
+        return self.cutoff_len is not None or self.overlong in ("truncate", "split")
 
     def limited(self, limits: Mapping[str, int]) -> PackingConfig:
         """The same with other limits, by the names of their settings."""

@@ -54,8 +54,9 @@ def draw_of(mixture: Mapping[str, Mapping[str, float | None]], sources: SourceCo
     given = {name: mixture.get(name, {}) for name in rows}
     weights = {name: weight for name, share in given.items() if (weight := share.get("weight")) and rows[name]}
     fixed = {name: given[name].get("repeats") or 1.0 for name in rows if name not in weights}
+    kept = [name for name in fixed if rows[name]]  # those of which nothing fits have no share
     total_weight = math.fsum(weights.values())
-    if not fixed:
+    if not kept:
         entries = float(sum(rows.values()))
     elif total_weight < 1:
         entries = sum(rows[name] * repeats for name, repeats in fixed.items()) / (1 - total_weight)
@@ -63,7 +64,7 @@ def draw_of(mixture: Mapping[str, Mapping[str, float | None]], sources: SourceCo
     else:
         raise ConfigError(
             "weight",
-            got=f"weights that add up to {total_weight:g} beside sources without one ({', '.join(fixed)})",
+            got=f"weights that add up to {total_weight:g} beside sources without one ({', '.join(kept)})",
             expected="less than 1, since a weight is a share of all samples",
             fix="give every source a weight, or make the weights smaller",
         )

@@ -41,11 +41,11 @@ class Pieces:
 def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
     """Cut or leave out what is too large.
 
-    Only text after the last medium is ever cut, and only the limit of tokens (with it attention) is met by cutting.
+    Only text after the last medium is ever cut, and only limits of tokens (with them attention) are met by cutting.
     A piece's first token is predicted from nothing, so it carries no loss; a piece in which nothing does is dropped.
     """
     capacities = config.capacities()
-    over = {name: samples[name] > limit for name, limit in capacities.items()}
+    over = _over(samples, config)
     unfit = np.logical_or.reduce(list(over.values()))
     reasons = {int(row): _reason(samples, capacities, over, int(row)) for row in np.flatnonzero(unfit)}
     if config.overlong == "error" and reasons:
@@ -56,8 +56,10 @@ def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
             expected="samples within the limits",
             fix="raise the limits, or choose overlong: drop, truncate or split",
         )
+    if config.cutoff_len is not None:
+        unfit |= samples["tokens"] > config.cutoff_len
     whole = np.flatnonzero(~unfit)
-    if config.overlong in ("drop", "error") or not reasons:
+    if not config.cuts or not unfit.any():
         return Pieces(
             rows=whole,
             starts=np.zeros(len(whole), np.int64),
@@ -66,6 +68,35 @@ def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
             dropped=tuple(Dropped(row, UNFIT, reason) for row, reason in reasons.items()),
         )
     return _cut(samples, tails, config, over, whole, reasons)
+
+
+def _over(samples: Samples, config: PackingConfig) -> dict[str, np.ndarray]:
+    """Which limits of a pack each sample exceeds, once it is cut to `cutoff_len`."""
+    found = {}
+    for name, limit in config.capacities().items():
+        column = samples[name]
+        if config.cutoff_len is not None and name in ("tokens", "attention"):
+            cut = np.minimum(samples["tokens"], config.cutoff_len)
+            column = cut if name == "tokens" else cut * cut
+        found[name] = column > limit
+    return found
+
+
+def _stretch(tokens: int, length: int, config: PackingConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Begins and ends of the pieces that are kept of a sample, each of at most this length."""
+    kept = min(tokens, config.cutoff_len or tokens)
+    if config.overlong != "split":
+        kept = min(kept, length)
+    first = tokens - kept if config.truncate_side == "left" else 0
+    begins = np.arange(first, first + kept, length)
+    return begins, np.minimum(begins + length, first + kept)
+
+
+def _uncuttable(media_end: int, begins: np.ndarray, ends: np.ndarray) -> str:
+    """Why these pieces cannot be made: media stay whole, and in the first of them."""
+    if media_end > ends[0]:
+        return f"its media reach to token {media_end}, so it cannot be cut"
+    return "its beginning has media, so it cannot be cut on the left" if media_end and begins[0] else ""
 
 
 def _cut(
@@ -81,12 +112,14 @@ def _cut(
         length = min(length, math.isqrt(config.max_attention_per_pack))
     dropped: list[Dropped] = []
     cut: list[int] = []
-    for row, reason in reasons.items():
-        media_end = int(samples["tokens"][row] - tails.tokens[row])
-        beyond = [name for name, exceeds in over.items() if exceeds[row] and name not in ("tokens", "attention")]
-        if beyond or media_end > length:
-            detail = reason if beyond else f"{reason}; its media reach to token {media_end}, so it cannot be cut"
-            dropped.append(Dropped(row, UNFIT, detail))
+    by_cutting = ("tokens", "attention") if config.overlong in ("truncate", "split") else ()
+    for row in np.setdiff1d(np.arange(len(samples["tokens"])), whole, assume_unique=True).tolist():
+        tokens = int(samples["tokens"][row])
+        reason = reasons.get(row) or f"{tokens:,} tokens > cutoff_len {config.cutoff_len:,}"
+        beyond = [name for name, exceeds in over.items() if exceeds[row] and name not in by_cutting]
+        why = _uncuttable(tokens - int(tails.tokens[row]), *_stretch(tokens, length, config))
+        if beyond or why:
+            dropped.append(Dropped(row, UNFIT, reason if beyond else f"{reason}; {why}"))
         else:
             cut.append(row)
     rows, starts, firsts = [whole], [np.zeros(len(whole), np.int64)], [np.ones(len(whole), bool)]
@@ -94,8 +127,7 @@ def _cut(
     cut_rows = tokens_lost = supervised_lost = 0
     for row, runs in zip(cut, tails.runs(np.array(cut, np.int64)) if cut else (), strict=True):
         tokens, carrying = int(samples["tokens"][row]), int(samples["supervised_tokens"][row])
-        begins = np.arange(0, tokens, length) if config.overlong == "split" else np.zeros(1, np.int64)
-        ends = np.minimum(begins + length, tokens)
+        begins, ends = _stretch(tokens, length, config)
         found = supervised_in(runs, tokens, carrying, int(tails.tokens[row]), begins, ends)
         kept = found > 0
         for begin, end in zip(begins[~kept].tolist(), ends[~kept].tolist(), strict=True):
@@ -108,7 +140,7 @@ def _cut(
         lengths.append((ends - begins)[kept])
         supervised.append(found[kept])
         cut_rows += 1
-        tokens_lost += tokens - int(ends[-1])
+        tokens_lost += tokens - int((ends - begins).sum())
         supervised_lost += carrying - int(found.sum())
     joined = [np.concatenate(parts) for parts in (rows, starts, firsts, lengths, supervised)]
     order = np.lexsort((joined[1], joined[0]))  # pieces stand where their row stood

@@ -7,12 +7,12 @@ import numpy as np
 from packtrain.plans.schedule import Schedule
 
 
-def padding_share(schedule: Schedule, rows_per_batch: int, *, world: int = 1, epoch: int = 0) -> float:
-    """The share of padding in all tokens of an epoch's batches, each padded to its longest sample.
+def padding_share(schedule: Schedule, rows_per_batch: int, *, world: int = 1) -> float:
+    """The share of padding in all tokens of the first epoch's batches, each padded to its longest sample.
 
     A batch has the samples of `rows_per_batch` packs, one in each with the strategy `none`.
     """
-    packs, order = schedule.plan.epoch(epoch), schedule.order(epoch)
+    packs, order = schedule.plan.epoch(0), schedule.order(0)
     lengths, samples = packs.load("longest")[order], packs.load("samples")[order]
     size, together = schedule.packs_per_step, world * rows_per_batch
     step_of = np.arange(len(lengths)) // size
@@ -20,7 +20,7 @@ def padding_share(schedule: Schedule, rows_per_batch: int, *, world: int = 1, ep
     # What fills up a step stands before its packs, the incomplete one's too, so batches are counted from its end.
     last = np.minimum((step_of + 1) * size, len(lengths))
     place = step_of * filled + filled - (last - np.arange(len(lengths)))
-    longest, rows = np.zeros((2, schedule.num_steps(epoch) * filled), np.int64)
+    longest, rows = np.zeros((2, schedule.num_steps(0) * filled), np.int64)
     longest[place], rows[place] = lengths, samples
     batches = longest.reshape(-1, rows_per_batch).max(axis=1) * rows.reshape(-1, rows_per_batch).sum(axis=1)
     computed = int(batches.sum())

@@ -130,6 +130,13 @@ class PackPlan:
         folder = Path(path)
         if folder.name == PLAN:
             folder = folder.parent
+        if not (folder / PLAN).is_file():
+            raise ArtifactError(
+                str(folder),
+                got=f"no {PLAN}" if folder.is_dir() else "a file" if folder.exists() else "no such folder",
+                expected="a folder written by packtrain pack",
+                fix="pack first: packtrain pack COSTS --packing-length N --out PLAN",
+            )
         summary = read_json(folder / PLAN, KIND, VERSION, checked=True, fix=_AGAIN)
         missing = [name for name in (*_KEYS, SUMS) if name not in summary]
         if missing:
@@ -153,6 +160,12 @@ class PackPlan:
                     fix=_AGAIN,
                 )
         return cls(summary, files, folder)
+
+    def __repr__(self) -> str:
+        where = f"{str(self.folder)!r}: " if self.folder is not None else ""
+        config = self.config
+        packs = f"{self.num_packs:,} packs of {config.packing_length:,} tokens ({config.packing_strategy})"
+        return f"PackPlan({where}{packs}, epochs: {self.num_epochs})"
 
     @property
     def config(self) -> PackingConfig:

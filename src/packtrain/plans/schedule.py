@@ -44,19 +44,6 @@ class LoaderState:
     next_pack: int
     settings: Mapping[str, Any] | None = field(default=None, compare=False)  # what it is a hash of, to name differences
 
-    def to_json(self) -> str:
-        """As text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> LoaderState:
-        """From text; anything else than a state is refused."""
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = text
-        return cls.from_plain(found)
-
     @classmethod
     def from_plain(cls, found: object) -> LoaderState:
         """From plain values by name; anything else than a state is refused."""
@@ -89,6 +76,9 @@ class Schedule:
         self.seed = seed
         self.balance = balance
         self._cached: tuple[int, np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.num_steps():,} steps of {self.packs_per_step} packs, {self.balance}, seed {self.seed})"
 
     @property
     def hash(self) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import glob
-import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
-from packtrain.core.artifacts import room_for, sync, write_json
+from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError
+from packtrain.core.folders import whole_folder
 from packtrain.plans.plan import KIND, LEDGER, PLAN, SUMS, VERSION, EpochPacks
 
 
@@ -94,43 +91,25 @@ class FolderSink:
 
     def __init__(self, out: Path) -> None:
         self._out = out.resolve()  # a link leads to its folder, and "." gets a name
-        self._work = self._out.parent / f".{self._out.name}.{os.getpid()}.tmp"
+        self._place = whole_folder(self._out)
         self._open: list[Any] = []
         self._ledger: IO[str]
 
     def __enter__(self) -> FolderSink:
         self._refuse_existing()
-        shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir(parents=True)
-        self._alive = os.open(self._work, os.O_RDONLY)
-        with suppress(OSError):  # a disk without locks
-            fcntl.flock(self._alive, fcntl.LOCK_EX)
-        self._remove_abandoned()
+        self._work = self._place.__enter__()
         self._ledger = (self._work / LEDGER).open("w", encoding="utf-8", errors="backslashreplace")
         return self
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, *failure: Any) -> None:
         for file in (*self._open, self._ledger):
             with suppress(OSError, pa.ArrowException):  # closing writes, and fails again where the disk is full
                 file.close()
-        shutil.rmtree(self._work, ignore_errors=True)
-        os.close(self._alive)
-        if isinstance(failure[1], OSError):
-            with room_for(self._out):
-                raise failure[1]
-
-    def _remove_abandoned(self) -> None:
-        """Remove what killed processes have left of this plan: only a living one holds the lock on its folder."""
-        for path in self._out.parent.glob(f".{glob.escape(self._out.name)}.*.tmp"):
-            if path == self._work or not path.name.split(".")[-2].isdigit():
-                continue
-            with suppress(OSError):  # locked, gone by now, or on a disk without locks
-                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-                finally:
-                    os.close(folder)
+        try:
+            self._place.__exit__(*failure)
+        except OSError:  # perhaps not empty any more: another process was faster
+            self._refuse_existing()
+            raise
 
     def begin(self, number: int, entries: pa.Schema, packs: pa.Schema) -> None:
         for name, schema in (("entries", entries), ("packs", packs)):
@@ -153,16 +132,6 @@ class FolderSink:
         self._ledger.close()
         sums = sums_of(self._work, (path.name for path in self._work.iterdir()))
         write_json(self._work / PLAN, KIND, VERSION, {**summary, SUMS: sums}, checked=True)
-        for path in self._work.iterdir():
-            sync(path)
-        sync(self._work)
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.replace(self._work, self._out)
-        except OSError:  # not empty any more: another process was faster
-            self._refuse_existing()
-            raise
-        sync(self._out.parent)
 
     def epochs(self) -> list[EpochPacks]:
         return []

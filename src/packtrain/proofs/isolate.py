@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,9 +33,9 @@ class Change:
     sample: EncodedSample
 
 
-def changes_of(samples: Sequence[EncodedSample], seed: int = 0) -> list[Change]:
+def changes_of(samples: Sequence[EncodedSample]) -> list[Change]:
     """Every sample with other text, and every sample with media with other pixels."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(0)
     pool = torch.cat([sample.input_ids[sample.token_kinds == TEXT] for sample in samples]).unique()
     found = []
     for at, sample in enumerate(samples):
@@ -96,28 +96,15 @@ def isolate(
     model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool, mode: Mode = TRAINING
 ) -> list[Finding]:
     """Change each sample in turn and look at all others; at gradients in one mode."""
-    changes, allowed = changes_of(samples), allowed_movement(model)
+    changes = changes_of(samples)
     with in_mode(model, EVALUATION):
-        found = _logits(model, samples, changes, collate, allowed, needed_effect(model))
+        before = row_logits(model, samples, collate)
+        found = moved_neighbours(
+            model, samples, changes, before, lambda one: row_logits(model, with_change(samples, one), collate)
+        )
     if backward:
         with in_mode(model, mode):
-            found += _gradients(model, samples, changes, collate, allowed)
-    return found
-
-
-def _logits(
-    model: Any,
-    samples: Sequence[EncodedSample],
-    changes: Sequence[Change],
-    collate: Collate,
-    allowed: float,
-    needed: float,
-) -> list[Finding]:
-    before = row_logits(model, samples, collate)
-    found = []
-    for what in dict.fromkeys(change.what for change in changes):
-        moved = ((one, row_logits(model, with_change(samples, one), collate)) for one in changes if one.what == what)
-        found.append(others_and_itself(f"neighbours, other {what}", samples, moved, before, allowed, needed))
+            found += _gradients(model, samples, changes, collate, allowed_movement(model))
     return found
 
 
@@ -127,23 +114,33 @@ def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -
         return split(forward(model, packed(samples, collate)[0]), samples)
 
 
-def others_and_itself(
-    check: str,
+def moved_neighbours(
+    model: Any,
     samples: Sequence[EncodedSample],
-    changed: Iterable[tuple[Change, Sequence[Tensor]]],
+    changes: Sequence[Change],
     before: Sequence[Tensor],
-    allowed: float,
-    needed: float,
-) -> Finding:
-    """How far other samples moved with a changed one, and how far it moved itself; over their values where large."""
-    gaps, effects = [], []
-    for change, after in changed:
-        name = samples[change.at].id
-        for at, sample in enumerate(samples):
-            if at != change.at:
-                gaps.append((f"{sample.id} moves with {name}", _gap(before[at], after[at])))
-        effects.append((name, _gap(before[change.at], after[change.at])))
-    worst = largest(check, gaps, allowed)
+    after: Callable[[Change], Sequence[Tensor]],
+    dtype: torch.dtype | None = None,
+) -> list[Finding]:
+    """For each kind of change how far other samples moved, and how far the changed one did; over values where large.
+
+    Results with a change are asked for one by one: all of them may be too large to be kept.
+    """
+    allowed, needed = allowed_movement(model, dtype), needed_effect(model, dtype)
+    found = []
+    for what in dict.fromkeys(change.what for change in changes):
+        gaps, effects = [], []
+        for change in (one for one in changes if one.what == what):
+            name, now = samples[change.at].id, after(change)
+            for at, sample in enumerate(samples):
+                if at != change.at:
+                    gaps.append((f"{sample.id} moves with {name}", _gap(before[at], now[at])))
+            effects.append((name, _gap(before[change.at], now[change.at])))
+        found.append(_others_and_itself(largest(f"neighbours, other {what}", gaps, allowed), effects, needed))
+    return found
+
+
+def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], needed: float) -> Finding:
     name, effect = min(effects, key=lambda one: one[1])
     own = f"{name} moves itself by {effect:.2g}"
     if effect < needed:

@@ -19,9 +19,9 @@ from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import EncodedSample
 from packtrain.proofs.choice import MOST_SAMPLES, Room, described, longest_of, short_samples
 from packtrain.proofs.compare import compare_labels
-from packtrain.proofs.isolate import Change, allowed_movement, changes_of, needed_effect, others_and_itself
+from packtrain.proofs.isolate import Change, changes_of, moved_neighbours, with_change
 from packtrain.proofs.modes import AS_TRAINED, EVALUATION, exact_products, in_mode, is_random_in_training
-from packtrain.proofs.passes import Collate, alone, as_trained, forward, packed, split
+from packtrain.proofs.passes import Collate, alone, as_trained, packed, split
 from packtrain.proofs.reference import hidden_states, parity, stock_attention
 from packtrain.proofs.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
 from packtrain.proofs.values import Finding, Verdict
@@ -52,8 +52,6 @@ def quick_check(
     pack: Sequence[EncodedSample] = (),
     room: Room | None = None,
     training: Training | None = None,
-    name: str = "",
-    backend: str = "as the model came",
 ) -> Verdict:
     """Packed against alone, changed neighbours, the longest sample in its pack, and the trainer's own loss.
 
@@ -75,8 +73,8 @@ def quick_check(
             findings += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
     shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
     return Verdict(
-        model=name or type(model).__name__,
-        backend=backend,
+        model=type(model).__name__,
+        backend="as the model came",
         device=str(weight.device),
         dtype=str(dtype).removeprefix("torch."),
         samples=tuple(dict.fromkeys(described(sample) for sample in shown)),
@@ -100,18 +98,14 @@ def _without_gradients(
     with hidden_states(model) as hidden:
 
         def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
-            forward(model, packed(some, collate)[0])
-            return split(hidden[0], some)
+            return split(hidden(packed(some, collate)[0]), some)
 
         def by_itself(sample: EncodedSample) -> Tensor:
-            forward(model, alone(sample, contract))
-            return hidden[0]
+            return hidden(alone(sample, contract))
 
         first = row(chosen)
         changes = _changes(chosen)
-        moved = [
-            row([change.sample if at == change.at else one for at, one in enumerate(chosen)]) for change in changes
-        ]
+        moved = [row(with_change(chosen, change)) for change in changes]
         again = row(chosen)  # what a forward leaves behind shows in a later one
         with stock_attention(model) as used:
             at = longest_of(pack)
@@ -130,7 +124,8 @@ def _without_gradients(
         parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(known, first, strict=True)], allowed),
         parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(known, again, strict=True)], allowed),
         parity("hidden states (whole pack)", in_pack, allowed),
-        *_isolation(model, chosen, changes, again, moved, dtype),
+        # at every token: media stand where no loss is taken
+        *moved_neighbours(model, chosen, changes, again, lambda change: moved[changes.index(change)], dtype),
     ]
 
 
@@ -140,24 +135,6 @@ def _changes(chosen: Sequence[EncodedSample]) -> list[Change]:
     texts = [change for change in changes if change.what == "text"]
     found = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
     return [*found, *[texts[0]] * (CHANGES - len(found))]
-
-
-def _isolation(
-    model: Any,
-    samples: Sequence[EncodedSample],
-    changes: Sequence[Change],
-    before: Sequence[Tensor],
-    moved: Sequence[Sequence[Tensor]],
-    dtype: torch.dtype,
-) -> list[Finding]:
-    """At every token: media stand where no loss is taken."""
-    found = []
-    for what in ("text", "pixels"):
-        pairs = [(change, after) for change, after in zip(changes, moved, strict=True) if change.what == what]
-        if pairs:
-            allowed, needed = allowed_movement(model, dtype), needed_effect(model, dtype)
-            found.append(others_and_itself(f"neighbours, other {what}", samples, pairs, before, allowed, needed))
-    return found
 
 
 def _with_loss(

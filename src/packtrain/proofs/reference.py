@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from packtrain.models.parts import transformers_model
 from packtrain.packs.values import IGNORED, EncodedSample
 from packtrain.proofs.compare import largest
+from packtrain.proofs.passes import forward
 from packtrain.proofs.values import Finding
 
 
@@ -43,8 +44,8 @@ def stock_attention(model: Any) -> Iterator[str]:
 
 
 @contextmanager
-def hidden_states(model: Any) -> Iterator[list[Tensor]]:
-    """What goes into the output head, (tokens, width) of the latest forward, as the one element of a list.
+def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]:
+    """What goes into the output head in a forward pass on these inputs, (tokens, width).
 
     The head itself does not run: logits of a long row are larger than anything else of a step without gradients.
     """
@@ -56,9 +57,13 @@ def hidden_states(model: Any) -> Iterator[list[Tensor]]:
         latest[:] = [hidden.detach()[0]]
         return hidden
 
+    def run(inputs: Mapping[str, Any]) -> Tensor:
+        forward(model, inputs)
+        return latest[0]
+
     head.forward = keep
     try:
-        yield latest
+        yield run
     finally:
         if before is None:
             del head.forward

@@ -15,10 +15,10 @@ from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one
 from packtrain.core.values import Cost
 from packtrain.families.contracts import BatchContract
 from packtrain.models.attention import set_attention
+from packtrain.models.compiled import refuse_uncompiled
 from packtrain.packs.values import EncodedSample
 from packtrain.proofs.choice import described
-from packtrain.proofs.compare import FullPrecision, HalfPrecision, Judge, compare_labels
-from packtrain.proofs.costs import compare_costs
+from packtrain.proofs.compare import FullPrecision, HalfPrecision, Judge, compare_costs, compare_labels
 from packtrain.proofs.isolate import allowed_movement, isolate, needed_effect, row_logits
 from packtrain.proofs.modes import (
     CHECKPOINTING,
@@ -35,7 +35,6 @@ from packtrain.proofs.passes import (
     Collate,
     Outcome,
     alone,
-    forward,
     packed,
     run_alone,
     run_packed,
@@ -56,7 +55,6 @@ class NamedRow:
     collate: Collate
 
 
-_COMPILERS = ("torch._inductor", "torch._dynamo", "triton")
 _FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
 Say = Callable[[str], None]
 
@@ -144,10 +142,10 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
         except PacktrainError:
             raise
         except Exception as error:  # a model may fail in any way
-            _refuse_uncompiled(error)
+            refuse_uncompiled(error)
             raise DataError(
                 "a sample alone",
-                got=f"the model failed: {_in_a_line(error)}",
+                got=f"the model failed: {in_one_line(error)[:300]}",
                 expected="a model that takes each sample on its own",
                 fix="try the model with its own processor first",
             ) from error
@@ -186,13 +184,9 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Fin
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
-        forward(model, packed(samples, row.collate)[0])
-        found = split(hidden[0], samples)
-        compared = []
+        found = split(hidden(packed(samples, row.collate)[0]), samples)
         with stock_attention(model):
-            for sample, ours in zip(samples, found, strict=True):
-                forward(model, alone(sample, contract))
-                compared.append((sample, hidden[0], ours))
+            compared = [(one, hidden(alone(one, contract)), ours) for one, ours in zip(samples, found, strict=True)]
     return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
 
 
@@ -218,27 +212,9 @@ def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
     except PacktrainError:
         raise
     except Exception as error:  # a model may fail in any way
-        _refuse_uncompiled(error)
-        where = _in_a_line(error)
+        refuse_uncompiled(error)
+        where = in_one_line(error)[:300]
         return [Finding(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
-
-
-def _refuse_uncompiled(error: BaseException) -> None:
-    """A compiler that fails says nothing about the model, nor about packing."""
-    cause: BaseException | None = error
-    while cause is not None and not type(cause).__module__.startswith(_COMPILERS):
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-        raise ConfigError(
-            "attention backend",
-            got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
-            expected="a backend that runs on this device",
-            fix="use varlen or sdpa: flex is compiled for every model and shape",
-        ) from error
-
-
-def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_out: list[str]) -> list[Mode]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from packtrain.core.folders import made_once
 
 # How much wider than tiny: heads of 16 become heads of 64 or 128, a width of 64 becomes 256 or 512.
 SHAPES: Mapping[str, int] = {"tiny": 1, "small": 4, "medium": 8}
@@ -44,20 +44,11 @@ def widened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
 def shaped_folder(tiny: Path, shape: str) -> Path:
     """The folder of a tiny model made wider, beside it; made at most once."""
     folder = tiny.with_name(f"{tiny.name}-{shape}") if SHAPES[shape] > 1 else tiny
-    if folder.is_dir():
-        return folder
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=tiny.parent))
-    try:
-        for file in tiny.iterdir():
-            shutil.copy(file, fresh / file.name)
+
+    def write(fresh: Path) -> None:
+        shutil.copytree(tiny, fresh, dirs_exist_ok=True)
         config = json.loads((tiny / "config.json").read_bytes())
-        (fresh / "config.json").write_text(
-            json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n", encoding="utf-8"
-        )
-        os.rename(fresh, folder)
-    except OSError:
-        if not folder.is_dir():  # anything but another process having been faster
-            raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return folder
+        text = json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n"
+        (fresh / "config.json").write_text(text, encoding="utf-8")
+
+    return made_once(folder, write)

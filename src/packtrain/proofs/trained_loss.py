@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from packtrain.batches.weights import LOSS_WEIGHTS
 from packtrain.families.contracts import BatchContract
 from packtrain.models.parts import part_of_weight, transformers_model
 from packtrain.packs.values import IGNORED, EncodedSample
 from packtrain.proofs.compare import FP32_TOLERANCE, GRADIENT_FLOOR, largest
-from packtrain.proofs.passes import Collate, alone, as_trained, forward, split, token_losses
+from packtrain.proofs.passes import Collate, alone, as_trained, forward, split
 from packtrain.proofs.reference import stock_attention
 from packtrain.proofs.values import Finding
 
 TrainingLoss = Callable[[Any, Any], Tensor]  # model, batch -> the sum of its weighted token losses
+_CHUNK = 512  # tokens whose logits are in 32 bits at once
 _SURE = 1e-3  # loss of a token below which its gradient may round to nothing
 
 
@@ -78,7 +81,7 @@ def compare_training_loss(
             with stock_attention(model):
                 for number in range(max(runs, len(samples))):
                     at = min(number, len(samples) - 1)
-                    losses = token_losses(forward(model, alone(samples[at], contract)), samples[at].labels)
+                    losses = _losses_alone(model, samples[at], contract)
                     part = (losses * weights[at].to(losses.device)).sum() * float(number < len(samples))
                     if backward:
                         (-part / whole).backward()  # type: ignore[no-untyped-call]
@@ -97,9 +100,35 @@ def compare_training_loss(
     ]
     if taken_at is not None:
         findings.append(_compare_positions(samples, taken_at, [losses for losses, _ in each]))
-    if backward and before:
+    if backward and (before or after):  # a loss without gradients is one that the samples alone have
         findings.append(_compare_norms(before, after, dtype, allowed.gradients))
     return findings
+
+
+def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract) -> Tensor:
+    """The loss of each supervised token of one sample by itself.
+
+    Training has logits at supervised tokens only, a chunk of them in 32 bits, so there are no more here. What a model
+    does to its logits behind the head is left to it.
+    """
+    carries = sample.labels[1:] != IGNORED
+
+    def chosen(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, *others = inputs
+        return (hidden[:, :-1][:, carries.to(hidden.device)], *others)
+
+    handle = transformers_model(model).get_output_embeddings().register_forward_pre_hook(chosen)
+    try:
+        logits = forward(model, alone(sample, contract))
+    finally:
+        handle.remove()
+    targets = sample.labels[1:][carries].to(logits.device)
+    parts = zip(logits.split(_CHUNK), targets.split(_CHUNK), strict=True)
+    return torch.cat([checkpoint(_cross_entropies, *part, use_reentrant=False) for part in parts])
+
+
+def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits.float(), targets, reduction="none")
 
 
 def _weights(batch: Any, samples: Sequence[EncodedSample]) -> list[Tensor]:
@@ -170,7 +199,7 @@ def _compare_norms(before: dict[str, float], after: dict[str, float], dtype: tor
     """What remains after subtraction; of each tensor, or in half precision of each part of the model as one vector."""
     if dtype not in (torch.float32, torch.float64):
         before, after = _by_part(before), _by_part(after)
-    floor = GRADIENT_FLOOR * max(before.values(), default=0.0)
+    floor = GRADIENT_FLOOR * (max(before.values(), default=0.0) or max(after.values(), default=0.0))
     gaps = [
         (name, gap / max(before.get(name, 0.0), floor, 1e-30)) for name, gap in after.items() if gap or before.get(name)
     ]

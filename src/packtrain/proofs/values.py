@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from packtrain.core.values import Cost
+from packtrain.reports.numbers import shown
 
 if TYPE_CHECKING:
     from packtrain.packs.values import EncodedSample
 
+_NAME = 200  # characters of what may come from data
 VerdictOutcome = Literal["passed", "failed", "inconclusive"]
 
 
@@ -90,35 +92,27 @@ class Verdict:
         """The findings that passed and could not have failed."""
         return tuple(finding for finding in self.findings if finding.outcome == "inconclusive")
 
+    def passed_in_words(self) -> tuple[str, ...]:
+        """What a run that may start says: what was looked at, what is inconclusive, and what was not checked."""
+        apart = max((finding.difference for finding in self.findings), default=0.0)
+        samples = "; ".join(shown(sample, _NAME) for sample in self.samples)
+        return (
+            f"passed in {self.seconds:.1f} s: {len(self.samples)} samples packed are what each is alone (largest "
+            f"difference {apart:.1e}, {len(self.findings)} checks): {samples}",
+            *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.powerless),
+            *(f"not checked: {shown(one, _NAME)}" for one in self.left_out),
+        )
+
     def as_json(self) -> dict[str, Any]:
         """The verdict as plain values; what is not finite becomes a word, because JSON has no number for it."""
-        return {
-            "passed": self.passed,
-            "outcome": self.outcome,
-            "model": self.model,
-            "backend": self.backend,
-            "device": self.device,
-            "dtype": self.dtype,
-            "samples": list(self.samples),
-            "tokens": self.tokens,
-            "findings": [
-                {
-                    "check": finding.check,
-                    "difference": _plain(finding.difference),
-                    "allowed": _plain(finding.allowed),
-                    "passed": finding.passed,
-                    "outcome": finding.outcome,
-                    "where": finding.where,
-                    "effect": None if finding.effect is None else _plain(finding.effect),
-                    "needed": _plain(finding.needed),
-                }
-                for finding in self.findings
-            ],
-            "judged": list(self.judged),
-            "left_out": list(self.left_out),
-            "seconds": round(self.seconds, 3),
-        }
+        findings = [{**asdict(one), "passed": one.passed, "outcome": one.outcome} for one in self.findings]
+        whole = {"passed": self.passed, "outcome": self.outcome, **asdict(self), "findings": findings}
+        return dict(_plain({**whole, "seconds": round(self.seconds, 3)}))
 
 
-def _plain(number: float) -> float | str:
-    return number if math.isfinite(number) else str(number)
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -48,13 +48,7 @@ def read_mixture(file: str) -> list[MixtureItem]:
 
 def mixture_error(file: str, problems: list[str]) -> ConfigError:
     """One error for all that is wrong with a mixture."""
-    indent = "\n            "
-    return ConfigError(
-        file,
-        got=indent.join(problem.replace("\n", indent + "  ") for problem in problems),
-        expected="items of " + ", ".join(KEYS),
-        fix="correct the lines above",
-    )
+    return ConfigError(file, problems=problems, expected="items of " + ", ".join(KEYS))
 
 
 def _items(file: str) -> list[Any]:

@@ -42,6 +42,7 @@ OF_ONE_RECORD = frozenset(
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
+_TABLES = (".csv", ".tsv", ".xlsx")  # that people have, and that hold no conversations as they are
 YAML = "yaml"  # what users call that format
 LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
@@ -311,9 +312,15 @@ def _kind_of_content(head: bytes, path: str) -> str:
 
 def _unknown(path: str) -> str:
     expected = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
-    raise ConfigError(
-        f"dataset_path {path}", got="a file of no known kind", expected=expected, fix="set dataset_format"
-    )
+    kind = os.path.splitext(path)[1].lower()
+    if kind in _TABLES:
+        fix = f"convert it, such as with datasets: load_dataset('csv', data_files={path!r}, split='train')"
+        fix = f"{fix}.to_parquet('data.parquet')" if kind != ".xlsx" else "save it as JSON Lines or Parquet"
+        raise ConfigError(
+            f"dataset_path {path}", got=f"{kind[1:].upper()}, which is not read", expected=expected, fix=fix
+        )
+    fix = "set dataset_format, if it is one of these under another name"
+    raise ConfigError(f"dataset_path {path}", got="a file of no known kind", expected=expected, fix=fix)
 
 
 def _kind_of_json(text: bytes) -> str | None:

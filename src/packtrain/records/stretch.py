@@ -50,11 +50,18 @@ class Stretch:
             self._fd = -1
 
 
-class _StretchFile(io.RawIOBase):
-    """A cursor over a stretch, for libraries that want a file."""
+class CursorFile(io.RawIOBase):
+    """A read-only file over bytes that are read at a place, for libraries that want one."""
 
-    def __init__(self, stretch: Stretch, owner: bool = False) -> None:
-        self._stretch, self._owner, self._position = stretch, owner, 0
+    _position = 0
+
+    def size(self) -> int:
+        """How many bytes there are."""
+        raise NotImplementedError
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; none only at the end."""
+        raise NotImplementedError
 
     def readable(self) -> bool:
         return True
@@ -66,17 +73,36 @@ class _StretchFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._stretch.size}[whence]
+        base = 0 if whence == os.SEEK_SET else self._position if whence == os.SEEK_CUR else self.size()
         if base + offset < 0:
             raise ValueError(f"seek to {base + offset}")
         self._position = base + offset
         return self._position
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        piece = self._stretch.read_at(self._position, len(buffer))
-        buffer[: len(piece)] = piece
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = max(0, self.size() - self._position)
+        piece = self.read_at(self._position, size)
         self._position += len(piece)
+        return piece
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = self.read(len(buffer))
+        buffer[: len(piece)] = piece
         return len(piece)
+
+
+class _StretchFile(CursorFile):
+    """Over a stretch, which it may own."""
+
+    def __init__(self, stretch: Stretch, owner: bool = False) -> None:
+        self._stretch, self._owner = stretch, owner
+
+    def size(self) -> int:
+        return self._stretch.size
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return self._stretch.read_at(position, length)
 
     def close(self) -> None:
         if self._owner and not self.closed:

@@ -19,15 +19,15 @@ from packtrain.core.errors import ConfigError, in_one_line
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
 
 _MOST_KEYS = 10_000  # of one mapping
+_MOST_BITS = 1024  # of one number
 _MOST_VALUES, _DEEPEST = 1_000_000, 100  # of a whole file, with everything that is referred to counted again
-_ERRORS = (yaml.YAMLError, RecursionError, ValueError)
 
 
 def load_yaml(text: str) -> Any:
     """What a text says. ValueError in one line where it is no YAML, or too much of it."""
     try:
         content = yaml.load(text, Loader=_loader())
-    except _ERRORS as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     _require_bounded(content)
     return content
@@ -60,11 +60,9 @@ def read_value(text: str) -> Any:
     [1e-05, True, None, ['a', 2], 'org/name', '2026-01-31']
     """
     try:
-        content = yaml.load(text, Loader=_loader())
-    except _ERRORS as error:
-        raise ValueError(f"no YAML value ({type(error).__name__})") from None
-    _require_bounded(content)
-    return content
+        return load_yaml(text)
+    except ValueError as error:  # the rest of it may show the value, which may be a secret
+        raise ValueError(f"no YAML value ({str(error).partition(':')[0]})") from None
 
 
 def brief(value: Any) -> str:
@@ -89,6 +87,14 @@ def _as_text(loader: yaml.SafeLoader, node: yaml.Node) -> str:
     return str(node.value)
 
 
+def _whole_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    """Python writes out no number of thousands of digits, so no message could show it."""
+    found = int(loader.construct_yaml_int(node))
+    if found.bit_length() > _MOST_BITS:
+        raise yaml.constructor.ConstructorError(None, None, "a number longer than any config has", node.start_mark)
+    return found
+
+
 @cache
 def _loader() -> type[yaml.SafeLoader]:
     class Loader(yaml.SafeLoader):
@@ -109,5 +115,6 @@ def _loader() -> type[yaml.SafeLoader]:
                 raise yaml.constructor.ConstructorError(None, None, "more keys than a config has", node.start_mark)
 
     Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
+    Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
     return Loader

@@ -59,11 +59,12 @@ SIMULATED = (
     Column(title="Packs", kind="count", name="packs"),
     Column(title="Of the bound", kind="percent", name="of_bound"),
     Column(title="Fill", kind="percent", name="fill"),
-    Column(title="Samples per pack", kind="decimal", name="samples_per_pack"),
-    Column(title="Samples dropped", kind="count", name="samples_dropped"),
+    Column(title="Samples packed", kind="count", name="samples_packed"),
+    Column(title="Dropped", kind="count", name="samples_dropped"),
+    Column(title="Dropped %", kind="percent", name="dropped_share"),
     Column(title="Packs per step", kind="count", name="packs_per_step"),
     Column(title="Samples per step", kind="decimal", name="samples_per_step"),
-    Column(title="Passes per step", kind="count", name="micro_steps"),
+    Column(title="GPUs idle", kind="percent", name="idle"),
     Column(title="Steps", kind="count", name="steps"),
     Column(title="Memory", kind="gib", name="memory_bytes"),
     Column(title="Fits", kind="fits", name="fits"),
@@ -87,13 +88,14 @@ COMPARED = (
 )
 
 
-def padded_name(order: str, batch_size: int) -> str:
+def padded_name(order: str, batch_size: int, kernels: str = "own") -> str:
     """A padded run in words.
 
-    >>> padded_name("by_length", 4)
-    'Padded, by length, 4 per batch'
+    >>> padded_name("by_length", 4, "packs")
+    'Padded, by length, 4 per batch, kernels of packs'
     """
-    return f"Padded, {words(order).lower()}, {count(batch_size)} per batch"
+    same = ", kernels of packs" if kernels == "packs" else ""
+    return f"Padded, {words(order).lower()}, {count(batch_size)} per batch{same}"
 
 
 def words(name: str) -> str:

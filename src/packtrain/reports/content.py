@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from packtrain.advice.choice import dropped_share
 from packtrain.advice.values import Group, PaddedRun, Simulation, Study
 from packtrain.reports.numbers import shown
 
@@ -43,7 +44,7 @@ def study_content(study: Study) -> Content:
         "about": about(study),
         "headline": _headline(study, chosen),
         "dataset": plain(study.dataset),
-        "padded": [{**plain(run), **_padded(run, chosen)} for run in study.padded],
+        "padded": [{**plain(run), **_padded(run, study.padded[0])} for run in study.padded],
         "simulations": [{**plain(one), **_simulated(one)} for one in study.simulations],
         "recommendation": plain(study.recommendation),
         "memory": _memory(study),
@@ -108,8 +109,8 @@ def sources_by_size(groups: Sequence[Group]) -> list[Group]:
 
 
 def headline_memory(study: Study) -> int:
-    """The peak of what is recommended: the packing, or the faster padded run where packing does not help."""
-    padded = min(study.padded, key=lambda run: run.seconds, default=None)
+    """The peak of what is recommended: the packing, or the fastest padded run where packing does not help."""
+    padded = min(study.padded, key=lambda run: (run.kernels != "packs", run.seconds), default=None)
     if study.recommendation.packing or padded is None:
         return int(study.simulations[study.recommendation.simulation].memory_bytes)
     return int(padded.memory_bytes)
@@ -121,7 +122,9 @@ def _headline(study: Study, chosen: Simulation) -> Content:
     return {
         "packing": study.recommendation.packing,
         "packing_length": chosen.packing_length,
+        "gain": plain(study.gain),
         "speedup": plain(chosen.speedup),
+        "baseline": _baseline_name(study.baseline),
         "fill": plain(chosen.fill),
         "packs": chosen.packs,
         "of_bound": plain(chosen.of_bound),
@@ -130,34 +133,36 @@ def _headline(study: Study, chosen: Simulation) -> Content:
         "memory_share": plain(used / study.memory.gpu_bytes) if study.memory.gpu_bytes else None,
         "seconds": plain(chosen.seconds),
         "waste": plain(max((run.waste for run in study.padded), default=0.0)),
-        "baseline_run": _baseline_run(study.padded, chosen),
+        "best_run": next((at for at, run in enumerate(study.padded) if run.kernels == "packs"), None),
         "packed": int(chosen.samples_packed),
         "left_out": int(sum(study.ledger.values())),
         "accounted": int(chosen.samples_packed + sum(study.ledger.values())),
     }
 
 
-def _baseline_run(padded: Sequence[PaddedRun], chosen: Simulation) -> int | None:
-    """Which padded run the speed-up is over: the one whose seconds it was computed from."""
-    seconds = chosen.speedup * chosen.seconds
-    return min(range(len(padded)), key=lambda at: abs(padded[at].seconds - seconds), default=None)
+def _baseline_name(baseline: Mapping[str, Any]) -> str:
+    return "today's run" if baseline.get("today") else "a stock padded run"
 
 
-def _padded(run: PaddedRun, chosen: Simulation) -> Content:
+def _padded(run: PaddedRun, baseline: PaddedRun) -> Content:
     """Speeds and sizes of a padded run, so that it can stand beside a packed one."""
     known = run.seconds > 0
     return {
-        "tokens_per_second": plain(run.real_tokens / run.seconds) if known else None,
+        "tokens_per_second": plain(run.tokens_per_second) if known else None,
         "samples_per_step": plain(run.samples / run.steps) if run.steps else None,
-        # The baseline's seconds are those of the packed run times its speed-up.
-        "speedup": plain(chosen.speedup * chosen.seconds / run.seconds) if known else None,
+        "speedup": plain(run.tokens_per_second / baseline.tokens_per_second) if known else None,
     }
 
 
 def _simulated(one: Simulation) -> Content:
     capacity = one.packs * one.packing_length
     real = round(one.fill * capacity)
-    return {"real_tokens": real, "unused_tokens": capacity - real, "unused": plain(1 - one.fill)}
+    return {
+        "real_tokens": real,
+        "unused_tokens": capacity - real,
+        "unused": plain(1 - one.fill),
+        "dropped_share": plain(dropped_share(one)),
+    }
 
 
 def _memory(study: Study) -> Content:

@@ -166,10 +166,18 @@ def _simulation_tip(one: Simulation) -> str:
     )
 
 
+def _named(run: PaddedRun) -> str:
+    return padded_name(run.order, run.batch_size, run.kernels)
+
+
 def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]:
     capacity = chosen.packs * chosen.packing_length
     bars = [
-        (f"{padded_name(run.order, run.batch_size)}: {percent(run.waste)} wasted", run.real_tokens, run.computed_tokens)
+        (
+            f"{padded_name(run.order, run.batch_size, run.kernels)}: {percent(run.waste)} wasted",
+            run.real_tokens,
+            run.computed_tokens,
+        )
         for run in padded
     ]
     real = round(chosen.fill * capacity)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packtrain.advice.values import Study
-from packtrain.core.artifacts import atomic_path, read_json, write_json
+from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.reports.content import files_content, study_content
 from packtrain.reports.markdown import comparison_text, memory_text
@@ -93,7 +93,7 @@ def _render(study: Study, samples: SampleTable, stage: Path) -> None:
 def _staging(out: Path) -> Iterator[Path]:
     """A folder inside `out`, and so on the same disk, that is gone afterwards."""
     out.mkdir(parents=True, exist_ok=True)
-    for left in _leftovers(out):
+    for left in leftovers(out, "study"):
         shutil.rmtree(left, ignore_errors=True)
     stage = out / f".study.{os.getpid()}.tmp"
     stage.mkdir()
@@ -103,16 +103,11 @@ def _staging(out: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _leftovers(out: Path) -> list[Path]:
-    """What a killed process left of its rendering."""
-    return [path for path in out.glob(".study.*.tmp") if path.name.split(".")[-2].isdigit()]
-
-
 def _refuse_others(out: Path) -> None:
     """Only a new or empty folder, or one with an earlier study and nothing else, may be written into."""
     if not out.is_dir():
         return
-    left = _leftovers(out)
+    left = leftovers(out, "study")
     found = [
         path for path in sorted(out.rglob("*")) if not path.is_dir() and not any(one in path.parents for one in left)
     ]

@@ -19,7 +19,7 @@ def comparison_text(content: Content) -> str:
     for row in COMPARED:
         cells = [_field(row.kind, run, row.padded) for run in padded]
         rows.append([row.name, *cells, _field(row.kind, packed, row.packed)])
-    head = ["One epoch", *(padded_name(run["order"], run["batch_size"]).lower() for run in padded)]
+    head = ["One epoch", *(padded_name(run["order"], run["batch_size"], run["kernels"]).lower() for run in padded)]
     head.append(f"packed, {count(packed['packing_length'])}")
     titles = ["length", "further limits", *(column.title.lower() for column in SIMULATED)]
     tried = [

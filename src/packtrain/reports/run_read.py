@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from packtrain.core.artifacts import open_own
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.reports.run_values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Run, Scalar, Steps, Warned
 
@@ -74,12 +76,18 @@ def _check(folder: Path) -> None:
 def _text(path: Path, notes: list[str]) -> str:
     """A file that may be missing."""
     try:
-        return path.read_bytes().decode("utf-8", "replace")
+        with _opened(path) as file:
+            return file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         notes.append(f"{path.name} is not there.")
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error.strerror or error}.")
     return ""
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The folder may be somebody else's: a link in it is refused, and a pipe does not hold us up."""
+    return os.fdopen(open_own(path, os.O_RDONLY), "rb")
 
 
 def _object(path: Path, notes: list[str]) -> Mapping[str, Any]:
@@ -100,7 +108,7 @@ def _object(path: Path, notes: list[str]) -> Mapping[str, Any]:
 def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     """The objects of a file of lines. A last line that is not finished belongs to a writer that is still at work."""
     try:
-        file = path.open("rb")
+        file = _opened(path)
     except FileNotFoundError:
         notes.append(f"{path.name} is not there.")
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from packtrain.advice.configs import left_out
 from packtrain.advice.values import Reason, Recommendation
 from packtrain.reports.content import plain
 from packtrain.reports.numbers import shown
@@ -18,33 +19,47 @@ _WIDTH = 100
 
 def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> str:
     """Commented YAML that loads back to exactly the recommended config."""
-    config = plain(recommendation.config)
-    reasons = {reason.parameter: reason for reason in recommendation.reasons}
+    config, base = plain(recommendation.config), plain(recommendation.base)
+    remarks = _remarks(config, base, recommendation.reasons)
     lines = [line for text in (*title, recommendation.verdict) for line in _comment(text, "")]
+    gone = [f"{name} {_scalar(value)}" for name, value in left_out(config, base).items()]
+    lines += _comment(f"Left out, since others stand for it: {', '.join(gone)}", "") if gone else []
     for key, value in config.items():
-        lines += ["", *_entry(key, value, (str(key),), reasons)]
+        lines += ["", *_entry(key, value, (str(key),), remarks)]
     text = "\n".join(lines) + "\n"
     assert yaml.safe_load(text) == (config or None), "the commented config must load back to what it was made from"
     return text
 
 
-def _entry(key: Any, value: Any, path: tuple[str, ...], reasons: Mapping[str, Reason]) -> list[str]:
+def _remarks(
+    config: Mapping[str, Any], base: Mapping[str, Any], reasons: Sequence[Reason]
+) -> dict[tuple[str, ...], str]:
+    """What is said above a line: the old value of one that was changed, and why it is so."""
+    why = {reason.parameter: reason.reason for reason in reasons}
+    found: dict[tuple[str, ...], str] = {}
+    for section, values in config.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            had = base.get(section, {}).get(key)
+            reason = why.get(f"{section}.{key}") or why.get(key, "")
+            if had is None and reason:
+                found[section, str(key)] = reason
+            elif had is not None and had != value:
+                found[section, str(key)] = f"was {_scalar(had)}" + (f": {reason}" if reason else "")
+    return found
+
+
+def _entry(key: Any, value: Any, path: tuple[str, ...], remarks: Mapping[tuple[str, ...], str]) -> list[str]:
     indent = "  " * (len(path) - 1)
-    reason = reasons.get(".".join(path)) or reasons.get(path[-1])
-    lines = _comment(_why(reason), indent) if reason else []
+    lines = _comment(remarks[path], indent) if path in remarks else []
     name = _scalar(key)
     # YAML ends short keys after 1,024 characters; longer ones are announced.
     start = f"{indent}{name}:" if len(name) < 1000 else f"{indent}? {name}\n{indent}:"
     if isinstance(value, dict) and value:
         lines.append(start)
         for inner, below in value.items():
-            lines += _entry(inner, below, (*path, str(inner)), reasons)
+            lines += _entry(inner, below, (*path, str(inner)), remarks)
         return lines
     return [*lines, f"{start} {_scalar(value)}"]
-
-
-def _why(reason: Reason) -> str:
-    return f"{reason.reason} (was {reason.baseline})" if reason.baseline else reason.reason
 
 
 def _comment(text: str, indent: str) -> list[str]:

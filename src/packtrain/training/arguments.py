@@ -70,7 +70,7 @@ def refuse_arguments(
     if problems:
         raise ConfigError(
             "training arguments",
-            got="\n            ".join(problems),
+            problems=problems,
             expected="arguments that PackedTrainer can honour",
             fix="leave these out",
         )

@@ -54,11 +54,15 @@ class Checkpoint:
 
     path: Path
     step: int
-    bytes: int
     world: int  # ranks that wrote it
     resumable: bool  # it has more than weights
     files: Mapping[str, FileSum]
     passed_over: tuple[str, ...] = ()  # newer ones of its folder that cannot be used, and why
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(one.bytes for one in self.files.values())
 
 
 class UnreadableError(ArtifactError):
@@ -83,7 +87,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             expected="a checkpoint that was written to its end by this trainer",
             fix="resume from an earlier one",
         )
-    found = _Listed.read(path)
+    found = _listed(path)
     wrong = [name for name, one in found.files.items() if not _has_size(path / name, one.bytes)]
     if wrong:
         raise ArtifactError(
@@ -92,39 +96,23 @@ def read_checkpoint(path: Path) -> Checkpoint:
             expected=f"the {len(found.files)} files that {MARKER} lists",
             fix="resume from an earlier one",
         )
-    return Checkpoint(
-        path=path,
-        step=found.step,
-        bytes=sum(one.bytes for one in found.files.values()),
-        world=found.world,
-        resumable=found.resumable,
-        files=found.files,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listed:
-    """What the list of a checkpoint says."""
-
-    step: int
-    world: int
-    resumable: bool
-    files: Mapping[str, FileSum]
-
-    @classmethod
-    def read(cls, folder: Path) -> _Listed:
-        content = read_json(folder / MARKER, KIND, VERSION, checked=True, fix=_OLD)
-        try:
-            files = {str(name): FileSum.from_plain(one) for name, one in content["files"].items()}
-            if any(type(content[name]) is not kind for name, kind in _FACTS.items()):
-                raise ValueError("facts that are none")
-            return cls(files=files, **{name: content[name] for name in _FACTS})
-        except (KeyError, AttributeError, ValueError) as error:
-            expected = f"{', '.join(_FACTS)} and files with their sizes and checksums"
-            raise ArtifactError(str(folder / MARKER), got=in_one_line(error), expected=expected) from None
+    return found
 
 
 _FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
+
+
+def _listed(path: Path) -> Checkpoint:
+    """A checkpoint as its own list describes it."""
+    content = read_json(path / MARKER, KIND, VERSION, checked=True, fix=_OLD)
+    try:
+        files = {str(name): FileSum.from_plain(one) for name, one in content["files"].items()}
+        if any(type(content[name]) is not kind for name, kind in _FACTS.items()):
+            raise ValueError("facts that are none")
+        return Checkpoint(path=path, files=files, **{name: content[name] for name in _FACTS})
+    except (KeyError, AttributeError, ValueError) as error:
+        expected = f"{', '.join(_FACTS)} and files with their sizes and checksums"
+        raise ArtifactError(str(path / MARKER), got=in_one_line(error), expected=expected) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +223,7 @@ class CheckpointFolder:
         try:
             write()
         except Exception as error:
-            fault, cause = f"{type(error).__name__}: {error}".splitlines()[0][:300], error
+            fault, cause = in_one_line(error)[:300], error
         faults = faults_of_all(fault)
         if not faults:
             return

@@ -12,6 +12,7 @@ import torch
 from packtrain.batches.sampler import PackSampler
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.families.contracts import contract_for
+from packtrain.models.compiled import refuse_uncompiled
 from packtrain.packs.streamed import StreamedSource
 from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackKey
 from packtrain.plans.schedule import Schedule
@@ -46,15 +47,19 @@ def check_first_batch(
     room = Room(tokens=plan.config.packing_length, patches=int(plan.epoch(0).load("patches").max()))
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with kept_random_state(), torch.compiler.set_stance("force_eager"):
-        verdict = quick_check(
-            model,
-            [sample for pack in packs for sample in pack],
-            collate,
-            contract_for(config.to_dict()),
-            pack=max(packs, key=lambda pack: max(map(len, pack))),
-            room=room,
-            training=training,
-        )
+        try:
+            verdict = quick_check(
+                model,
+                [sample for pack in packs for sample in pack],
+                collate,
+                contract_for(config.to_dict()),
+                pack=max(packs, key=lambda pack: max(map(len, pack))),
+                room=room,
+                training=training,
+            )
+        except Exception as error:  # a model may fail in any way
+            refuse_uncompiled(error)
+            raise
     failed = [
         f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" + (f" ({one.where})" * bool(one.where))
         for one in verdict.failures
@@ -68,7 +73,7 @@ def _together(fault: str | None) -> None:
     if faults:
         raise PacktrainError(
             "the check before the first step",
-            got="\n            ".join(faults),
+            problems=faults,
             expected="packed samples that do not see each other",
             fix="run `packtrain verify` for the details, try attention sdpa, or turn the check off (first_check=False)",
         )

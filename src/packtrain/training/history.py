@@ -45,6 +45,7 @@ class MonitorLimits:
 
     window: int = 64  # that a loss or a norm is compared with
     fewest: int = 16  # steps before anything is compared
+    early_factor: float = 4.0  # above the median of fewer steps than those: a loss that explodes
     spike_sigmas: float = 6.0
     spike_rise: float = 0.2  # of the median, at least
     gradient_factor: float = 10.0

@@ -23,18 +23,13 @@ _STOPPED = 130  # exit code
 class Interrupts:
     """Takes signals while a run lasts. `asked` names the first that came; ranks agree on it elsewhere.
 
-    `on_first` is called when it has come, in a thread of its own; `end` ends a process that cannot end itself.
+    `on_first` is called when it has come, in a thread of its own.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        end: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.asked: str | None = None
         self.on_first: Callable[[], None] = lambda: None
-        self._clock, self._end = clock, end if end is not None else _end_process
+        self._clock = clock
         self._since = 0.0  # when the first came
         self._before: dict[signal.Signals, Any] = {}
         self._answered = threading.Event()  # the main thread is ending
@@ -93,7 +88,7 @@ class Interrupts:
 
     def _insist(self, name: str) -> None:
         if not self._answered.wait(_GRACE):
-            self._end(
+            _end_process(
                 f"ended by a second {name}: the step under way did not come to its end, nor to a place where it could "
                 "be left; --resume goes on from the newest checkpoint"
             )

@@ -94,7 +94,7 @@ def explain(
     room = _would_fit(error, failure, memory, model)
     return MemoryLimitError(
         where,
-        got="\n            ".join(line for line in found if line),
+        problems=[line for line in found if line],
         expected="packs that fit the memory",
         fix=_advice(room, failure),
     )

@@ -27,9 +27,25 @@ from packtrain.estimates.values import ModelShape, TrainingSetup
 from packtrain.training.predictions import Prediction, useful_load, whole_load
 from packtrain.training.step_metrics import StepMetrics
 from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, memory, stopwatch
-from packtrain.training.values import StepFacts
 
 _STATE = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """One optimizer step of one rank. The trainer makes it, the meter turns those of all ranks into metrics."""
+
+    step: int  # counted from 1, over the whole run
+    epoch: float
+    loss: float  # of the step over all ranks: sum over its tokens divided by their number
+    grad_norm: float | None
+    learning_rates: Mapping[str, float]  # by part: language, vision, connector
+    batches: tuple[BatchInfo, ...]  # of this rank
+    seconds: float  # from the end of the step before to the end of this one
+    data_seconds: float  # of it: waiting for batches
+    own_seconds: float  # of it: until this rank was done and waited for the others
+    memory_bytes: int = 0  # the most that torch had allocated on this rank's GPU; 0 without one
+    memory_limit: int = 0  # what that GPU has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

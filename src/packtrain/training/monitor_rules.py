@@ -45,12 +45,19 @@ def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None
 def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     """The loss is six robust standard deviations, and a fifth, above the median of the last 16 steps.
 
-    The deviation is that of changes over 64 steps, so that a loss that falls steeply does not hide what jumps.
+    In the first steps: four times their median, and one above it. The deviation is that of changes over 64 steps, so
+    that a loss that falls steeply does not hide what jumps.
     """
     now, past = seen[-1].loss, _numbers(one.loss for one in seen[-limits.window - 1 : -1])
-    if now is None or len(past) < limits.fewest:
+    if now is None or not past:
         return None
     middle = median(past[-limits.fewest :])
+    if len(past) < limits.fewest:
+        explodes = now > limits.early_factor * middle and now - middle > 1
+        told = f"the loss is {now:.4g}, and was about {middle:.4g} in the first steps"
+        return (
+            Found(told, "stop it: lower learning_rate, lengthen the warm-up, set max_grad_norm") if explodes else None
+        )
     changes = [after - before for before, after in pairwise(past)]
     sigma = max((_deviation(changes) if changes else 0.0) / math.sqrt(2), 0.01 * abs(middle))
     if now - middle <= max(limits.spike_sigmas * sigma, limits.spike_rise * abs(middle)):

@@ -1,4 +1,4 @@
-"""How far a training run is: a bar where somebody watches, a line now and then where nobody does.
+"""How far a training run is: a bar where somebody watches, a line every logging_steps where nobody does.
 
 The time that remains follows from the work that remains, not from the steps: steps of padded batches, and the last of
 an epoch, are not all alike.
@@ -64,7 +64,10 @@ class RemainingTime:
 
 
 class TrainingProgress:
-    """Shows a run on a console. `work`: real tokens of the whole run; without it one step counts like another."""
+    """Shows a run on a console, or as a line for `every` so many steps.
+
+    `work`: real tokens of the whole run; without it one step counts like another.
+    """
 
     def __init__(
         self,
@@ -75,15 +78,14 @@ class TrainingProgress:
         done_steps: int = 0,
         done_work: float = 0.0,
         quiet: bool = False,
-        every: float = 30.0,
+        every: int = 10,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._steps, self._by_work = console, steps, bool(work)
         total, done = (float(work), done_work) if work else (float(steps), float(done_steps))
         self._remaining = RemainingTime(total, done=done, clock=clock)
-        self._quiet, self._every, self._clock = quiet, every, clock
+        self._quiet, self._every = quiet, every
         self._drawn = console.is_terminal and not quiet
-        self._said: float | None = None  # when the last line was written
         self._last: StepMetrics | None = None
         self._bar = Progress(
             TextColumn("train"),
@@ -98,12 +100,10 @@ class TrainingProgress:
     def show(self, metrics: StepMetrics) -> None:
         """A step is done."""
         self._remaining.add(metrics.tokens if self._by_work else 1.0, metrics.step_seconds)
-        self._last = metrics
+        first, self._last = self._last is None, metrics
         self._bar.update(self._task, completed=self._remaining.share, text=self._text(metrics))
-        now = self._clock()
-        due = self._said is None or now - self._said >= self._every or metrics.step >= self._steps
+        due = first or metrics.step % self._every == 0 or metrics.step >= self._steps
         if not self._drawn and due:
-            self._said = now
             self._print(self._text(metrics))
 
     def evaluated(self, metrics: EvalMetrics) -> None:
@@ -135,6 +135,9 @@ class TrainingProgress:
     def _text(self, metrics: StepMetrics) -> str:
         loss = "no loss" if metrics.loss is None else f"loss {metrics.loss:.4f}"
         parts = [f"step {metrics.step:,}/{self._steps:,}", loss]
+        rates = dict.fromkeys(f"{rate:.3g}" for rate in metrics.learning_rates.values())
+        parts += [f"lr {'/'.join(rates)}"] if rates else []
+        parts += [f"grad norm {metrics.grad_norm:.3g}"] if metrics.grad_norm is not None else []
         parts += [f"{metrics.tokens_per_second:,.0f} tokens/s", f"fill {metrics.fill:.1%}"]
         if metrics.mfu is not None:
             parts.append(f"MFU {metrics.mfu:.1%}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from packtrain.core.errors import ArtifactError
+from packtrain.training.masters import MASTER
 
 # Options of a group that are settings. Other optimizers also count in their groups, which has to be as it was.
 _SETTINGS = (
@@ -22,6 +23,9 @@ _SETTINGS = (
     *("beta1", "decay_rate", "clip_threshold"),
 )
 _BASE, _RATE = "initial_lr", "lr"
+# States that are as large as their weight, of optimizers whose kernels go by that and look at nothing else.
+_AS_LARGE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "state1", "state2", MASTER)
+_KERNELS = ("torch.", "bitsandbytes.", "packtrain.")
 
 
 @contextmanager
@@ -42,6 +46,20 @@ def settings_as_asked(optimizer: Any, schedule: Any, checkpoint: str) -> Iterato
     if is_function:
         schedule.base_lrs = rates
         _set_rates(schedule, optimizer.param_groups)
+
+
+def require_shapes(optimizer: Any) -> None:
+    """ValueError where a state that was loaded has another shape than its weight: a kernel would write beyond it."""
+    while hasattr(optimizer, "optimizer"):  # accelerate's own is around it
+        optimizer = optimizer.optimizer
+    if not type(optimizer).__module__.startswith(_KERNELS):
+        return
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            found = tuple(getattr(value, "shape", ()))
+            wanted = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
+            if isinstance(value, Tensor) and wanted is not None and found not in wanted:
+                raise ValueError(f"{name} of shape {found} for a weight of shape {tuple(weight.shape)}")
 
 
 def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:

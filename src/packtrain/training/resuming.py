@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transformers.trainer_callback import TrainerState
+
 from packtrain.core.checksums import Checking
-from packtrain.core.errors import ArtifactError
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.training.agreement import on_all, said_by_all, world_size
 from packtrain.training.checkpoints import MARKER, Checkpoint, read_checkpoint, survey
 from packtrain.training.sharded_files import refuse_code
@@ -63,13 +65,39 @@ def checkpoint_to_resume(
     chosen = _undamaged([found.by_step[step] for step in sorted(common, reverse=True)], report)
     newer = sorted(step for step in found.broken if step > chosen.step)
     chosen = replace(chosen, passed_over=(*(found.broken[step] for step in newer), *chosen.passed_over))
-    on_all(lambda: refuse_code(chosen.path), str(chosen.path), "files that all ranks can read")
+    on_all(lambda: _look_through(chosen), str(chosen.path), "files that all ranks can read")
     return chosen
+
+
+# What the trainer goes by in its state, and what its own of the class has to be.
+_STATE, _FACTS = "trainer_state.json", {"train_batch_size": int, "log_history": list, "stateful_callbacks": dict}
+
+
+def _look_through(checkpoint: Checkpoint) -> None:
+    """Refuse code, and a state that is not this trainer's; machines whose disk is not shared may have none."""
+    refuse_code(checkpoint.path)
+    path = checkpoint.path / _STATE
+    if not path.is_file():
+        return
+    try:
+        state = TrainerState.load_from_json(str(path))
+        wrong = [name for name, kind in _FACTS.items() if not isinstance(getattr(state, name), kind)]
+        wrong += [] if state.global_step == checkpoint.step >= 0 else ["global_step"]
+        fault = f"{', '.join(wrong)} of another kind" if wrong else None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        fault = in_one_line(error)
+    if fault is not None:
+        expected = f"the state of the trainer at step {checkpoint.step:,}, as it was saved"
+        raise ArtifactError(str(path), got=fault, expected=expected, fix="resume from another checkpoint")
 
 
 def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None] = lambda _: None) -> None:
     """Refuse a checkpoint whose bytes are not those that were written. All ranks call it, and all of them raise."""
-    faults = _damage(checkpoint, report)
+    now = shared_sums(checkpoint.path, report)
+    wrong = [name for name, one in checkpoint.files.items() if now.files.get(name) != one]
+    mine = [*now.faults, *(f"the bytes of {name} are not those that were written" for name in wrong)]
+    more = f" and {len(mine) - 3} more" if len(mine) > 3 else ""
+    faults = dict.fromkeys(words for words in said_by_all("; ".join(mine[:3]) + more) if words)
     if faults:
         raise ArtifactError(
             str(checkpoint.path),
@@ -91,16 +119,6 @@ def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], No
                 raise
             passed.append(f"{candidate.path}: {error.got}")
     raise AssertionError("there is one")
-
-
-def _damage(checkpoint: Checkpoint, report: Callable[[Checking], None]) -> list[str]:
-    """What all ranks find wrong with the bytes of one; the same on all of them."""
-    now = shared_sums(checkpoint.path, report)
-    wrong = [name for name, one in checkpoint.files.items() if now.files.get(name) != one]
-    mine = [*now.faults, *(f"the bytes of {name} are not those that were written" for name in wrong)]
-    more = f" and {len(mine) - 3} more" if len(mine) > 3 else ""
-    said = said_by_all("; ".join(mine[:3]) + more)
-    return list(dict.fromkeys(words for words in said if words))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from packtrain.proofs.values import Verdict
 from packtrain.training.flow import is_due
 from packtrain.training.history import EarlyWarning
 from packtrain.training.metrics_log import Metrics, MetricsLog
@@ -26,6 +27,12 @@ class RunWatch(TrainerCallback):
         self.eval_loss: float | None = None
         self.seconds_before = 0.0  # that steps and evaluations took in earlier processes of the run
         self._state: TrainerState | None = None
+        self._saved = 0  # step of the newest checkpoint
+
+    def on_proof(self, verdict: Verdict) -> None:
+        """The check before the first step has passed."""
+        for line in verdict.passed_in_words():
+            self._progress.note(f"packing proof: {line}")
 
     def on_step(self, metrics: StepMetrics) -> None:
         """A step is over."""
@@ -37,6 +44,7 @@ class RunWatch(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Behind a checkpoint's step nothing is kept that will come again."""
+        self._saved = state.global_step
         last, self._state = self._log.resume(state.global_step, evaluated=not is_due(state)), state
         saved = (state.stateful_callbacks or {}).get(_SAVED)
         if state.global_step and saved is not None:
@@ -78,7 +86,13 @@ class RunWatch(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A checkpoint is complete."""
+        self._saved = state.global_step
         self._progress.note(f"checkpoint saved at step {state.global_step:,}")
+
+    def on_interrupt(self) -> None:
+        """Ctrl-C is answered at once, however long the step lasts."""
+        kept = f"what came after step {self._saved:,}" if self._saved else "the whole run: there is no checkpoint yet"
+        self._progress.note(f"stopping after this step, with a checkpoint; once more stops now, and loses {kept}")
 
     def _go_on(self, saved: Any) -> None:
         """With what the monitors saw before; a state that cannot be read is no reason to end a run."""

@@ -24,7 +24,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
-from packtrain.core.errors import ArtifactError
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.models.reload import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
@@ -44,6 +44,15 @@ class BeforeSaving(Protocol):
 
     def before_saving(self) -> None:
         """The checkpoint of this step is about to be written."""
+        ...
+
+
+@runtime_checkable
+class OnInterrupt(Protocol):
+    """A callback that answers whoever asks the run to stop."""
+
+    def on_interrupt(self) -> None:
+        """The run will stop after its step. Called in a thread of its own."""
         ...
 
 
@@ -97,11 +106,11 @@ class SafeCheckpoints:
         return True
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with states_in_words(checkpoint):
+        with states_in_words(checkpoint, "random states of another kind"):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        with states_in_words(checkpoint):
+        with states_in_words(checkpoint, "a loss scale of another kind"):
             super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     @property
@@ -252,8 +261,10 @@ class SafeCheckpoints:
 
 
 @contextmanager
-def states_in_words(checkpoint: str | None) -> Iterator[None]:
-    """Whatever torch says about bytes that it cannot or may not read, with the name of the file they are in."""
+def states_in_words(
+    checkpoint: str | None, other: str = "states of another optimizer or of other parameters"
+) -> Iterator[None]:
+    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
     try:
         yield
     except Exception as error:
@@ -261,7 +272,12 @@ def states_in_words(checkpoint: str | None) -> Iterator[None]:
             raise
         for path in sorted(one for name in _STATES for one in Path(checkpoint).glob(name)):
             _refuse_unreadable(path)
-        raise
+        raise ArtifactError(
+            checkpoint,
+            got=f"{other} ({in_one_line(error)})",
+            expected="states as this run keeps them for what it trains",
+            fix="resume with the settings and the version it was saved by, or begin a new run from its weights",
+        ) from error
 
 
 def _refuse_unreadable(path: Path) -> None:

@@ -108,9 +108,9 @@ class _Description(metaclass=_Fixed):
             raise pickle.UnpicklingError(f"{type(self).__name__} is not described as torch describes it")
         object.__setattr__(self, "state", state)
 
-    def get(self, name: str, kind: type, default: Any = None) -> Any:
+    def get(self, name: str, kind: type) -> Any:
         """A field, exactly of this type."""
-        value = (self.state or {}).get(name, default)
+        value = (self.state or {}).get(name)
         if type(value) is not kind:
             raise pickle.UnpicklingError(f"{name} of {type(self).__name__} is no {kind.__name__}")
         return value

@@ -25,7 +25,8 @@ from packtrain.batches.collate import PackCollator
 from packtrain.batches.trainer import PackedTraining
 from packtrain.batches.values import Batch, BatchInfo
 from packtrain.batches.watch import RankWatch
-from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.errors import ConfigError
+from packtrain.models.compiled import refuse_uncompiled
 from packtrain.models.vision_batches import checkpoint_parts
 from packtrain.proofs.quick import Training
 from packtrain.proofs.values import Verdict
@@ -43,8 +44,8 @@ from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.reached import StepReach, leave_alone
 from packtrain.training.ready import ready_for_steps
-from packtrain.training.resumed_settings import settings_as_asked
-from packtrain.training.saving import SafeCheckpoints, states_in_words
+from packtrain.training.resumed_settings import require_shapes, settings_as_asked
+from packtrain.training.saving import OnInterrupt, SafeCheckpoints, states_in_words
 from packtrain.training.settings import StepSettings
 from packtrain.training.settled import SettledObjects
 from packtrain.training.step_metrics import StepMetrics, flat
@@ -58,6 +59,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/training.md.
 
     on_step       is given what the meter says of each step, on every rank
+    on_proof      is given what the check before the first step found, where it has passed
     first_check   whether the model is proven on the samples of the first batch before anything is trained
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
@@ -76,6 +78,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         step: StepSettings | None = None,
         meter: Meter | None = None,
         on_step: Callable[[Any], None] | None = None,
+        on_proof: Callable[[Verdict], None] | None = None,
         first_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
         memory_model: MemoryModel | None = None,
@@ -86,7 +89,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         packing = getattr(getattr(train_dataset, "config", None), "packing", True)
         refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
         self._meter: Meter = meter if meter is not None else NoMeter()
-        self._on_step, self._first_check, self._deadline = on_step, first_check, watch_deadline
+        self._on_step, self._on_proof = on_step, on_proof
+        self._first_check, self._deadline = first_check, watch_deadline
         self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
         ready_for_steps(model, self.settings)
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
@@ -150,20 +154,29 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         with self._interrupts, self._watching(), self._settled:
             try:
                 return super().train(resume_from_checkpoint=checkpoint, **options)
-            except RuntimeError as error:
-                if not is_memory_error(error):
-                    raise
-                raise self._out_of_memory(error) from error
+            except Exception as error:
+                if is_memory_error(error):
+                    raise self._out_of_memory(error) from error
+                refuse_uncompiled(error)
+                raise
             finally:
                 if hasattr(self._meter, "leave"):
                     self._meter.leave()
 
     def _watching(self) -> AbstractContextManager[Any]:
+        self._interrupts.on_first = self._answer
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
         self._watch = RankWatch.of_group(deadline=self._deadline)
-        self._interrupts.on_first = self._watch.hurry
         return self._watch
+
+    def _answer(self) -> None:
+        """Somebody asks the run to stop."""
+        if self._watch is not None:
+            self._watch.hurry()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, OnInterrupt):
+                callback.on_interrupt()
 
     def _out_of_memory(self, error: BaseException) -> Exception:
         plan = self.train_dataset.schedule.plan
@@ -193,19 +206,15 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             return
         own = settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint)
         there = reading_what_is_there(self.optimizer, self.model, Path(checkpoint))
-        with nullcontext() if self.is_deepspeed_enabled else own, there, reading(self.optimizer, Path(checkpoint)):
-            try:
-                with states_in_words(checkpoint):
-                    super()._load_optimizer_and_scheduler(checkpoint)
-            except (ValueError, KeyError, RuntimeError) as error:
-                if is_memory_error(error):
-                    raise
-                raise ArtifactError(
-                    checkpoint,
-                    got=f"states of another optimizer or of other parameters ({type(error).__name__}: {error})",
-                    expected="what this run's optimizer keeps for the parameters that learn",
-                    fix="resume with the settings and the version it was saved by, or begin a new run from its weights",
-                ) from error
+        with (
+            states_in_words(checkpoint),
+            nullcontext() if self.is_deepspeed_enabled else own,
+            there,
+            reading(self.optimizer, Path(checkpoint)),
+        ):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            if not self.is_deepspeed_enabled:
+                require_shapes(self.optimizer)
 
     def _init_training_state(self, max_steps: int, *args: Any, **options: Any) -> Any:
         """Trainer's own, which puts the steps at which a checkpoint was logged, evaluated and saved over ours."""
@@ -413,6 +422,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
                 world=self.args.world_size,
                 training=self._as_trained(),
             )
+            if self._on_proof is not None:
+                self._on_proof(self.verdict)
         self._go_on()
 
     def _as_trained(self) -> Training | None:

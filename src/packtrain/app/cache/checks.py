@@ -27,7 +27,9 @@ from packtrain.packs.token_table import VERSION as TOKENS_VERSION
 from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
 from packtrain.plans.resources import RESOURCES
 from packtrain.records.shards.entries import list_folder
+from packtrain.records.yaml_text import read_yaml
 
+STUDIED = "recommended.yaml"
 Faults = Iterator[str]
 
 
@@ -99,11 +101,17 @@ def _of_shards(path: Path) -> str:
     return f"{sum(one.state == 'ready' for one in entries)} files, wanted by {len(members)} processes"
 
 
+def _of_study(path: Path) -> str:
+    found = read_yaml(path / STUDIED)
+    return f"{found['model']['model_name_or_path']} on {found['data']['dataset_path']}"
+
+
 _DESCRIBED: dict[str, Callable[[Path], str]] = {
     "measure": _of_table,
     "plans": _of_plan,
     "rows": _of_rows,
     "tokens": _of_tokens,
+    "studies": _of_study,
     "shards": _of_shards,
     "models": lambda path: path.name,
     "tokenizers": lambda path: f"made with transformers, {len(list(path.iterdir()))} files",
@@ -250,6 +258,11 @@ def _check_tokenizer(path: Path) -> Faults:
     yield from ()
 
 
+def _check_study(path: Path) -> Faults:
+    _of_study(path)
+    yield from ()
+
+
 def _check_config(path: Path) -> Faults:
     json.loads(path.read_text(encoding="utf-8"))
     yield from ()
@@ -275,6 +288,7 @@ CHECKS: dict[str, Callable[[Path], list[str]]] = {
     "plans": _guarded(_check_plan),
     "rows": _guarded(_check_rows),
     "tokens": _guarded(_check_tokens),
+    "studies": _guarded(_check_study),
     "shards": _guarded(_check_shards),
     "models": _guarded(_check_model),
     "tokenizers": _guarded(_check_tokenizer),

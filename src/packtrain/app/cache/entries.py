@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packtrain.app.cache.checks import CHECKS, described, staleness
+from packtrain.app.cache.checks import CHECKS, STUDIED, described, staleness
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.packs.rows import sum_of
 from packtrain.records.shards.entries import MARKER, is_ours
@@ -28,6 +28,7 @@ NAMES: dict[str, re.Pattern[str]] = {
     "plans": _HEX,
     "rows": re.compile(r"rows-[0-9a-f]{20}\.arrow"),
     "tokens": _HEX,
+    "studies": _HEX,
     "shards": re.compile(re.escape(MARKER)),
     "models": re.compile(r"tiny-[\w.-]+"),
     "tokenizers": _HEX,
@@ -41,6 +42,7 @@ WHAT = {
     "plans": "pack plans",
     "rows": "rows for delivery",
     "tokens": "tokenized samples",
+    "studies": "studies that runs were planned by",
     "shards": "data files, unpacked",
     "models": "models made here",
     "tokenizers": "tokenizers as transformers builds them",
@@ -136,6 +138,7 @@ def _is_ours(kind: str, path: Path) -> bool:
         "measure": ("measure.json", ".measure.journal", "ledger.jsonl", "costs.parquet"),
         "plans": ("plan.json",),
         "tokens": ("tokens.json",),
+        "studies": (STUDIED,),
         "models": ("config.json",),
         "tokenizers": ("tokenizer.json",),
     }

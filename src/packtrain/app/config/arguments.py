@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from packtrain.app.config.keys import TRAINER_KEYS
 from packtrain.app.config.load import RunConfig
+from packtrain.app.config.sections import KEPT_CHECKPOINTS, TRAINER_KEYS
 from packtrain.app.config.setup import MULTIMODAL, WITH_MASTERS, checkpoints, model_settings, sharding
 from packtrain.core.errors import ConfigError
 
@@ -46,32 +46,33 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], 
     """Arguments by name, and what was understood; everything that cannot be is refused at once."""
     problems = [*_refused(config), *_contradictions(config), *_missing_packages(config), *_unmerged(config, world)]
     if problems:
-        raise ConfigError("settings", got="\n            ".join(problems))
+        raise ConfigError("settings", problems=problems)
     training = config.training
     given = {
         name: value
-        for name, value in training.items()
-        if name in TRAINER_KEYS and name not in _DERIVED and name not in _REFUSED
+        for name, value in training.given(*TRAINER_KEYS).items()
+        if name not in _DERIVED and name not in _REFUSED
     }
     found: dict[str, Any] = {
         "report_to": "none",
         "logging_steps": 10,
+        "save_total_limit": KEPT_CHECKPOINTS,
         **given,
-        "seed": int(training.get("seed", 0)),
+        "seed": training.seed or 0,
         "gradient_checkpointing": checkpoints(config),
         "disable_tqdm": True,
         **_warmup(config),
         **_sharded(config, world),
     }
-    if training.get("optim", MULTIMODAL) != MULTIMODAL:
-        found["optim"] = training["optim"]
+    if training.optim not in (None, MULTIMODAL):
+        found["optim"] = training.optim
     notes = [*_evaluation(config, found), *_no_adapters(config), *_notes(config, world)]
     return found, tuple(notes)
 
 
 def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
     """When evaluation happens; without data for it, never."""
-    if config.data.get("eval_path"):
+    if config.data.eval_path:
         found.setdefault("eval_strategy", "steps" if "eval_steps" in found else "epoch")
         return []
     ignored = [name for name in _EVALUATION if found.pop(name, None) is not None]
@@ -82,7 +83,7 @@ def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
 
 def _no_adapters(config: RunConfig) -> list[str]:
     """Settings of adapters where there are none: all weights learn, and the method may have been forgotten."""
-    ignored = [name for name in _ADAPTERS if config.model.get(name, False) is not False]
+    ignored = [name for name, value in config.model.given(*_ADAPTERS).items() if value is not False]
     if not ignored or model_settings(config).has_adapters:
         return []
     has = "has" if len(ignored) == 1 else "have"
@@ -92,22 +93,21 @@ def _no_adapters(config: RunConfig) -> list[str]:
 def _warmup(config: RunConfig) -> dict[str, Any]:
     """Steps, or a share of all steps as the trainer takes it: a number below one."""
     training = config.training
-    if "warmup_ratio" in training:
-        return {"warmup_steps": float(training["warmup_ratio"])}
-    return {"warmup_steps": training["warmup_steps"]} if "warmup_steps" in training else {}
+    if training.warmup_ratio is not None:
+        return {"warmup_steps": float(training.warmup_ratio)}
+    return training.given("warmup_steps")
 
 
 def _sharded(config: RunConfig, world: int) -> dict[str, Any]:
     """How weights are shared out; with one process there is nothing to share."""
     training, how = config.training, sharding(config)
-    if training.get("deepspeed") or how.startswith("zero"):
-        given = training.get("deepspeed")
+    if training.deepspeed or how.startswith("zero"):
+        given = training.deepspeed
         named = given is None or str(given) in ("zero1", "zero2", "zero3")
         return {"deepspeed": _deepspeed(int(how[-1])) if named else given}
     if how != "fsdp" or world == 1:
         return {}
-    own = training.get("fsdp_config")
-    return {"fsdp": training.get("fsdp") or "full_shard", "fsdp_config": own or {"version": 2}}
+    return {"fsdp": training.fsdp or "full_shard", "fsdp_config": training.fsdp_config or {"version": 2}}
 
 
 def _deepspeed(stage: int) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def _deepspeed(stage: int) -> dict[str, Any]:
 
 def _notes(config: RunConfig, world: int) -> list[str]:
     training, found = config.training, []
-    if training.get("optim") == MULTIMODAL:
-        rates = ", ".join(name for name in ("learning_rate", "vit_lr", "aligner_lr") if name in training)
+    if training.optim == MULTIMODAL:
+        rates = ", ".join(training.given("learning_rate", "vit_lr", "aligner_lr"))
         found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
     if sharding(config) == "fsdp" and world == 1:
         found.append("sharding fsdp: there is one process, so nothing is shared out")
@@ -132,11 +132,10 @@ def _notes(config: RunConfig, world: int) -> list[str]:
 
 
 def _refused(config: RunConfig) -> list[str]:
-    training = config.training
     return [
-        f"training.{name}: {training[name]}: {why}"
-        for name, (wrong, why) in _REFUSED.items()
-        if name in training and wrong(training[name])
+        f"training.{name}: {value}: {_REFUSED[name][1]}"
+        for name, value in config.training.given(*_REFUSED).items()
+        if _REFUSED[name][0](value)
     ]
 
 
@@ -144,42 +143,41 @@ def _contradictions(config: RunConfig) -> list[str]:
     """Settings that cannot both hold."""
     model, training, data, found = config.model, config.training, config.data, []
     for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_connector")):
-        if training.get(rate) and model.get(part) is False:
-            found.append(
-                f"training.{rate} {training[rate]:g} and model.{part} false: leave the rate out, or let it learn"
-            )
-    if "warmup_ratio" in training and training.get("warmup_steps"):
+        given = getattr(training, rate)
+        if given and getattr(model, part) is False:
+            found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or let it learn")
+    if training.warmup_ratio is not None and training.warmup_steps:
         found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
-    if not data.get("eval_path"):
+    if not data.eval_path:
         found += [
             f"training.{name} without data.eval_path: there is nothing to judge by"
-            for name in _NEED_EVALUATION
-            if training.get(name)
+            for name, value in training.given(*_NEED_EVALUATION).items()
+            if value
         ]
-    if training.get("neftune_noise_alpha") and data.get("packing", True):
+    if training.neftune_noise_alpha and data.packing is not False:
         found.append(
             "training.neftune_noise_alpha with packed rows: its noise shrinks with the length of a row, so a sample "
             "would get less of it than alone: leave it out, or set data.packing: false"
         )
-    if training.get("fp16") and str(model.get("dtype", "auto")) in ("bf16", "bfloat16"):
-        found.append(f"training.fp16 and model.dtype {model['dtype']}: leave one of them out")
-    optim = str(training.get("optim", MULTIMODAL))
-    if training.get("master_weights") and optim not in WITH_MASTERS:
+    if training.fp16 and model.dtype in ("bf16", "bfloat16"):
+        found.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
+    optim = training.optim or MULTIMODAL
+    if training.master_weights and optim not in WITH_MASTERS:
         found.append(
             f"training.master_weights true and training.optim {optim}, which stores weights and states in its own way: "
             f"use one of {', '.join(WITH_MASTERS)}, or leave it out"
         )
-    how = training.get("sharding")
-    if how is not None and training.get("fsdp") and how != "fsdp":
+    how = training.sharding
+    if how is not None and training.fsdp and how != "fsdp":
         found.append(f"training.sharding {how} and training.fsdp: leave one of them out")
-    if how in ("ddp", "fsdp") and training.get("deepspeed"):
+    if how in ("ddp", "fsdp") and training.deepspeed:
         found.append(f"training.sharding {how} and training.deepspeed: leave one of them out")
     return found
 
 
 def _unmerged(config: RunConfig, world: int) -> list[str]:
     """Said before the run, not at its end."""
-    if world == 1 or sharding(config) != "fsdp" or not config.model.get("merge_adapters"):
+    if world == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
         return []
     if model_settings(config).method != "qlora":
         return []
@@ -196,12 +194,13 @@ def _missing_packages(config: RunConfig) -> list[str]:
         found.append(
             "model.method qlora: bitsandbytes is not installed: pip install 'packtrain[qlora]', or method: lora"
         )
-    wants = [name for name in ("deepspeed",) if config.training.get(name)]
-    wants += ["sharding"] if str(config.training.get("sharding", "")).startswith("zero") else []
+    training = config.training
+    wants: dict[str, Any] = {"deepspeed": training.deepspeed} if training.deepspeed else {}
+    wants |= {"sharding": training.sharding} if (training.sharding or "").startswith("zero") else {}
     if wants and find_spec("deepspeed") is None:
         found += [
-            f"training.{name} {config.training[name]}: deepspeed is not installed: pip install deepspeed, or leave it"
+            f"training.{name} {value}: deepspeed is not installed: pip install deepspeed, or leave it"
             " out and set training.sharding: fsdp, which shares out weights and states without another package"
-            for name in wants
+            for name, value in wants.items()
         ]
     return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packtrain.core.errors import nearest
+from packtrain.core.values import MediaLimits
 from packtrain.families.template_date import A_DAY, is_date
+from packtrain.records.yaml_text import brief
 
 _LARGEST = 1 << 53  # beyond it whole numbers are no longer told apart as floats
 
@@ -19,11 +22,24 @@ class Kind:
     said: str
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
+    inside: Mapping[str, Kind] | None = None  # of a section whose keys are known
 
     def holds(self, value: object) -> bool:
         """Is this such a value? What is true or false is no number here, though Python takes it for one."""
         known = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
         return known and self.fits(value)
+
+    def faults(self, name: str, value: object) -> Iterator[str]:
+        """What is wrong with a value, by the name of its key, or of the key inside it."""
+        if self.inside is None or not isinstance(value, Mapping):
+            if not self.holds(value):
+                yield f"{name}: {brief(value)} instead of {self}"
+            return
+        for key, given in value.items():
+            if key not in self.inside:
+                yield f"{name}.{brief_name(key)}: unknown key. {nearest(str(key)[:100], self.inside)}".rstrip()
+            elif given is not None:
+                yield from self.inside[key].faults(f"{name}.{key}", given)
 
     def __str__(self) -> str:
         return self.said
@@ -85,3 +101,12 @@ SWITCH = Kind(
     lambda value: isinstance(value if isinstance(value, bool) else value.get("enabled"), bool),
 )
 DAY = Kind(A_DAY, (str,), is_date)
+SECONDS = number("a number of seconds", lambda value: value >= 0)
+_LIMITS = {**dict.fromkeys(MediaLimits.__slots__, COUNT), "fps": POSITIVE}
+LIMITS = Kind("a section of limits", (dict,), _plain, inside=_LIMITS)
+
+
+def brief_name(name: object) -> str:
+    """A name as it may stand in a message."""
+    text = str(name)
+    return text if len(text) <= 100 else text[:99] + "…"

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.config.keys import (
+from packtrain.app.config.kinds import brief_name
+from packtrain.app.config.sections import (
     ALIASES,
-    KINDS,
+    HOMES,
+    KEYS,
+    MEDIA_LIMITS,
     PROCESSOR_CLASS,
-    PROCESSOR_KEYS,
     PROCESSOR_NAMES,
     SECTION_ALIASES,
     SECTIONS,
+    DataSection,
+    ModelSection,
+    ReportSection,
+    TrainingSection,
 )
-from packtrain.app.config.kinds import POSITIVE
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import kept_apart
 from packtrain.records.yaml_text import brief, read_value, read_yaml
 
 _MOST_EXTENDS = 16
+_PATHS = (
+    ("model", "model_name_or_path"),
+    *(("data", name) for name in ("dataset_path", "eval_path", "media_root", "chat_template", "costs", "plan")),
+)
 _URLS = {"dataset_path", "eval_path", "media_root"}  # of data, or paths
+
+
+# Settings of which one is enough: on the command line it stands for those of a file.
+_INSTEAD_OF: Mapping[str, tuple[str, ...]] = {
+    "max_steps": ("num_train_epochs",),
+    "num_train_epochs": ("max_steps",),
+    "warmup_steps": ("warmup_ratio",),
+    "warmup_ratio": ("warmup_steps",),
+    "packs_per_step": ("effective_batch_size", "effective_batch_unit", "gradient_accumulation_steps"),
+    "effective_batch_size": ("packs_per_step", "gradient_accumulation_steps"),
+    "gradient_accumulation_steps": ("packs_per_step", "effective_batch_size", "effective_batch_unit"),
+}
+_NO = ("save_strategy", "eval_strategy", "logging_strategy")  # whose `no` is false in YAML
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The sections of a run, by our own names. What a section does not name takes its default where it is used."""
 
-    model: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    training: Mapping[str, Any] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    report: ReportSection = field(default_factory=ReportSection)
     notes: tuple[str, ...] = ()  # names of other systems that were understood, and what they mean here
     written_as: tuple[str, ...] = ()  # other systems' names of sections that it was written with
+
+    @classmethod
+    def of(cls, sections: Mapping[str, Mapping[str, Any]], where: str = "config") -> RunConfig:
+        """From settings by our own names, as a file would have them."""
+        return _Reading(merged={name: dict(values) for name, values in sections.items()}).finished(where)
+
+    def sections(self, *names: str) -> dict[str, dict[str, Any]]:
+        """What was said, as plain values, by these sections or all."""
+        return {name: getattr(self, name).given() for name in names or SECTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +88,8 @@ class _Reading:
     understood: list[_Understood] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def file(self, name: str, content: Mapping[Any, Any]) -> None:
-        """One file, over what it extends."""
+    def file(self, name: str, content: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
+        """One file, over what it extends; what it says itself."""
         found = _File(name=name, reading=self)
         for key, value in content.items():
             section = SECTION_ALIASES.get(str(key), str(key))
@@ -76,8 +108,10 @@ class _Reading:
                 self.sections[str(key)] = section
             for inner, given in value.items():
                 found.place(section, str(inner), given, written=f"{key}.{inner}")
-        for home, values in found.finished().items():
+        said = found.finished()
+        for home, values in said.items():
             self.merged.setdefault(home, {}).update(values)
+        return said
 
     def notes(self) -> tuple[str, ...]:
         """How names were understood; what they bring along is said only where it has not been overruled."""
@@ -95,15 +129,16 @@ class _Reading:
             section: {name: value for name, value in values.items() if value is not None}
             for section, values in self.merged.items()
         }
-        problems = [*self.problems, *_wrong_values(merged)]
+        problems = list(self.problems)
+        for section, values in merged.items():  # what does not go together is said by the stages
+            problems += SECTIONS[section].problems(values, f"{section}.")
         if problems:
-            got = "\n            ".join(problems)
-            raise ConfigError(where, got=got, expected="a config of a run", fix="correct these lines")
+            raise ConfigError(where, problems=problems)
         for name in _URLS & merged.get("data", {}).keys():  # which from here on have no secrets
             given = merged["data"][name]
             merged["data"][name] = kept_apart(given) if isinstance(given, str) else given
         return RunConfig(
-            **merged,
+            **{name: cls.of(merged.get(name, {})) for name, cls in SECTIONS.items()},  # type: ignore[arg-type]
             notes=tuple(dict.fromkeys((*notes, *self.notes()))),
             written_as=tuple(dict.fromkeys((*written_as, *self.sections))),
         )
@@ -121,7 +156,7 @@ class _File:
 
     def place(self, section: str | None, key: str, value: Any, written: str) -> None:
         """Put one key where it belongs; flat keys and keys of a neighbouring section find their own."""
-        at = _short(written)
+        at = brief_name(written)
         name, brings = ALIASES.get(key, (key, {}))
         if key == "filter_overlong":
             if not isinstance(value, bool):
@@ -129,13 +164,14 @@ class _File:
                 return
             name, value = "overlong", "drop" if value else "error"
             brings = {"overlong": value}
-        if name in PROCESSOR_KEYS:
+        if name in _NO and value is False:
+            value = "no"
+        if name in MEDIA_LIMITS:
             self._media_limit(at, name, value)
             return
         if name == "processor_config" and isinstance(value, Mapping):
             value = self._processor(at, value)
-        homes = [home for home, keys in SECTIONS.items() if name in keys]
-        home = section if section in homes else (homes[0] if homes else None)
+        home = HOMES.get(name)
         if home is None:
             self._unknown(section, key, at)
             return
@@ -175,8 +211,8 @@ class _File:
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
     def _unknown(self, section: str | None, key: str, at: str) -> None:
-        known = SECTIONS[section] if section else tuple(name for keys in SECTIONS.values() for name in keys)
-        hint = nearest(key[:100], [*known, *ALIASES, *PROCESSOR_KEYS, *SECTIONS, *SECTION_ALIASES])
+        known = SECTIONS[section].known() if section else KEYS
+        hint = nearest(key[:100], [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
         self._problem(f"{at}: unknown key. {hint}".rstrip())
 
     def _problem(self, text: str) -> None:
@@ -194,9 +230,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The config with settings from the command line over it; their values are YAML, null takes a setting back."""
-    reading = _Reading(merged={section: dict(getattr(config, section)) for section in SECTIONS})
-    reading.file("command line", _overrides(overrides, reading.problems))
-    return reading.finished("command line", config.notes, config.written_as)
+    reading, notes = _Reading(merged=config.sections()), []
+    said = reading.file("command line", _overrides(overrides, reading.problems)).get("training", {})
+    for name in (name for name, value in said.items() if value not in (None, -1)):
+        for other in (other for other in _INSTEAD_OF.get(name, ()) if other not in said):
+            if (before := reading.merged["training"].pop(other, None)) is not None:
+                notes.append(f"{name} {brief(said[name])} of the command line replaces {other} {before}")
+    return reading.finished("command line", (*config.notes, *notes), config.written_as)
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with paths that exist here as they are called from anywhere."""
+    for section, name in _PATHS:
+        values = getattr(config, section)
+        given = getattr(values, name)
+        if given is not None and os.path.exists(there := os.path.expanduser(given)):
+            config = replace(config, **{section: replace(values, **{name: os.path.abspath(there)})})
+    return config
 
 
 def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -206,12 +256,12 @@ def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
         name, equals, text = one.partition("=")
         parts = name.strip().split(".")
         if not equals or not all(parts):
-            problems.append(f"command line: {_short(one)} instead of section.key=value")
+            problems.append(f"command line: {brief_name(one)} instead of section.key=value")
             continue
         try:
             value = read_value(text)
         except ValueError as error:
-            problems.append(f"command line: {_short(one)}: {error}")
+            problems.append(f"command line: {brief_name(one)}: {error}")
             continue
         inside: Any = content
         for part in parts[:-1]:
@@ -233,27 +283,3 @@ def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:
             raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
         found.append((paths[-1], read_yaml(paths[-1])))
     return found
-
-
-def _wrong_values(merged: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Values that cannot be what the key means; what does not go together is said by the stages."""
-    found = []
-    for section, values in merged.items():
-        for name, value in values.items():
-            kind = KINDS.get(name)
-            if kind is not None and not kind.holds(value):
-                found.append(f"{section}.{name}: {brief(value)} instead of {kind}")
-    limits = merged.get("data", {}).get("processor_config", {})
-    if not isinstance(limits, Mapping):
-        return [*found, f"data.processor_config: {type(limits).__name__} instead of a section"]
-    for name, value in limits.items():
-        if name not in PROCESSOR_KEYS:
-            hint = nearest(str(name)[:100], PROCESSOR_KEYS)
-            found.append(f"data.processor_config.{_short(str(name))}: unknown key. {hint}".rstrip())
-        elif value is not None and not POSITIVE.holds(value):
-            found.append(f"data.processor_config.{name}: {brief(value)} instead of a number above zero")
-    return found
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else text[:99] + "…"

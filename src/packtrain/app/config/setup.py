@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from packtrain.app.config.load import RunConfig
+from packtrain.app.config.sections import ModelSection
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.estimates.values import CHOICES, TrainingSetup
 from packtrain.models.settings import ModelSettings
@@ -43,20 +44,20 @@ _OF_MODEL = ("method", "lora_rank", "train_vision", "train_connector")  # of a T
 def model_settings(config: RunConfig) -> ModelSettings:
     """Which model, and what of it learns. A part with a learning rate of its own learns, one with rate 0 does not."""
     model, training = config.model, config.training
-    found: dict[str, Any] = {name: model[name] for name in _MODEL if name in model}
+    found = model.given(*_MODEL)
     for part, rate in (("train_vision", "vit_lr"), ("train_connector", "aligner_lr"), ("train_language", "")):
-        given = training.get(rate) if rate else 0.0 if training.get("learning_rate") == 0 else None
+        given = getattr(training, rate) if rate else 0.0 if training.learning_rate == 0 else None
         if given is not None and part not in found:
             found[part] = given > 0
-    dtype = str(model.get("dtype", "auto"))
-    if dtype == "auto" and training.get("fp16"):
+    dtype = model.dtype or "auto"
+    if dtype == "auto" and training.fp16:
         dtype = "fp32"  # what loss scaling is for
     return ModelSettings(
-        name=str(model.get("model_name_or_path", "")),
+        name=model.model_name_or_path or "",
         method=_method(model),  # type: ignore[arg-type]  # the settings check it themselves
-        lora_target_modules=_targets(model.get("lora_target_modules")),
+        lora_target_modules=_targets(model.lora_target_modules),
         dtype=_DTYPES.get(dtype, dtype),  # type: ignore[arg-type]
-        attention=str(training.get("attention", "auto")),
+        attention=training.attention or "auto",
         **found,
     )
 
@@ -64,7 +65,7 @@ def model_settings(config: RunConfig) -> ModelSettings:
 def step_settings(config: RunConfig) -> StepSettings:
     """How a step is computed. Rates of parts that do not learn are left out."""
     training, model = config.training, model_settings(config)
-    found = {name: training[name] for name in _STEP if name in training}
+    found = training.given(*_STEP)
     for rate, learns in (("vit_lr", model.learns_vision), ("aligner_lr", model.learns_connector)):
         if not learns:
             found.pop(rate, None)
@@ -82,7 +83,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
     wanted = {name: value for name, value in (given or {}).items() if value is not None}
     own = {name: value for name, value in wanted.items() if name in _OF_MODEL}
     flags = {} if "method" not in own else {"use_dora": None, "quantization_bit": None}
-    model = model_settings(RunConfig(model={**config.model, **flags, **own}, training=config.training))
+    model = model_settings(replace(config, model=replace(config.model, **flags, **own)))
     training, step = config.training, step_settings(config)
     kernels = (*ATTENTION, *CHOICES["attention"])
     if model.attention not in kernels:
@@ -95,7 +96,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
         "train_vision": model.learns_vision,
         "train_connector": model.learns_connector,
         "weights_dtype": "fp32" if model.dtype == "fp32" else "bf16",
-        "optimizer": optimizer(optim := str(training.get("optim", "adamw_torch"))),
+        "optimizer": optimizer(optim := training.optim or "adamw_torch"),
         "master_weights": step.master_weights is not False and optim in WITH_MASTERS and model.dtype != "fp16",
         "sharding": sharding(config),
         "gpus": gpus,
@@ -118,17 +119,18 @@ def compiles(config: RunConfig, *, packing: bool) -> bool:
 
 def checkpoints(config: RunConfig) -> bool:
     """Are the decoder's layers checkpointed? They are unless it is said otherwise: rows are long."""
-    return bool(config.training.get("gradient_checkpointing", TrainingSetup().gradient_checkpointing))
+    given = config.training.gradient_checkpointing
+    return TrainingSetup().gradient_checkpointing if given is None else given
 
 
 def sharding(config: RunConfig) -> str:
     """How weights and states are shared out among GPUs."""
     training = config.training
-    if "sharding" in training:
-        return str(training["sharding"])
-    if training.get("fsdp"):
+    if training.sharding is not None:
+        return training.sharding
+    if training.fsdp:
         return "fsdp"
-    given = str(training.get("deepspeed") or "")
+    given = str(training.deepspeed or "")
     return next((name for name in ("zero3", "zero2", "zero1") if name in given), "ddp")
 
 
@@ -139,15 +141,14 @@ def optimizer(name: str) -> str:
     return OPTIMIZERS[name]
 
 
-def _method(model: Mapping[str, Any]) -> str:
+def _method(model: ModelSection) -> str:
     """full, lora, dora or qlora, from the one word or from the flags that other systems have for it."""
-    dora, bits = bool(model.get("use_dora")), model.get("quantization_bit")
-    given = model.get("method")
+    dora, bits, given = bool(model.use_dora), model.quantization_bit, model.method
     if bits is not None and bits != 4:
         raise ConfigError("model.quantization_bit", got=bits, expected="4: adapters over weights in four bits")
     if dora and bits:
         raise ConfigError("model", got="use_dora and quantization_bit", expected="one of them", fix="leave one out")
-    meant = "dora" if dora else "qlora" if bits else str(given or "full")
+    meant = "dora" if dora else "qlora" if bits else given or "full"
     if given not in (None, "lora", meant):
         flag = "use_dora" if dora else "quantization_bit"
         raise ConfigError("model.method", got=f"{given} and {flag}", expected=f"method {meant}, or no {flag}")

@@ -40,12 +40,17 @@ class RunLength:
 
     epochs: float | None
     max_steps: int | None
+    planned: int = 1  # epochs that a resumed run has a plan of: it stays the same where the run is made shorter
 
     def epochs_for(self, steps_per_epoch: int) -> int:
-        """Epochs for which packs are planned; one with fewer packs than the first may need one more."""
+        """Epochs for which packs are planned; one with fewer packs than the first may need one more.
+
+        >>> RunLength(epochs=1.0, max_steps=None, planned=3).epochs_for(10)
+        3
+        """
         if self.max_steps is None:
-            return math.ceil(self.epochs or 1)
-        return max(1, math.ceil(self.max_steps / max(1, steps_per_epoch)))
+            return max(self.planned, math.ceil(self.epochs or 1))
+        return max(self.planned, math.ceil(self.max_steps / max(1, steps_per_epoch)))
 
     def steps_of(self, by_epoch: list[int]) -> int:
         """Steps to train, of those that each planned epoch has.
@@ -63,15 +68,11 @@ class RunLength:
 
 def run_length(config: RunConfig) -> RunLength:
     """From max_steps or num_train_epochs; one epoch where neither is said."""
-    steps, epochs = config.training.get("max_steps"), config.training.get("num_train_epochs")
-    whole = isinstance(steps, int) and not isinstance(steps, bool)
-    if steps is not None and not (whole and (steps > 0 or steps == _NOT_SET)):
+    steps, epochs = config.training.max_steps, config.training.num_train_epochs
+    if steps is not None and not (steps > 0 or steps == _NOT_SET):
         expected = f"a whole number of steps from 1 on, or {_NOT_SET} to count epochs"
         raise ConfigError("training.max_steps", got=repr(steps), expected=expected)
-    if steps is not None and steps > 0:
-        if epochs is not None:
-            got = f"max_steps {steps} and num_train_epochs {epochs:g}"
-            raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
+    if steps is not None and steps > 0:  # as in transformers, whatever is said about epochs
         return RunLength(epochs=None, max_steps=steps)
     if epochs is not None and not 0 < epochs < 1e6:
         raise ConfigError("training.num_train_epochs", got=epochs, expected="a number above zero")
@@ -80,15 +81,14 @@ def run_length(config: RunConfig) -> RunLength:
 
 def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
-    packs = config.data.get("packing", True) or config.data.get("pad_packs", False)
+    packs = config.data.packing is not False or config.data.pad_packs
     return _packed(config, world) if packs else _padded(config, world)
 
 
 def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
-    packs, wanted = training.get("packs_per_step"), training.get("effective_batch_size")
-    unit = training.get("effective_batch_unit", "samples")
-    passes = training.get("gradient_accumulation_steps")
+    packs, wanted = training.packs_per_step, training.effective_batch_size
+    unit, passes = training.effective_batch_unit or "samples", training.gradient_accumulation_steps
     if unit not in _UNITS:
         raise ConfigError(
             "training.effective_batch_unit", got=unit, expected="samples or packs", fix=nearest(str(unit), _UNITS)
@@ -98,7 +98,7 @@ def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
         raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
     if packs is not None:
         return StepSize(packs=packs, samples=None), 1, ()
-    each = training.get("per_device_train_batch_size", 1)
+    each = training.per_device_train_batch_size or 1
     if wanted is not None and unit == "samples":
         if passes is not None:
             got = f"effective_batch_size {wanted} (samples) and gradient_accumulation_steps {passes}"
@@ -110,7 +110,7 @@ def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
         _agree(wanted, each, passes, world, "packs")
         return StepSize(packs=wanted, samples=None), 1, ()
     found = each * (passes or 1) * world
-    if "per_device_train_batch_size" not in training and passes is None:
+    if training.per_device_train_batch_size is None and passes is None:
         return (
             StepSize(packs=found, samples=None),
             1,
@@ -122,19 +122,19 @@ def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
 
 def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
-    if "packs_per_step" in training or training.get("effective_batch_unit", "samples") != "samples":
+    if training.packs_per_step is not None or training.effective_batch_unit not in (None, "samples"):
         raise ConfigError(
             "training",
             got="a step counted in packs, and packing: false",
             expected="effective_batch_size, which counts samples whether they are packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
-    rows, passes = training.get("per_device_train_batch_size", ROWS), training.get("gradient_accumulation_steps")
-    wanted = training.get("effective_batch_size")
+    rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps
+    wanted = training.effective_batch_size
     if wanted is None:
         samples = rows * (passes or 1) * world
         return StepSize(packs=samples, samples=samples), rows, ()
-    if "per_device_train_batch_size" in training:
+    if training.per_device_train_batch_size is not None:
         _agree(wanted, rows, passes, world, "samples")
     rows = min(rows, math.ceil(wanted / world))
     return StepSize(packs=wanted, samples=wanted), rows, ()

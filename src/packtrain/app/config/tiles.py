@@ -16,10 +16,10 @@ _MEANS = {"vit_img_size": "the side of a tile", "mp_image_token_length": "the to
 
 def check_tiles(config: RunConfig) -> tuple[str, ...]:
     """Refuse a tile that is not the model's own; say so where the model does not tell."""
-    given = {name: config.model[name] for name in _MEANS if name in config.model}
+    given = config.model.given(*_MEANS)
     if not given:
         return ()
-    name = str(config.model["model_name_or_path"])
+    name = str(config.model.model_name_or_path)
     known = _tile(name)
     wrong = [
         f"{key} {value}, the model has {known[key]}" for key, value in given.items() if known.get(key, value) != value

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.datasets.summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome
-from packtrain.app.pack import pack_outcome, work_of
-from packtrain.core.errors import ConfigError
-from packtrain.core.fingerprint import digest
+from packtrain.app.pack import pack_outcome
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
 from packtrain.costs.statistics import label_notes
 from packtrain.costs.table import CostTable
 from packtrain.estimates.shapes import read_shape
 from packtrain.models.tiny import resolve
-from packtrain.plans.plan import PACKER_VERSION, VERSION, PackPlan, inputs_of
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import PackPlan, inputs_of
 from packtrain.plans.schedule import Schedule
 
 if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
@@ -57,15 +57,19 @@ class _Packs:
         self._kept: TokenTable | None = None
         self._counts: Mapping[str, Any] = {"rows": 0, "reasons": {}}  # what measuring has counted
 
+    def __repr__(self) -> str:
+        about = f"{self.config.dataset_path!r} for {self.config.model_name!r}"
+        return f"{type(self).__name__}({about}, {'not built' if self._built is None else repr(self.plan)})"
+
     def build(self, progress: Callable[[Any], None] = lambda _: None) -> None:
         """Measure, pack and tokenize what is not in the cache yet.
 
         On a machine with several ranks one does it, the others wait. Call it before the process group is initialised:
         how long it takes depends on the data.
         """
-        root = Path(self.config.cache_dir).expanduser() if self.config.cache_dir is not None else cache_dir()
+        root = self.config.cache_root
         with alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
-            table = _measured(self.config, root, progress)
+            table = measure_outcome(self.config, progress=progress).table
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
             _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
@@ -104,6 +108,12 @@ class _Packs:
         return label_notes(self._counts)
 
     @property
+    def measured(self) -> Mapping[str, Any]:
+        """What measuring has counted."""
+        self._parts()
+        return self._counts
+
+    @property
     def rows_per_batch(self) -> int:
         """Packs that share a batch: 1, or the rows of a padded one."""
         return self.config.rows_per_batch
@@ -128,7 +138,7 @@ class _Packs:
         """The numbers to print before training on so many ranks."""
         return summarize(
             self.schedule,
-            packing=self.config.packing,
+            packing=bool(self.config.packing),
             rows_per_batch=self.rows_per_batch,
             measured=self._counts["reasons"],
             world=world,
@@ -147,9 +157,9 @@ class _Packs:
         from packtrain.packs.token_writer import make_tokens
 
         files = self._files(root)
-        workers = self.config.measuring.get("workers") or len(os.sched_getaffinity(0))
+        workers = self.config.workers or len(os.sched_getaffinity(0))
         try:
-            folder = root / "tokens" / table.folder.name
+            folder = root / "tokens" / digest(self.config.measured_by())
             # Not the lock of `build`: settings that change no token have their own, and share these.
             lock = root / "locks" / f"tokens-{folder.name}.lock"
             return make_tokens(table, rows, files, folder, lock=lock, workers=workers, report=progress)
@@ -195,7 +205,7 @@ class MultiModalDataset(_Packs):
         from packtrain.records.shards.cache import ShardCache
         from packtrain.records.shards.files import LocalFiles
 
-        return LocalFiles(ShardCache(root / "shards", self.config.cache_bytes))
+        return LocalFiles(ShardCache(root / "shards", self.config.shard_bytes))
 
 
 class MultiModalIterableDataset(_Packs):
@@ -256,14 +266,14 @@ class MultiModalIterableDataset(_Packs):
         files = self._files(root)
         reader = RecordReader(table.request(), rows, files)
         schedule = _schedule(self.config, plan)
-        _warn_of_thrashing(table, plan, self.config.cache_bytes)
+        _warn_of_thrashing(table, plan, self.config.shard_bytes)
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
 
     def _files(self, root: Path) -> LocalFiles:
         from packtrain.records.shards.cache import ShardCache
         from packtrain.records.shards.files import CachedFiles
 
-        return CachedFiles(ShardCache(root / "shards", self.config.cache_bytes))
+        return CachedFiles(ShardCache(root / "shards", self.config.shard_bytes))
 
 
 def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: int) -> None:
@@ -295,7 +305,7 @@ def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
         warnings.warn(
             f"{len(fetched)} compressed or remote data files have {size:,} bytes, and the cache may hold {budget:,}. "
             "Without a packing_window any of them may be needed at any time, so they will be fetched again and again: "
-            "set packing_options={'packing_window': N}, or raise cache_bytes.",
+            "set packing_window, or raise cache_bytes.",
             stacklevel=4,
         )
 
@@ -304,18 +314,35 @@ def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
     return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
 
 
-def _measured(config: DatasetConfig, root: Path, progress: Callable[[Any], None]) -> CostTable:
-    """The cost table, where the command line would have it unless another cache is given."""
-    arguments = config.measured_by()
-    out = root / "measure" / digest(arguments) if config.cache_dir is not None else None
-    return measure_outcome(**arguments, out=out, progress=progress).table
-
-
 def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Callable[[Any], None]) -> PackPlan:
-    packing = config.packing_config(_context(config))
-    work = asdict(work_of(table)[0])
-    named = digest([packing.describe(), inputs_of(table), PACKER_VERSION, VERSION, work])
-    return pack_outcome(table, packing, root / "plans" / named, progress).plan
+    if config.plan is not None:
+        return _given_plan(config, table)
+    return pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
+
+
+def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
+    """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
+    plan = PackPlan.load(str(config.plan)).found_with(table)
+    found = differences(plan.summary["inputs"], inputs_of(table))
+    said = config.packing_config(plan.config.packing_length).describe()
+    usual = PackingConfig(packing_length=plan.config.packing_length).describe()
+    theirs = plan.config.describe()
+    own = ("epochs", "packs_per_step", "packing_drop_last")  # what these are, training decides
+    found += [
+        f"{name}: {theirs[name]} -> {said[name]}"
+        for name in theirs
+        if name not in own and said[name] not in (theirs[name], usual[name])
+    ]
+    if plan.num_epochs < config.epochs:
+        found.append(f"epochs: {plan.num_epochs} -> {config.epochs}")
+    if found:
+        raise ArtifactError(
+            f"data.plan {config.plan}",
+            got="a plan of other data or settings: " + "; ".join(found[:5]),
+            expected="a plan that this run can train",
+            fix="pack again with these settings, leave them out, or leave data.plan out",
+        )
+    return plan
 
 
 def _context(config: DatasetConfig) -> int:

@@ -12,6 +12,7 @@ from packtrain.app.demo.train import DemoTraining, Standing, can_train, train_de
 from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import Packed, pack_outcome
 from packtrain.app.plan import Planned, plan
+from packtrain.core.artifacts import atomic_path
 from packtrain.costs.run import Outcome, Progress
 from packtrain.plans.config import PackingConfig
 
@@ -56,14 +57,16 @@ def run_demo(
         progress=progress,
     )
     say(f"Planning for {GPUS} x {GPU} and a model with three billion parameters")
+    shape = str(write_shape(folder / "model"))
     planned = plan(
         measured.table,
-        model=str(write_shape(folder / "model")),
+        model=shape,
         gpu=GPU,
         gpus=GPUS,
         baseline={"effective_batch_size": 32, "epochs": 2},
         out=folder / "report",
     )
+    _trained_here(planned.files["recommended.yaml"], shape, model)
     chosen = planned.study.simulations[planned.study.recommendation.simulation]
     say(f"Packing into {chosen.packing_length:,} tokens, as recommended")
     config = PackingConfig(packing_length=chosen.packing_length, epochs=2).limited(chosen.limits)
@@ -75,3 +78,15 @@ def run_demo(
     if able:
         trained = train_demo(data, folder, model=model, pictures=pictures, say=say, progress=training)
     return DemoResult(folder=folder, data=data, measured=measured, planned=planned, packed=packed, trained=trained)
+
+
+def _trained_here(config: Path, shape: str, model: str) -> None:
+    """Name the demo's own model in the recommended config: the one that is planned for has no weights."""
+    note = f"  # planned for the shape in {shape}, which has no weights: the demo's own model\n"
+    lines = [
+        line for line in config.read_text(encoding="utf-8").splitlines(keepends=True) if f"# was {model}" not in line
+    ]
+    at = next(number for number, line in enumerate(lines) if line.lstrip().startswith("model_name_or_path:"))
+    lines[at] = f"{note}  model_name_or_path: {model}\n"
+    with atomic_path(config) as path:
+        path.write_text("".join(lines), encoding="utf-8")

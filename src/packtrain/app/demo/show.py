@@ -6,10 +6,11 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from packtrain.app.demo.train import DemoTraining, Standing
+from packtrain.app.show.bars import Clock
 from packtrain.reports.numbers import formatted
 from packtrain.reports.run_page import Row, compared_rows
 
@@ -24,9 +25,7 @@ class TrainingBars:
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
         )
-        self._bars = Progress(
-            *columns, TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal
-        )
+        self._bars = Progress(*columns, Clock(), console=console, disable=quiet or not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:

@@ -104,9 +104,9 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
         "attention": "varlen",
     }
     packing: dict[str, Any] = {"packing": True} if mode == "packed" else {"packing": False, "pad_packs": True}
-    return RunConfig(
-        model={"model_name_or_path": model, "dtype": "fp32"},
-        data={
+    sections = {
+        "model": {"model_name_or_path": model, "dtype": "fp32"},
+        "data": {
             "dataset_path": str(data),
             "eval_path": str(held_out),
             **packing,
@@ -118,8 +118,9 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
             "cache_dir": str(folder / "cache"),
             "cache_tokens": True,  # for both: only padded runs keep them by themselves
         },
-        training=training,
-    )
+        "training": training,
+    }
+    return RunConfig.of(sections)
 
 
 def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], None]) -> None:
@@ -183,7 +184,7 @@ def _threads(processes: int) -> Iterator[None]:
 
 
 def _run_folder(config: RunConfig) -> Path:
-    return Path(str(config.training["output_dir"]))
+    return Path(str(config.training.output_dir))
 
 
 def _complete(config: RunConfig) -> bool:
@@ -193,5 +194,5 @@ def _complete(config: RunConfig) -> bool:
         facts = json.loads((run / RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    sections = {name: dict(getattr(config, name)) for name in ("model", "data", "training")}
+    sections = config.sections("model", "data", "training")
     return facts.get("written") == json.loads(json.dumps(sections)) and read_run(run).status == "complete"

@@ -78,12 +78,14 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError("training.output_dir", got=f"{self.path}, which is a file", expected="a folder")
         if self.holds_run and not resume:
-            status = self.facts().get("outcome", {}).get("status", "begun")
+            with self.alone():  # or it is still training, which is another matter
+                status = self.facts().get("outcome", {}).get("status", "begun")
+            ended = "was stopped in the middle" if status == "running" else status
             raise ConfigError(
                 "training.output_dir",
-                got=f"{self.path}, which holds a run ({status})",
+                got=f"{self.path}, which holds a run ({ended})",
                 expected="a new folder",
-                fix="go on with that run by --resume, name another output_dir, or delete the folder",
+                fix=f"go on with it: packtrain train --resume {self.path}; or name another output_dir",
             )
         others = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
         if not self.holds_run and [name for name in others if name != _LOCK]:
@@ -105,6 +107,7 @@ class RunFolder:
                     "training.output_dir",
                     got=f"{self.path}, into which another process is training",
                     expected="a folder of its own for each run",
+                    fix="wait until it has ended, or name another output_dir",
                 ) from None
             yield
 

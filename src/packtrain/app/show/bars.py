@@ -5,7 +5,29 @@ from __future__ import annotations
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+
+class Clock(ProgressColumn):
+    """How long it has taken, and about how long it still takes."""
+
+    def render(self, task: Task) -> Text:
+        """Rich's estimate; none where it has none."""
+        said = f"elapsed {clock(task.finished_time if task.finished else task.elapsed)}"
+        if not task.finished and task.time_remaining is not None:
+            said += f", ~{clock(task.time_remaining)} left"
+        return Text(said, style="progress.elapsed")
+
+
+def clock(seconds: float | None) -> str:
+    """
+    >>> clock(None), clock(72.4), clock(3725)
+    ('0:00', '1:12', '1:02:05')
+    """
+    minutes, rest = divmod(int(seconds or 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Bar:
@@ -18,7 +40,6 @@ class Bar:
         *,
         quiet: bool,
         counts: tuple[ProgressColumn, ...] = (),
-        ending: tuple[ProgressColumn, ...] = (),
     ) -> None:
         self._bar = Progress(
             SpinnerColumn(),
@@ -26,8 +47,7 @@ class Bar:
             BarColumn(),
             *counts,
             TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            *ending,
+            Clock(),
             console=console,
             disable=quiet or not console.is_terminal,
             transient=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from packtrain.advice.choice import dropped_share
 from packtrain.advice.study import Progress as Studying
 from packtrain.advice.values import Study
 from packtrain.app.plan import Planned
@@ -38,7 +40,7 @@ def planned_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def show_planned(planned: Planned, console: Console) -> None:
+def show_planned(planned: Planned, console: Console, *, then: bool = True) -> None:
     """A study for people."""
     study = planned.study
     for note in planned.notes:
@@ -50,36 +52,39 @@ def show_planned(planned: Planned, console: Console) -> None:
     console.print(f"[bold]{escape(study.recommendation.verdict)}[/]", soft_wrap=True)
     for advice in study.recommendation.advice:
         console.print(f"- {escape(advice)}", soft_wrap=True)
+    if not then:
+        return
     console.print(f"next: open {escape(str(planned.files['report.html']))}", soft_wrap=True)
-    if study.recommendation.packing:
-        console.print(f"then: {escape(_pack_command(study))}", soft_wrap=True)
-
-
-def _pack_command(study: Study) -> str:
-    """What makes the recommended packs."""
-    chosen = study.simulations[study.recommendation.simulation]
-    limits = "".join(f" --{name.replace('_', '-')} {value}" for name, value in chosen.limits.items())
-    return f"packtrain pack {study.costs} --packing-length {chosen.packing_length}{limits} --out plan"
+    train = shlex.join(["packtrain", "train", str(planned.files["recommended.yaml"])])
+    launched = "" if study.gpus == 1 else f"torchrun --nproc-per-node {study.gpus} -m packtrain.cli "
+    console.print(f"then: {escape(launched + train.removeprefix('packtrain ') if launched else train)}", soft_wrap=True)
 
 
 def _sweep_table(study: Study) -> Table:
     table = Table(
         title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
-        caption="* recommended   - does not fit the GPU's memory",
+        caption="* recommended   - does not fit the GPU's memory   idle: share of the GPUs' passes without a pack",
         title_justify="left",
         caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
     )
-    for name in ("", "length", "packs", "of bound", "fill", "dropped", "steps", "GiB", "tokens/s"):
+    table.add_column("\nlength", justify="right", overflow="fold")  # limits go on in the next line, numbers never do
+    columns = ("\npacks", "of\nbound", "\nfill", "samples\npacked", "\ndropped", "packs/\nstep", "GPUs\nidle")
+    for name in (*columns, "\nsteps", "\nGiB", "\ntokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, one in enumerate(study.simulations):
         limits = "".join(f" {name.removeprefix('max_')}={value}" for name, value in one.limits.items())
+        mark = "*" if number == study.recommendation.simulation else "" if one.fits else "-"
         table.add_row(
-            "*" if number == study.recommendation.simulation else "" if one.fits else "-",
-            f"{one.packing_length:,}{limits}",
+            f"{mark}{one.packing_length:,}{limits}",
             f"{one.packs:,}",
-            f"{one.of_bound:.2%}",
+            f"{one.of_bound:.1%}",
             f"{one.fill:.1%}",
-            f"{one.samples_dropped:,}",
+            f"{one.samples_packed:,}",
+            f"{one.samples_dropped:,} ({dropped_share(one):.1%})",
+            f"{one.packs_per_step:,}",
+            f"{one.idle:.0%}",
             f"{one.steps:,}",
             f"{one.memory_bytes / _GIB:.1f}",
             f"{one.tokens_per_second:,.0f}",
@@ -93,16 +98,21 @@ def _layers(trained: Mapping[str, Any]) -> str:
 
 
 def _padding_table(study: Study) -> Table:
-    table = Table(title=f"Without packing, {_layers(study.baseline)}", title_justify="left")
-    for name in ("batches", "batch size", "steps", "padding", "GiB", ""):
-        table.add_column(name, justify="right")
+    name = "today's run first" if study.baseline.get("today") else "a stock setting first"
+    table = Table(title=f"Without packing, {name}", title_justify="left", box=None)
+    for title in ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", ""):
+        table.add_column(title, justify="right", no_wrap=title not in ("batches", "kernels"))
     for run in study.padded:
+        own = f"{study.baseline['attention']}, {_layers(study.baseline).removeprefix('layers ')}"
         table.add_row(
             "random" if run.order == "random" else "grouped by length",
+            own if run.kernels == "own" else "those of packs",
             str(run.batch_size),
+            f"{run.samples:,}",
             f"{run.steps:,}",
             f"{run.waste:.1%}",
             f"{run.memory_bytes / _GIB:.1f}",
+            f"{run.tokens_per_second:,.0f}",
             "" if run.fits else "too large",
         )
     return table
@@ -110,7 +120,8 @@ def _padding_table(study: Study) -> Table:
 
 def _reasons_table(study: Study) -> Table:
     table = Table(title="What changes (the report has every value)", title_justify="left")
-    for name in ("parameter", "today", "packing", "reason"):
+    before = "today" if study.baseline.get("today") else "before"
+    for name in ("parameter", before, "recommended", "reason"):
         table.add_column(name, overflow="fold")
     for reason in study.recommendation.reasons:
         if reason.baseline == reason.packing:

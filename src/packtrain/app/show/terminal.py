@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from packtrain.app.show.bars import Bar
@@ -31,8 +31,7 @@ class MeasureBar(Bar):
     """A bar over units of work, with records per second and the number skipped."""
 
     def __init__(self, verb: str, console: Console, *, quiet: bool) -> None:
-        left = (TextColumn("left"), TimeRemainingColumn())
-        super().__init__(verb, console, quiet=quiet, counts=(MofNCompleteColumn(),), ending=left)
+        super().__init__(verb, console, quiet=quiet, counts=(MofNCompleteColumn(), TextColumn("parts")))
         self._told = quiet
 
     def update(self, progress: Measured) -> None:
@@ -60,7 +59,7 @@ def measured_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show_measured(outcome: Outcome, console: Console) -> None:
+def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> None:
     """A measurement for people."""
     summary = outcome.table.summary
     counts = summary["counts"]
@@ -82,7 +81,9 @@ def show_measured(outcome: Outcome, console: Console) -> None:
         )
     if counts["reasons"]:
         console.print(_ledger_table(counts["reasons"]))
-    console.print(_how(summary), soft_wrap=True)
+    console.print(escape(_how(summary)), soft_wrap=True)
+    if not then:
+        return
     folder = escape(str(outcome.table.folder))
     console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report", soft_wrap=True)
 

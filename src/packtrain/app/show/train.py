@@ -19,7 +19,6 @@ from packtrain.core.checksums import Checking
 from packtrain.costs.run import Progress as Measuring
 from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
-from packtrain.reports.numbers import shown
 
 _GIB = 1 << 30
 _NAME = 200  # characters of what may come from data that are shown
@@ -58,6 +57,8 @@ def show_ready(ready: Ready, console: Console) -> None:
     console.print(table)
     if ready.batches:
         console.print(_batches_table(ready))
+    for risk in ready.risks:
+        console.print(f"[bold red]warning:[/] [red]{escape(risk)}[/]", soft_wrap=True)
 
 
 def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
@@ -66,7 +67,8 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
     yield "learns", f"{run.model.method}: {', '.join(map(_learning, ready.learns))}"
     data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
-    ledger = _in_the_ledger(numbers.left_out)
+    ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
+    ledger += _in_the_ledger(numbers.left_out)
     if numbers.too_large:
         ledger += f", {numbers.too_large:,} of them too large for a pack"
     if numbers.unlabelled:
@@ -88,11 +90,17 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
             each = f"the samples of a pack each, {numbers.samples_per_pack:.1f} of them"
         yield "batches", f"{each}, padded to the longest: {padding}"
     yield "step", _step(ready)
-    yield "steps", f"{numbers.steps:,}: {numbers.epochs:.3g} epochs of {numbers.steps_per_epoch:,}"
+    yield "steps", _steps(numbers)
+    yield "passes over each sample", f"{numbers.epochs:.3g}"
+    course = ready.course
+    rates = ", ".join(f"{part} {rate:g}" for part, rate in course.rates.items())
+    yield "learning rate", f"{rates}; {course.schedule}, warm-up {counted(course.warmup_steps, 'step')}"
+    yield "optimizer", f"{course.optimizer}, computing in {course.precision}"
+    yield "checkpoints", course.saves
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
         ledger = _in_the_ledger(numbers.evaluation_left_out)
-        yield "evaluation", f"{numbers.evaluation_samples:,} samples in {batches}{ledger}"
+        yield "evaluation", f"{course.evaluates}: {numbers.evaluation_samples:,} samples in {batches}{ledger}"
     yield from _expected(ready)
     if ready.resumed:
         yield "goes on", f"from the checkpoint of step {ready.resumed:,}"
@@ -102,18 +110,33 @@ def _in_the_ledger(entries: int) -> str:
     return f"; {entries:,} more in the ledger" if entries else ""
 
 
+def _steps(numbers: RunNumbers) -> str:
+    """
+    >>> from types import SimpleNamespace as Numbers
+    >>> _steps(Numbers(steps=18, epochs=2.0, steps_per_epoch=9))
+    '18 (2 epochs x 9 steps)'
+    >>> _steps(Numbers(steps=3, epochs=0.6, steps_per_epoch=5))
+    '3 (0.6 epochs of 5 steps)'
+    """
+    each, epochs = counted(numbers.steps_per_epoch, "step"), numbers.epochs
+    if epochs * numbers.steps_per_epoch == numbers.steps and epochs == int(epochs):
+        return f"{numbers.steps:,} ({counted(int(epochs), 'epoch')} x {each})"
+    return f"{numbers.steps:,} ({epochs:.3g} epochs of {each})"
+
+
 def _step(ready: Ready) -> str:
     numbers = ready.numbers
-    processes = f"{numbers.world} process{'es' if numbers.world > 1 else ''}"
+    processes = counted(numbers.world, "process", "processes")
+    passes = f"{counted(numbers.micro_steps, 'forward pass', 'forward passes')} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
         said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
-        return f"{numbers.packs_per_step:,} {said}samples: {numbers.micro_steps} passes on {processes}"
+        return f"{numbers.packs_per_step:,} {said}samples: {passes}"
     wanted = ready.run.size.samples
     said = f" ({wanted:,} were asked for)" if wanted is not None else ""
     return (
-        f"{numbers.packs_per_step:,} packs, about {numbers.samples_per_step:,.0f} samples{said}: "
-        f"{numbers.micro_steps} passes on {processes}{_empty(numbers)}"
+        f"{counted(numbers.packs_per_step, 'pack')}, about {numbers.samples_per_step:,.0f} samples{said}: "
+        f"{passes}{_empty(numbers)}"
     )
 
 
@@ -136,21 +159,13 @@ def _proof(ready: Ready) -> str:
     if proof is None:
         waits = ready.run.quick_check and ready.run.shares_weights
         return "made by all processes before the first step" if waits else "turned off (quick_check: false)"
-    apart = max((finding.difference for finding in proof.findings), default=0.0)
-    samples = "; ".join(shown(sample, _NAME) for sample in proof.samples)
-    said = [
-        f"passed in {proof.seconds:.1f} s: {len(proof.samples)} samples packed are what each is alone (largest "
-        f"difference {apart:.1e}, {len(proof.findings)} checks): {samples}"
-    ]
-    said += [f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in proof.powerless]
-    said += [f"not checked: {shown(one, _NAME)}" for one in proof.left_out]
-    return "\n".join(said)
+    return "\n".join(proof.passed_in_words())
 
 
 def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
     found = ready.expected
     if found is None:
-        yield "expected", "no prediction: there is no GPU, or one that is not known"
+        yield "expected", "no speed or memory is predicted: there is no GPU, or one that is not known"
         return
     by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
     speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"
@@ -203,7 +218,7 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
     for problem in outcome.problems:
         console.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
     if outcome.interrupted:
-        console.print(f"next: {escape(again)} --resume", soft_wrap=True)
+        console.print(f"next: {escape(again)}", soft_wrap=True)
         return
     if outcome.final is not None:
         console.print(f"weights: {escape(str(outcome.final))}", soft_wrap=True)
@@ -227,7 +242,8 @@ def ready_json(ready: Ready) -> dict[str, Any]:
             "learns": [asdict(one) for one in ready.learns],
         },
         "prepared": list(ready.done),
-        "notes": list(ready.notes),
+        "notes": [*ready.notes, *ready.risks],
+        "course": asdict(ready.course),
         "proof": None if ready.proof is None else ready.proof.as_json(),
         "expected": None if ready.expected is None else asdict(ready.expected),
         "resumed": ready.resumed,

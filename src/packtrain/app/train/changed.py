@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from packtrain.app.config.load import RunConfig
+from packtrain.app.config.sections import TrainingSection, keys_with
 from packtrain.app.config.setup import MULTIMODAL, model_settings, sharding
 from packtrain.core.errors import ConfigError
 from packtrain.models.settings import ModelSettings
 
-_RATES = ("learning_rate", "vit_lr", "aligner_lr")
-_OPTIONS = ("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+_RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
 _SCHEDULE = "lr_scheduler_type"
 _OWN_COURSE = ("reduce_lr_on_plateau", "greedy")  # schedules whose rates follow from what they have seen
-_PLACES = ("output_dir", "model_name_or_path")  # a run may be elsewhere
 _RATE_OF = {"train_language": "learning_rate", "train_vision": "vit_lr", "train_connector": "aligner_lr"}
 _PARTS: Mapping[str, Callable[[ModelSettings], bool]] = {
     "train_language": lambda model: model.train_language,
@@ -34,7 +33,7 @@ def refuse_changes(before: RunConfig, asked: RunConfig) -> None:
     if found:
         raise ConfigError(
             "--resume",
-            got="\n            ".join(found),
+            problems=found,
             expected="the values that the run has",
             fix="leave these out, or begin a new run in another training.output_dir",
         )
@@ -44,8 +43,8 @@ def changes_note(before: RunConfig, asked: RunConfig) -> tuple[str, ...]:
     """One line of all settings of model and training that the run goes on with and did not have."""
     found = []
     for section in ("model", "training"):
-        old, new = getattr(before, section), getattr(asked, section)
-        for name in sorted({*old, *new} - {*_PLACES}):
+        old, new = getattr(before, section).given(), getattr(asked, section).given()
+        for name in sorted({*old, *new} - {*keys_with("place")}):  # a run may be elsewhere
             if old.get(name) != new.get(name):
                 found.append(f"{section}.{name} {_value(old.get(name))} -> {_value(new.get(name))}")
     return (f"the run goes on with other settings than before: {'; '.join(found)}",) if found else ()
@@ -68,15 +67,15 @@ def _of_model(before: RunConfig, asked: RunConfig) -> Iterator[str]:
 def _because(part: str, asked: RunConfig) -> str:
     """Parts of which nothing is said learn by their rates."""
     rate = _RATE_OF[part]
-    if part in asked.model or rate not in asked.training:
+    if getattr(asked.model, part) is not None or getattr(asked.training, rate) is None:
         return ""
-    return f", by training.{rate} {_value(asked.training[rate])}"
+    return f", by training.{rate} {_value(getattr(asked.training, rate))}"
 
 
 def _of_optimizer(before: RunConfig, asked: RunConfig) -> Iterator[str]:
     """What decides which states an optimizer keeps."""
-    for name in ("optim", "optim_args", "optim_target_modules"):
-        old, new = (config.training.get(name) for config in (before, asked))
+    for name in (name for name in keys_with("refused") if name in TrainingSection.known()):
+        old, new = (getattr(config.training, name) for config in (before, asked))
         if name == "optim" and old != new:
             old, new = _optimizer(old), _optimizer(new)
         if old != new:
@@ -92,19 +91,20 @@ def _optimizer(given: str | None) -> str:
 
 def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
     """Rates and options that would be taken from the checkpoint instead."""
-    old, new = (str(config.training.get(_SCHEDULE, "linear")) for config in (before, asked))
+    old, new = (config.training.lr_scheduler_type or "linear" for config in (before, asked))
     if old != new and {old, new} & {*_OWN_COURSE}:
         yield _line(f"training.{_SCHEDULE}", old, new)
         return
     kept: tuple[str, ...] = ()
     why = ""
-    if asked.training.get("deepspeed") or sharding(asked).startswith("zero"):
-        kept, why = (*_RATES, *_OPTIONS), "DeepSpeed takes it from the checkpoint"
+    if asked.training.deepspeed or sharding(asked).startswith("zero"):
+        kept, why = keys_with("rate"), "DeepSpeed takes it from the checkpoint"
     elif new in _OWN_COURSE:
         kept, why = _RATES, f"{new} goes on from the rates that it has come to"
     for name in kept:
-        if before.training.get(name) != asked.training.get(name):
-            yield _line(f"training.{name}", before.training.get(name), asked.training.get(name)) + f"; {why}"
+        had, asks = (getattr(config.training, name) for config in (before, asked))
+        if had != asks:
+            yield _line(f"training.{name}", had, asks) + f"; {why}"
 
 
 def _line(name: str, old: Any, new: Any) -> str:

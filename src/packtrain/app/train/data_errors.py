@@ -9,7 +9,10 @@ from packtrain.app.config.load import RunConfig
 from packtrain.core.errors import DataError, PacktrainError
 
 _SETTING = "dataset_path"  # what whoever opens data calls them
-_OPTIONS = {"--max-failure-rate": "data.max_failure_rate"}  # of `measure`, and the keys that say it in a config
+_OPTIONS = {  # of `measure`, and the keys that say them in a config
+    f"--{name.replace('_', '-')}": f"data.{name}"
+    for name in ("max_failure_rate", "media_root", "allow_outside_root", "chat_template", "on_error", "schema")
+}
 
 
 @contextmanager

@@ -16,7 +16,12 @@ from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDa
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.settings import ResolvedRun
+from packtrain.core.places import cache_dir
 from packtrain.costs.run import Progress as Measuring
+from packtrain.costs.worker import NOT_DRAWN
+from packtrain.families.settings import read_settings
+from packtrain.models.input_limits import limited_parts
+from packtrain.models.tiny import resolve
 from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
 from packtrain.plans.padding import padding_share
@@ -38,12 +43,13 @@ class RunNumbers:
 
     mode: str  # packed or padded
     samples: int  # of an epoch; one that is split counts once
-    left_out: int  # entries of the ledger: unusable, filtered out, or fitting no pack
+    left_out: int  # entries of the ledger, those not drawn aside: unusable, filtered out, or fitting no pack
     too_large: int  # of them, samples that fit no pack
     unlabelled: int  # of them, pieces of samples that were cut, in which nothing carries loss
     cut: int  # samples that were truncated or split
     cut_tokens: int  # behind the cut, and trained nowhere
     cut_supervised: int  # labels lost by cutting
+    not_drawn: int  # records beyond max_samples
     waiting: int  # samples that this epoch does not use, because their source is used in part
     packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
     packing_length: int
@@ -79,7 +85,9 @@ class Prepared:
 
 def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) -> Prepared:
     """Measure and pack what is missing or stale, and count."""
-    builder = _Builder(config=run.config, progress=progress, streams=bool(run.config.data.get("streaming")))
+    builder = _Builder(
+        config=run.config, progress=progress, streams=bool(run.config.data.streaming), packs=run.data.has_packs
+    )
     if run.size.packs is None or run.length.max_steps is not None:
         packs = builder.build(_first_epoch(run), "data", counting=True).plan.epoch(0)
         run = run.counted(samples_per_pack=packs.num_samples / packs.num_packs, packs_per_epoch=packs.num_packs)
@@ -103,9 +111,8 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
 
 def _first_epoch(run: ResolvedRun) -> DatasetConfig:
     """One epoch without a tail, which says how many samples a pack holds."""
-    options = {name: value for name, value in run.data.packing_options.items() if name != "packing_drop_last"}
     packs = 1 if run.data.has_packs else run.data.packs_per_step
-    return replace(run.data, epochs=1, packs_per_step=packs, packing_options=options)
+    return replace(run.data, epochs=1, packs_per_step=packs, packing_drop_last=False)
 
 
 @dataclass(slots=True)
@@ -115,6 +122,7 @@ class _Builder:
     config: RunConfig
     progress: Callable[[Any], None]
     streams: bool
+    packs: bool
     done: list[str] = field(default_factory=list)
     measured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # cost tables made now, and because of what
     packed: set[str] = field(default_factory=set)  # plans made now
@@ -129,7 +137,7 @@ class _Builder:
             seen[type(state)] = state
             self.progress(state)
 
-        with data_of(self.config, _KEYS[name], config.dataset_path):
+        with data_of(self.config, _KEYS[name], str(config.dataset_path)):
             dataset.build(watch)
         table, plan = str(dataset.plan.summary["cost_table"]), str(dataset.plan.folder)
         if Measuring in seen:
@@ -153,7 +161,8 @@ class _Builder:
     def _of_plan(self, plan: str) -> str:
         if plan not in self.packed:
             return f"plan reused ({plan})"
-        return "packed; no plan of this table and these settings was in the cache"
+        made = "packed" if self.packs else "batches planned"
+        return f"{made}; no plan of this table and these settings was in the cache"
 
     def _of_tokens(self, table: str, tokens: TokenTable) -> str:
         late = f"; {tokens.not_kept:,} samples are tokenized when they are read" if tokens.not_kept else ""
@@ -182,6 +191,7 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         cut=counts["cut_rows"],
         cut_tokens=counts["tokens_lost"],
         cut_supervised=counts["supervised_lost"],
+        not_drawn=_not_drawn(dataset),
         waiting=counts["waiting"],
         packs=counts["packs"],
         packing_length=plan.config.packing_length,
@@ -207,7 +217,11 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
 
 def _left_out(dataset: Dataset) -> int:
     counts, ledger = dataset.plan.summary["epochs"][0], dataset.plan.summary["ledger"]
-    return int(counts["dropped"] + counts["tail"] + ledger["measured"])
+    return int(counts["dropped"] + counts["tail"] + ledger["measured"]) - _not_drawn(dataset)
+
+
+def _not_drawn(dataset: Dataset) -> int:
+    return int(dataset.measured["reasons"].get(NOT_DRAWN, 0))
 
 
 def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:
@@ -221,11 +235,12 @@ def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:
 
 
 def _limits_note(run: ResolvedRun) -> tuple[str, ...]:
-    """Processor files of the final weights are the model's own, and do not know how small pictures were made here."""
-    given = {name: value for name, value in run.data.media_limits().items() if value is not None}
-    if not given:
+    """Where processor files cannot say what the limits of the run are, those of the final weights are the model's."""
+    limits = run.data.media_limits()
+    folder = resolve(run.model.name, cache_dir() / "models")
+    if not limits.given() or limited_parts(read_settings(folder), limits) is not None:
         return ()
-    words = ", ".join(f"{name} {value}" for name, value in given.items())
+    words = ", ".join(f"{name} {value}" for name, value in limits.given().items())
     return (f"the processor in {run.folder}/final is the model's own: where it is used, give it {words} again",)
 
 

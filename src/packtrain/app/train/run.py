@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.cache.of_run import clear_run
-from packtrain.app.config.load import RunConfig, load_config
+from packtrain.app.config.load import RunConfig, load_config, with_overrides
 from packtrain.app.config.tiles import check_tiles
 from packtrain.app.runs.folder import CONFIG, RunFolder, RunOutcome
 from packtrain.app.train.changed import changes_note, refuse_changes
 from packtrain.app.train.dated import with_template_date
+from packtrain.app.train.from_data import config_from_data
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
@@ -36,7 +37,7 @@ _SECRET = "urls_with_secrets"  # in run.json: settings that have to be given aga
 
 
 def train(
-    config: RunConfig | str | Path,
+    config: RunConfig | str | Path | None = None,
     overrides: Sequence[str] = (),
     *,
     resume: bool = False,
@@ -50,11 +51,20 @@ def train(
 ) -> TrainOutcome:
     """Measure and pack what is missing, prove packing on the first samples, train, and leave a run folder.
 
-    `ready` is given everything that was derived before the first step; `console` is what progress is shown on. Both
-    are used by the first process of a run alone, and nothing is shown without them.
+    Without a config, `overrides` name model and data: the rest is chosen for the GPU that is there. A config may also
+    be the folder of a run that is resumed. `ready` is given everything that was derived before the first step;
+    `console` is what progress is shown on. Both are used by the first process of a run alone, and nothing is shown
+    without them.
     """
     _require_packages()
     here = Place.here()
+    watched = progress if here.first else lambda _: None
+    config = _run_config(config, overrides, resume=resume)
+    if config is None:
+        given = with_overrides(
+            RunConfig(), (*overrides, *((f"data.max_samples={max_samples}",) if max_samples else ()))
+        )
+        config, overrides = config_from_data(given, here, watched), ()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
     run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
     contract_for(read_settings(str(resolve(run.model.name, cache_dir() / "models"))))  # refused before it is measured
@@ -74,10 +84,10 @@ def train(
         run = replace(run, notes=(*run.notes, *clear_run(run)))
     with folder.alone() if writes else nullcontext():
         from packtrain.app.train.session import Session
+        from packtrain.training.arguments import refuse_unsharded
 
-        watched = progress if here.first else lambda _: None
         prepared = prepare(run, watched)
-        urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(run.config.data.get(name)))]
+        urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
         written = {"written": _written(config), "overrides": [override_without_secrets(one) for one in overrides]}
         written |= {_SECRET: urls}
         session = Session.open(
@@ -86,8 +96,27 @@ def train(
         if here.first:
             ready(session.ready)
         if dry_run:
+            # Of several processes the trainer says it, which asks accelerate; it is not made here.
+            refuse_unsharded(session.args, is_sharded=session.args.device.type != "cpu")
             return TrainOutcome(folder=run.folder, ready=session.ready, outcome=RunOutcome(status="not trained"))
         return session.train(console if here.first else None)
+
+
+def _run_config(
+    config: RunConfig | str | Path | None, overrides: Sequence[str], *, resume: bool
+) -> RunConfig | str | Path | None:
+    """The config that is meant: of a run that is resumed, the one in its folder; None where there is none yet."""
+    if config is None and resume:
+        folder = with_overrides(RunConfig(), overrides).training.output_dir
+        if folder is None:
+            raise ConfigError("--resume", got="no run", expected="its folder", fix="packtrain train --resume RUN")
+        return Path(folder) / CONFIG if RunFolder(Path(folder)).holds_run else None
+    if isinstance(config, RunConfig) or config is None or not RunFolder(Path(config)).holds_run:
+        return config
+    if not resume:
+        fix = f"packtrain train --resume {config} goes on with it"
+        raise ConfigError(str(config), got="the folder of a run", expected="a YAML file", fix=fix)
+    return Path(config) / CONFIG
 
 
 def _resolved(
@@ -103,7 +132,7 @@ def _resolved(
     if max_samples is not None:
         run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
     # A trial of a run is no run of its config, unless the config is the trial's.
-    own = max_samples in (None, given.data.get("max_samples"))
+    own = max_samples in (None, given.data.max_samples)
     moved = _folder_of(config, overrides) if own else None
     if resume and moved is not None:
         run = replace(run, folder=moved)
@@ -126,9 +155,10 @@ def _resolved(
     # The others are in its config already.
     new = [one for one in overrides if override_without_secrets(one) not in facts.get("overrides", ())]
     had = load_config(run.folder / CONFIG)
-    had = replace(had, training={**had.training, **secrets_of(run.config.training)})  # which are not written there
+    had = replace(had, training=replace(had.training, **secrets_of(run.config.training.given())))  # not written there
     _require_secrets(facts, had)
     begun = resolve_run(had, world=world, overrides=new, name=name)
+    begun = replace(begun, length=replace(begun.length, planned=int(facts.get("planned_epochs") or 1)))
     refuse_changes(had, begun.config)
     taken = changes_note(had, begun.config)
     changed = differences(facts.get("written", {}), _written(given)) if moved is None else ()
@@ -139,11 +169,12 @@ def _resolved(
 
 def _require_secrets(facts: Mapping[str, Any], config: RunConfig) -> None:
     """Refuse to go on without what was kept apart of the URLs that a run was begun with; it is written nowhere."""
-    missing = [name for name in facts.get(_SECRET, ()) if not has_secrets(str(config.data.get(name)))]
+    missing = [name for name in facts.get(_SECRET, ()) if not has_secrets(str(getattr(config.data, name)))]
     if missing:
+        url = getattr(config.data, missing[0])
         raise ConfigError(
             f"data.{missing[0]}",
-            got=f"{config.data.get(missing[0])}, without the user, password or signature that the run was begun with",
+            got=f"{url}, without the user, password or signature that the run was begun with",
             expected="the whole URL: its secrets are not kept in the run's folder",
             fix=f"resume with the config that has it, or give it again: data.{missing[0]}=URL",
         )
@@ -175,7 +206,7 @@ def _key(override: str) -> str:
 def _written(config: RunConfig | str | Path) -> dict[str, Any]:
     """What a config says, to be compared with what it said when a run was begun."""
     found = config if isinstance(config, RunConfig) else load_config(config)
-    sections = {name: dict(getattr(found, name)) for name in ("model", "data", "training")}
+    sections = found.sections("model", "data", "training")
     return dict(without_secrets(json.loads(json.dumps(sections, default=str))))
 
 

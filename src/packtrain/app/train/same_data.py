@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared
-from packtrain.core.errors import ArtifactError, DataError
+from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def check_same_data(prepared: Prepared) -> None:
     """Ask all processes before the first step; ranks with other packs would lose samples and wait for each other."""
     from packtrain.training.agreement import said_by_all
 
-    date = prepared.run.config.data.get("template_date")
+    date = prepared.run.config.data.template_date
     mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
     compare(said_by_all(mine))
 
@@ -72,6 +72,17 @@ def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: Tr
             expected="the plan of this run",
             fix="leave out what changes it; a run can be made longer within the epochs that it was planned for",
         ) from error
+
+
+def check_length(trained: int, steps: int) -> None:
+    """A run can be made shorter, but not than it is already."""
+    if trained > steps:
+        raise ConfigError(
+            "--resume",
+            got=f"{steps:,} steps, and the run has trained {trained:,}",
+            expected="as many or more",
+            fix=f"training.max_steps={trained} ends it where it stands",
+        )
 
 
 _OF_PLAN = ("mode", "packs_per_step", "seed", "balance")

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
 from packtrain.app.train.check_arguments import check_arguments
+from packtrain.app.train.course import course_of, room_for
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.same_data import check_frozen, check_plan, check_resumed, check_same_data, other_evaluation
+from packtrain.app.train.same_data import (
+    check_frozen,
+    check_length,
+    check_plan,
+    check_resumed,
+    check_same_data,
+    other_evaluation,
+)
 from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError, in_one_line
@@ -87,11 +95,12 @@ class Session:
         if checkpoint is not None:
             check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary["inputs"])
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
+            check_length(checkpoint.step, prepared.numbers.steps)
         made = ready_model(
             run.model,
             run.setup,
             device=device,
-            packing=run.data.packing,
+            packing=bool(run.data.packing),
             seed=run.arguments["seed"],
             compile=run.step.compile,
         )
@@ -111,11 +120,21 @@ class Session:
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
         predicted = expected(prepared, machine)
+        course = course_of(
+            args,
+            run,
+            steps=prepared.numbers.steps,
+            epochs=prepared.numbers.epochs,
+            learns=[one.name for one in made.learns.parts if one.trained],
+            dtype=str(made.dtype).removeprefix("torch."),
+        )
         ready = Ready(
             run=run,
             numbers=prepared.numbers,
             done=prepared.done,
-            notes=(*notes, *too_large(predicted, prepared)),
+            notes=(*notes, *course.notes),
+            risks=(*too_large(predicted, prepared), *room_for(course, machine, run.folder)),
+            course=course,
             attention=made.attention,
             learns=tuple(
                 Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.learns.parts
@@ -159,7 +178,8 @@ class Session:
                 status, detail = _ended(trainer)
             except BaseException as error:
                 detail = in_one_line(error)
-                self._finish(folder, self._outcome("failed", detail, trainer, watch, started))
+                status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                self._finish(folder, self._outcome(status, detail, trainer, watch, started))
                 raise
         outcome = self._outcome(status, detail, trainer, watch, started)
         final = self._export(trainer, folder) if status == "complete" else None
@@ -173,11 +193,12 @@ class Session:
         prepared, run = self.prepared, self.prepared.run
         plan, schedule = prepared.dataset.plan, prepared.dataset.schedule
         facts = {
-            "title": run.config.report.get("title"),
+            "title": run.config.report.title,
             "model": run.model.name,
             "mode": run.mode,
             "plan": str(plan.folder),
             "cost_table": plan.summary["cost_table"],
+            "planned_epochs": plan.num_epochs,
             "packs_per_step": run.data.packs_per_step,
             "rows_per_batch": run.data.rows_per_batch,
             "seed": run.data.seed,
@@ -188,7 +209,7 @@ class Session:
             "evaluated": _evaluated(prepared),
             "frozen": dict(self.frozen),
             "derived": _derived(self.ready),
-            "notes": list(self.ready.notes),
+            "notes": [*self.ready.notes, *self.ready.risks],
             "prepared": list(self.ready.done),
             **self.written,
             "outcome": RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps).plain(),
@@ -204,7 +225,7 @@ class Session:
             return None, ()
         try:
             folder.finish(outcome, self._ledgers())
-            out = self.prepared.run.config.report.get("out")
+            out = self.prepared.run.config.report.out
             return write_run_report(folder.path, out=Path(out).expanduser() if out is not None else None), ()
         except Exception as error:  # the weights are there already, whatever is wrong with a page
             lines = str(error).splitlines()
@@ -244,6 +265,7 @@ class Session:
             done_steps=self.ready.resumed,
             done_work=per_step * self.ready.resumed,
             quiet=console is None,
+            every=self.ready.course.logged_every,
         )
 
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
@@ -273,9 +295,10 @@ class Session:
             on_step=watch.on_step,
             # As it is wrapped, the model is another one.
             first_check=run.quick_check and self.here.world > 1,
+            on_proof=watch.on_proof if run.shares_weights else None,  # else it is said before the run
             memory_model=memory,
             callbacks=[watch],
-            failures=FailureWatch(run.config.data.get("max_failure_rate", 0.05), run.folder / DELIVERY),
+            failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
         )
 
     def _meter(self) -> StepMeter:
@@ -314,7 +337,9 @@ class Session:
                 target,
                 merge_adapters=run.merge_adapters,
                 processor_folder=resolve(run.model.name, cache_dir() / "models"),
+                limits=run.data.media_limits(),
                 state_dict=state,
+                chat_template=run.data.own_template(),
             )
         return target
 

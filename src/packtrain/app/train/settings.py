@@ -11,7 +11,7 @@ from typing import Any
 
 from packtrain.app.config.arguments import trainer_settings
 from packtrain.app.config.data import evaluation_config, section_defaults, training_config
-from packtrain.app.config.load import RunConfig, with_overrides
+from packtrain.app.config.load import RunConfig, absolute_paths, with_overrides
 from packtrain.app.config.setup import model_settings, step_settings, training_setup
 from packtrain.app.config.steps import RunLength, StepSize, run_length, step_size
 from packtrain.app.datasets.config import DatasetConfig
@@ -21,7 +21,6 @@ from packtrain.models.settings import ModelSettings
 from packtrain.training.settings import StepSettings
 
 RUNS = "runs"  # where run folders are made if none is named
-_PATHS = (("model", "model_name_or_path"), ("data", "dataset_path"), ("data", "eval_path"), ("data", "media_root"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +70,10 @@ def resolve_run(
     """Everything that follows from a config on this many processes; all problems are reported at once."""
     if overrides:
         config = with_overrides(config, overrides)
-    config, said = section_defaults(_absolute(config))
+    config, said = section_defaults(absolute_paths(config))
     if max_samples is not None:
-        config = replace(config, data={**config.data, "max_samples": max_samples})
-    folder = Path(str(config.training.get("output_dir") or Path(RUNS) / name)).expanduser()
+        config = replace(config, data=replace(config.data, max_samples=max_samples))
+    folder = Path(config.training.output_dir or Path(RUNS) / name).expanduser()
     found = _Parts()
     model = found.take(lambda: model_settings(config), ModelSettings(name="none"))
     size, rows, of_size = found.take(lambda: step_size(config, world), (StepSize(packs=1, samples=None), 1, ()))
@@ -98,10 +97,20 @@ def resolve_run(
         size=size,
         length=length,
         world=world,
-        quick_check=bool(config.training.get("quick_check", True)),
-        merge_adapters=bool(config.model.get("merge_adapters", False)),
+        quick_check=config.training.quick_check is not False,
+        merge_adapters=bool(config.model.merge_adapters),
         notes=tuple(
-            dict.fromkeys((*config.notes, *said, *of_size, *of_data, *of_arguments, *_parts_note(config, model)))
+            dict.fromkeys(
+                (
+                    *config.notes,
+                    *said,
+                    *of_size,
+                    *_length_note(config),
+                    *of_data,
+                    *of_arguments,
+                    *_parts_note(config, model),
+                )
+            )
         ),
     )
 
@@ -110,7 +119,7 @@ def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dic
     """The sections of a config that resolves to this run on any number of processes, with nothing left to derive."""
     training = {
         name: value
-        for name, value in run.config.training.items()
+        for name, value in run.config.training.given().items()
         if name not in ("effective_batch_unit", "gradient_accumulation_steps", "num_train_epochs", "max_steps")
     }
     training |= {"output_dir": os.path.abspath(run.folder), "seed": run.arguments["seed"]}
@@ -125,11 +134,11 @@ def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dic
         training["effective_batch_size"] = run.data.packs_per_step
         training["per_device_train_batch_size"] = run.data.rows_per_batch
     training["gradient_checkpointing"] = run.setup.gradient_checkpointing
-    model = {**run.config.model, "method": run.model.method}
+    model = {**run.config.model.given(), "method": run.model.method}
     for flag in ("use_dora", "quantization_bit"):
         model.pop(flag, None)
-    data = {**run.config.data, "packing": run.data.packing, "packing_length": packing_length}
-    return {"model": model, "data": data, "training": training, "report": dict(run.config.report)}
+    data = {**run.config.data.given(), "packing": run.data.packing, "packing_length": packing_length}
+    return {"model": model, "data": data, "training": training, "report": run.config.report.given()}
 
 
 class _Parts:
@@ -150,27 +159,22 @@ class _Parts:
         """Refuse the config where anything was wrong."""
         problems = list(dict.fromkeys(self.problems))
         if problems:
-            got = "\n            ".join(problems)
-            raise ConfigError(f"config {name}", got=got, expected="settings that agree", fix="correct these")
+            raise ConfigError(f"config {name}", problems=problems)
 
 
 def _lines(error: ConfigError) -> list[str]:
     """One line for each problem of an error that may hold several."""
-    several = str(error.got).split("\n            ")
-    if len(several) > 1 or error.where in ("DatasetConfig", "settings"):
-        return several
+    if error.problems:
+        return [*error.problems]
     words = [f"{error.where}: {error.got}", f"instead of {error.expected}" if error.expected else ""]
     return [". ".join(part for part in (" ".join(word for word in words if word), error.fix) if part)]
 
 
-def _absolute(config: RunConfig) -> RunConfig:
-    """Paths that exist here as they are called from anywhere, so that a resolved config can be used from elsewhere."""
-    sections = {section: dict(getattr(config, section)) for section in ("model", "data")}
-    for section, name in _PATHS:
-        given = sections[section].get(name)
-        if isinstance(given, str) and os.path.exists(os.path.expanduser(given)):
-            sections[section][name] = os.path.abspath(os.path.expanduser(given))
-    return replace(config, model=sections["model"], data=sections["data"])
+def _length_note(config: RunConfig) -> list[str]:
+    steps, epochs = config.training.max_steps, config.training.num_train_epochs
+    if steps is None or steps < 1 or epochs is None:
+        return []
+    return [f"max_steps {steps} decides how long the run is; num_train_epochs {epochs:g} has no effect beside it"]
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
@@ -181,7 +185,7 @@ def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
         ("connector", "aligner_lr", model.learns_connector),
     ):
         setting = "train_vision" if rate == "vit_lr" else "train_connector"
-        if rate in config.training and setting not in config.model and (model.has_adapters or not learns):
-            given = config.training[rate]
+        given = getattr(config.training, rate)
+        if given is not None and getattr(config.model, setting) is None and (model.has_adapters or not learns):
             found.append(f"{rate} is {given:g}, so the {part} {'learns' if learns else 'is frozen'}")
     return found

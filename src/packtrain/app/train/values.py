@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packtrain.app.runs.folder import RunOutcome
+from packtrain.app.train.course import Course
 from packtrain.app.train.expected import Expected
 from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.settings import ResolvedRun
@@ -60,8 +61,10 @@ class Ready:
     masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
     compiled: bool
     proof: Verdict | None  # of packing; None where rows are padded, or it was turned off
+    course: Course
     expected: Expected | None  # None without a GPU that is known
     batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for
+    risks: tuple[str, ...] = ()  # what may end the run before its time
     resumed: int = 0  # the step that it goes on from
 
 

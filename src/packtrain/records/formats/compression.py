@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from typing import Any, BinaryIO, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 
@@ -12,7 +12,7 @@ Compression = Literal["none", "gzip", "zstd"]
 
 BLOCK = 1 << 18  # the most bytes that one block holds, whatever the ratio of compression
 ZSTD_INPUT = 1 << 7  # four bytes of zstd may expand to 128 KiB, and the output of a call cannot be bounded otherwise
-GZIP_INPUT = 1 << 16
+READ = 1 << 18
 GZIP_WITH_HEADER = 16 + zlib.MAX_WBITS
 
 CANNOT_OPEN = "file cannot be read"
@@ -58,22 +58,24 @@ def file_blocks(path: str) -> Iterator[bytes]:
         with open(path, "rb") as file:
             kind = compression_of(file.read(4))
             file.seek(0)
-            if kind == "gzip":
-                yield from _gzip_blocks(file)
-            elif kind == "zstd":
-                yield from _zstd_blocks(file)
-            else:
-                while block := file.read(BLOCK):
-                    yield block
+            yield from plain_content(iter(lambda: file.read(READ), b""), kind)
     except OSError as error:
         raise unreadable(error) from error
 
 
-def _gzip_blocks(file: BinaryIO) -> Iterator[bytes]:
+def plain_content(stored: Iterable[bytes], kind: Compression, *, zstd_input: int = ZSTD_INPUT) -> Iterator[bytes]:
+    """The content of stored bytes in blocks. RecordError at a fault, after the blocks before it."""
+    found = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
+    for piece in found:
+        for start in range(0, len(piece), BLOCK):
+            yield piece[start : start + BLOCK] if len(piece) > BLOCK else piece
+
+
+def _gunzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """The content of all gzip members, one after the other."""
     member = zlib.decompressobj(GZIP_WITH_HEADER)
     begun = False  # has the current member received a byte?
-    while chunk := file.read(GZIP_INPUT):
+    for chunk in chunks:
         while chunk:
             if not begun and not (chunk := chunk.lstrip(b"\0")):
                 break  # zeros between and after members are padding
@@ -107,28 +109,23 @@ def _until_fault(member: Any, chunk: bytes) -> Iterator[bytes]:
         return
 
 
-def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The content of all zstd frames, one after the other."""
+def _unzstd(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """The content of all zstd frames, one after the other; at most so many bytes go in at once."""
     try:
-        import zstandard
+        import zstandard  # a machine that has no such files need not have it
     except ImportError as error:
         raise ConfigError(
-            f"reading {file.name}",
-            got="a zstd file, and no module named 'zstandard'",
-            expected="the zstandard package",
-            fix="pip install zstandard",
+            "reading a zstd file", got="no module named 'zstandard'", fix="pip install zstandard"
         ) from error
     frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
-    while chunk := file.read(ZSTD_INPUT):
-        while chunk:
+    for piece in (chunk[start : start + most] for chunk in chunks for start in range(0, len(chunk), most)):
+        while piece:
             begun = True
             try:
-                output = frame.decompress(chunk)
+                yield frame.decompress(piece)
             except zstandard.ZstdError as error:
                 raise RecordError("read", DAMAGED, str(error)) from error
-            for start in range(0, len(output), BLOCK):
-                yield output[start : start + BLOCK]
-            chunk = frame.unused_data if frame.eof else b""
+            piece = frame.unused_data if frame.eof else b""
             if frame.eof:
                 frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
     if begun:

@@ -97,7 +97,7 @@ class JsonArray:
                     else:
                         window.skip()
             if window.peek():
-                yield -1, RecordError("read", AFTER_END, f"at character {window.position + 1}")
+                yield -1, RecordError("read", AFTER_END, window.place())
         except RecordError as error:
             yield -1, error
         try:
@@ -164,15 +164,10 @@ class _Window:
         self._begun = False  # has a character been decoded?
         self._scan = json.JSONDecoder().raw_decode
         self._longest = longest
-        self._text, self._at, self._forgotten = "", 0, 0
+        self._text, self._at, self._forgotten, self._lines = "", 0, 0, 0  # characters and lines before the window
         self._bytes, self._counted = 0, 0  # bytes of the file before the text's character `_counted`
         self._ended = False
         self._fault: RecordError | None = None
-
-    @property
-    def position(self) -> int:
-        """Characters read so far."""
-        return self._forgotten + self._at
 
     def byte(self) -> int:
         """Bytes of the file before the current place."""
@@ -242,7 +237,7 @@ class _Window:
         while True:
             end = self._end_of_value()
             if (len(self._text) if end is None else end) - self._at > self._longest:
-                raise RecordError("read", TOO_LONG, f"{self._place()}: more than {self._longest:,} characters")
+                raise RecordError("read", TOO_LONG, f"{self.place()}: more than {self._longest:,} characters")
             # A number may go on in the next block; anything else has shown its end.
             if end is not None and (end < len(self._text) or self._ended):
                 text, self._at = self._text[self._at : end], end
@@ -254,7 +249,7 @@ class _Window:
         try:
             return self._scan(self._text, self._at)[1]
         except RecursionError as error:
-            raise RecordError("read", TOO_DEEP, f"{self._place()}: the rest of the file cannot be read") from error
+            raise RecordError("read", TOO_DEEP, f"{self.place()}: the rest of the file cannot be read") from error
         except json.JSONDecodeError as error:
             unfinished = error.pos >= len(self._text) - NEAR_END or error.msg.startswith("Unterminated string")
             if unfinished and not self._ended:
@@ -263,10 +258,10 @@ class _Window:
                 raise self._fault from error
             if error.pos >= len(self._text.rstrip(SPACE)) or error.msg.startswith("Unterminated string"):
                 raise self._cut_off() from error
-            detail = f"{self._place()}: {error.msg} at character {self._forgotten + error.pos + 1}"
+            detail = f"{self.place()}: {error.msg} {self.place(error.pos)}"
             raise RecordError("read", BROKEN_REST, detail) from error
         except ValueError as error:  # a whole number of more than 4,300 digits
-            raise RecordError("read", NOT_JSON, f"{self._place()}: {error}; the rest cannot be read") from error
+            raise RecordError("read", NOT_JSON, f"{self.place()}: {error}; the rest cannot be read") from error
 
     def _take(self, expected: str) -> None:
         """Pass over one mark of JSON's grammar."""
@@ -278,13 +273,15 @@ class _Window:
         found = self.peek()
         if not found:
             raise self._cut_off()
-        raise RecordError("read", BROKEN_REST, f"{self._place()}: {found!r} instead of {expected}")
+        raise RecordError("read", BROKEN_REST, f"{self.place()}: {found!r} instead of {expected}")
 
     def _cut_off(self) -> RecordError:
-        return RecordError("read", CUT_OFF, self._place())
+        return RecordError("read", CUT_OFF, self.place())
 
-    def _place(self) -> str:
-        return f"at character {self.position + 1}"
+    def place(self, at: int | None = None) -> str:
+        """Where in the file a place of the window is, by default the current one."""
+        at = self._at if at is None else at
+        return f"at line {self._lines + self._text.count(chr(10), 0, at) + 1}, character {self._forgotten + at + 1}"
 
     def _more(self) -> None:
         """Read on: as much as is held already, so that a long value is not scanned anew for every block.
@@ -292,6 +289,7 @@ class _Window:
         What stands before a fault is kept; the fault is raised when the text before it is used up.
         """
         self.byte()
+        self._lines += self._text.count("\n", 0, self._at)
         parts = [self._text[self._at :]]
         self._forgotten, self._at, self._counted = self._forgotten + self._at, 0, 0
         wanted = max(1, len(parts[0]))

@@ -6,6 +6,7 @@ Every row of a unit becomes exactly one entry: where a stretch of a table is dam
 from __future__ import annotations
 
 import json
+import os
 import threading
 import zlib
 from bisect import bisect_right
@@ -50,6 +51,7 @@ class Cursor(Protocol):
 
     path: str
     row: int  # nothing before this row can be reached any more
+    mapped: int  # bytes of the file that batches are mapped from
 
     def batches(self, start: int) -> Iterator[Rows]:
         """Batches from the one that holds row `start`."""
@@ -143,6 +145,7 @@ class Table:
             # Asked for its size, Arrow follows the offsets of an unsound batch out of its memory.
             step = chunk_rows(plain_bytes(batch), batch.num_rows) if sound else 1
             for row in range(begin, end, step):
+                _require_whole(cursor.path, cursor.mapped)
                 yield row, batch.slice(row - first, min(step, end - row)), sound
             if first + batch.num_rows >= unit.stop:
                 break
@@ -263,7 +266,7 @@ class _ParquetCursor:
     """A place in a Parquet file."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.row = path, 0
+        self.path, self.row, self.mapped = path, 0, 0
         self._table = _open_parquet(path)
         groups = [self._table.metadata.row_group(number) for number in range(self._table.metadata.num_row_groups)]
         self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
@@ -300,7 +303,7 @@ class _ArrowCursor:
     """A place in an Arrow file."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.row = path, 0
+        self.path, self.row, self.mapped = path, 0, os.stat(path).st_size
         self._batches = _arrow_batches(path)
         self._held: tuple[pa.RecordBatch, bool] | None = None  # begins at `row`
 
@@ -331,9 +334,15 @@ def _arrow_batches(path: str) -> Iterator[pa.RecordBatch]:
     if head.startswith(b"ARROW1"):
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
+            _require_whole(path, source.size())
             yield reader.get_batch(number)
         return
-    yield from pa.ipc.open_stream(source)
+    batches = iter(pa.ipc.open_stream(source))
+    while True:
+        _require_whole(path, source.size())
+        if (batch := next(batches, None)) is None:
+            break
+        yield batch
     if head.startswith(STREAM_END[:4]):  # streams older than Arrow 0.15 end otherwise
         end = source.tell()
         source.seek(max(0, end - len(STREAM_END)))
@@ -341,6 +350,12 @@ def _arrow_batches(path: str) -> Iterator[pa.RecordBatch]:
             raise RecordError("read", CUT_OFF, "the stream has no end mark")
         if end < source.size():
             raise RecordError("read", DAMAGED, f"data after the end of the stream, from byte {end}")
+
+
+def _require_whole(path: str, mapped: int) -> None:
+    """Whoever reads a mapped file beyond its present end is killed by the system, without a word."""
+    if mapped and (now := os.stat(path).st_size) < mapped:
+        raise pa.ArrowInvalid(f"the file became shorter while it was read: {now:,} of {mapped:,} bytes are left")
 
 
 def _table_error(reason: str, error: Exception) -> RecordError:

@@ -5,8 +5,7 @@ from packtrain.records.schemas.convert import (
     SchemaOptions,
     load_formatting,
     recognise_schema,
-    to_messages,
     to_record,
 )
 
-__all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_messages", "to_record"]
+__all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]

@@ -7,7 +7,6 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Text
-from packtrain.records.schemas.canonical import to_messages
 from packtrain.records.schemas.chat import Draft, checked, conversations_schema, messages_schema, texts_schema
 from packtrain.records.schemas.formatting import Formatting, apply_formatting, load_formatting
 from packtrain.records.schemas.objects import objects_schema
@@ -22,7 +21,7 @@ from packtrain.records.schemas.recognise import SCHEMA_COLUMNS, Plan, choose_sch
 from packtrain.records.schemas.references import MediaPool, gather
 from packtrain.records.source import Entry
 
-__all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_messages", "to_record"]
+__all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], Draft]
 

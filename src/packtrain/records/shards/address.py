@@ -11,10 +11,10 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
-from packtrain.core.retries import Unreachable, retried
+from packtrain.core.retries import Answer, Unreachable, retried
 from packtrain.core.secrets import whole
 from packtrain.records.formats.compression import CANNOT_OPEN
 
@@ -30,7 +30,6 @@ _FILE = "file://"
 # What file systems call the version of a file; a modification time is one where there is nothing better.
 _STAMPS = ("ETag", "etag", "md5Hash", "md5", "Content-MD5", "Digest", "sha256", "checksum", "version_id", "generation")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
-Answer = TypeVar("Answer")
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _OURS = (PacktrainError, RecordError, MemoryError)
 _NOT_THERE = (404, 410)  # HTTP

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats.compression import CUT_OFF, DAMAGED, GZIP_WITH_HEADER, compression_of
+from packtrain.core.errors import RecordError
+from packtrain.records.formats.compression import BLOCK, SPOILING, compression_of, plain_content
 from packtrain.records.shards.address import PAUSES, Identity, raw_chunks
 from packtrain.records.stretch import Stretch
 
-BLOCK = 1 << 18  # the most bytes of one block
 ZSTD_INPUT = 1 << 11  # four bytes of zstd may expand to 128 KiB: so one call makes 64 MiB at the very most
 LOOK_BACK = 1 << 22  # bytes behind the reading place that can be read again without starting over
 TOO_LARGE = "table is too large to be read without a place on disk"
@@ -32,33 +31,13 @@ def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES
         if len(head) >= 4:
             break
     kind = compression_of(head) if head else "none"
-    stored = _with_head(head, chunks)
+    content = plain_content(itertools.chain([head], chunks), kind, zstd_input=ZSTD_INPUT)
     try:
-        if kind == "gzip":
-            yield from _gunzip(stored)
-        elif kind == "zstd":
-            yield from _gathered(_unzstd(stored))
-        else:
-            for chunk in stored:
-                yield from _cut(chunk)
-    except zlib.error as error:
-        raise RecordError("read", DAMAGED, f"{path}: {error}") from error
-    except EOFError as error:
-        raise RecordError("read", CUT_OFF, f"{path}: {error}") from error
-
-
-def _with_head(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from chunks
-
-
-def _cut(data: bytes) -> Iterator[bytes]:
-    """One piece of data in blocks."""
-    if len(data) <= BLOCK:
-        yield data
-        return
-    for start in range(0, len(data), BLOCK):
-        yield data[start : start + BLOCK]
+        yield from _gathered(content) if kind == "zstd" else content
+    except RecordError as error:
+        if error.reason not in SPOILING:
+            raise
+        raise RecordError("read", error.reason, f"{path}: {error.detail}") from error
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -66,58 +45,13 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
     held: list[bytes] = []
     size = 0
     for piece in pieces:
+        if size + len(piece) > BLOCK:
+            yield b"".join(held)
+            held, size = [], 0
         held.append(piece)
         size += len(piece)
-        if size >= BLOCK:
-            yield from _cut(b"".join(held))
-            held, size = [], 0
     if held:
         yield b"".join(held)
-
-
-def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of all gzip members, one after the other."""
-    member, begun = zlib.decompressobj(GZIP_WITH_HEADER), False
-    for chunk in chunks:
-        while chunk:
-            if not begun and not (chunk := chunk.lstrip(b"\0")):
-                break  # zeros between and after members are padding
-            begun = True
-            if block := member.decompress(chunk, BLOCK):
-                yield block
-            chunk = member.unused_data if member.eof else member.unconsumed_tail
-            if member.eof:
-                member, begun = zlib.decompressobj(GZIP_WITH_HEADER), False
-    while begun and (block := member.decompress(b"", BLOCK)):
-        yield block  # the input is used up while the last call's output was full
-    if begun and not member.eof:
-        raise EOFError("the gzip stream ends before its end mark")
-
-
-def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of all zstd frames, one after the other."""
-    try:
-        import zstandard  # a machine that has no such files need not have it
-    except ImportError as error:
-        raise ConfigError(
-            "reading a zstd file", got="no module named 'zstandard'", fix="pip install zstandard"
-        ) from error
-    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
-    for chunk in chunks:
-        for start in range(0, len(chunk), ZSTD_INPUT):
-            piece = chunk[start : start + ZSTD_INPUT]
-            while piece:
-                begun = True
-                try:
-                    content = frame.decompress(piece)
-                except zstandard.ZstdError as error:
-                    raise zlib.error(str(error)) from error
-                yield content
-                piece = frame.unused_data if frame.eof else b""
-                if frame.eof:
-                    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
-    if begun:
-        raise EOFError("the zstd stream ends inside a frame")
 
 
 class ForwardPlain:

@@ -14,6 +14,7 @@ from packtrain.records.shards.address import Identity, identity_of_open, open_ra
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.folder import CacheFault, NoRoom
 from packtrain.records.shards.forward import decompressed
+from packtrain.records.stretch import CursorFile
 
 KIND = "gzip index of "
 SPACING = 4 << 20  # bytes of content between two points: each read decompresses half of that on average
@@ -30,7 +31,7 @@ def indexed_gzip() -> Any | None:
     return package
 
 
-class _Stored(io.RawIOBase):
+class _Stored(CursorFile):
     """The compressed file for the package: kept open, since it crashes where a file that it opens for a read is gone.
 
     A file that ends early is an error here: the package would look for the rest without end.
@@ -38,30 +39,18 @@ class _Stored(io.RawIOBase):
 
     def __init__(self, path: str, identity: Identity) -> None:
         self._path, self._file, self._size = path, open_raw(path), identity.size or 0
-        self._position = 0
         if identity_of_open(self._file) != identity:
             self._file.close()
             raise OSError(f"{path}: the file has changed while it was opened")
 
-    def readable(self) -> bool:
-        return True
+    def size(self) -> int:
+        return self._size
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence] + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        wanted = max(0, self._size - self._position)
-        piece = os.pread(self._file.fileno(), wanted if size < 0 else min(size, wanted), self._position)
-        if wanted and size and not piece:
-            raise OSError(f"{self._path} ends at byte {self._position:,} of {self._size:,}")
-        self._position += len(piece)
+    def read_at(self, position: int, length: int) -> bytes:
+        wanted = min(length, max(0, self._size - position))
+        piece = os.pread(self._file.fileno(), wanted, position)
+        if wanted and not piece:
+            raise OSError(f"{self._path} ends at byte {position:,} of {self._size:,}")
         return piece
 
     def whole(self) -> bool:

@@ -106,8 +106,7 @@ class _Slot:
 class HandleTable:
     """Open files by name; idle ones stay open, those unused longest are closed first."""
 
-    def __init__(self, most: int = MOST_OPEN) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._begin()
         reset_in_children(self)
 
@@ -170,6 +169,6 @@ class HandleTable:
 
     def _trim(self) -> None:
         for file in [name for name, slot in self._slots.items() if slot.users == 0]:
-            if len(self._slots) <= self._most:
+            if len(self._slots) <= MOST_OPEN:
                 return
             self._discard(file)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from packtrain.core.errors import DataError, RecordError
 from packtrain.core.public import public
 from packtrain.records.shards.address import PAUSES, file_system, reaching, with_retries
 
@@ -17,21 +19,30 @@ def has_wildcards(url: str) -> bool:
     return any(mark in url for mark in ("*[" if url.startswith(("http://", "https://")) else "*?["))
 
 
-def list_remote(names: Sequence[str], endings: tuple[str, ...], pauses: Sequence[float] = PAUSES) -> list[str]:
+def list_remote(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
     """The files that URLs stand for, in reading order.
 
     A name without wildcards stays even where nothing is there: a missing shard must be noticed, not left out.
     """
     found: list[str] = []
     for name in names:
-        with reaching(name):
+        with reaching(name), _in_words(name):
             if has_wildcards(name):
-                found.extend(with_retries(name, lambda name=name: _matching(name), pauses))  # type: ignore[misc]
+                found.extend(with_retries(name, lambda name=name: _matching(name), PAUSES))  # type: ignore[misc]
             elif len(names) == 1 and not name.lower().endswith(endings):
-                found.extend(with_retries(name, lambda name=name: _inside(name, endings), pauses))  # type: ignore[misc]
+                found.extend(with_retries(name, lambda name=name: _inside(name, endings), PAUSES))  # type: ignore[misc]
             else:
                 found.append(name)
     return found
+
+
+@contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """What cannot be listed, as an archive that is not there, is no record's fault."""
+    try:
+        yield
+    except RecordError as error:
+        raise DataError(f"data file {name}", got=error.detail or error.reason, fix="check the URL") from None
 
 
 def _matching(pattern: str) -> list[str]:

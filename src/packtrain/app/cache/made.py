@@ -1,0 +1,52 @@
+"""Where something was made: in the cache by its name, or in a folder of the user's that the cache remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from packtrain.core.artifacts import atomic_path
+from packtrain.core.errors import PacktrainError
+from packtrain.core.places import cache_dir
+
+_ELSEWHERE = "elsewhere"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """One thing that is made of the same settings always: a cost table, or a plan."""
+
+    usual: Path  # where it is made in the cache
+    elsewhere: Path | None  # a folder of the user's that held it
+    note: Path  # of the cache, that names such a folder
+
+    def opened(self, use: Callable[[Path, bool], T]) -> T:
+        """What is there, or is made in the cache: `use` gets the folder, and whether it may make it anew."""
+        if self.elsewhere is not None and not self.usual.exists():
+            with suppress(PacktrainError, OSError):  # it is another one by now, or damaged
+                return use(self.elsewhere, False)
+        return use(self.usual, True)
+
+    def remember(self, folder: Path) -> None:
+        """It was made in this folder: the next who needs it looks there."""
+        if folder == self.usual:
+            return
+        with suppress(OSError):  # a cache that may only be read
+            self.note.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(self.note) as path:
+                path.write_text(json.dumps({"folder": str(folder.absolute())}), encoding="utf-8")
+
+
+def made_of(kind: str, name: str, root: Path) -> Made:
+    """What is known by this name."""
+    note = cache_dir() / _ELSEWHERE / f"{kind}-{name}.json"
+    elsewhere = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        there = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
+        elsewhere = there if there.is_dir() else None
+    return Made(usual=root / kind / name, elsewhere=elsewhere, note=note)

@@ -1,0 +1,53 @@
+"""A config to begin with: every setting with its meaning and default as a comment, from the fields themselves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from packtrain.app.config.section import Key
+from packtrain.app.config.sections import SECTIONS
+
+_WIDTH = 110
+# Of transformers' own settings, those that most people set.
+_COMMON = (
+    *("max_steps", "gradient_accumulation_steps", "weight_decay", "lr_scheduler_type", "warmup_steps"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit"),
+)
+_HEAD = """\
+# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults stand beside them.
+# Any of them may also be said on the command line: packtrain train FILE training.learning_rate=1e-5
+"""
+_TAIL = "Every setting of transformers.TrainingArguments may stand here too."
+
+
+def sample_config(given: Mapping[str, Any]) -> str:
+    """The text of a config in which these settings are set."""
+    parts = [_HEAD]
+    for name, section in SECTIONS.items():
+        lines = [f"{name}:"]
+        for key, one in section.known().items():
+            if one.help or one.default is not None or key in _COMMON:
+                lines += _setting(key, one, given)
+        if name == "training":
+            lines += ["", f"  # {_TAIL}"]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _setting(name: str, one: Key, given: Mapping[str, Any]) -> Iterator[str]:
+    default = f"Default: {one.shown}." if one.shown else ""
+    said = " ".join(filter(None, (one.help, default))) or f"{str(one.kind).capitalize()}."
+    yield ""
+    yield from textwrap.wrap(said, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
+    if name in given:
+        yield f"  {name}: {_written(given[name])}"
+    else:
+        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_written(one.default)}")
+
+
+def _written(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,162 @@
+"""What of a machine and its packages packtrain can use, and what each missing part would give."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+import packtrain
+from packtrain.core.places import cache_dir
+
+_TRAIN = "pip install 'packtrain[train]'"
+# Packages by what they are for: what they give, and how they are installed.
+_EXTRAS = (
+    ("transformers", "training, verify, and the check of costs against the real processor", _TRAIN),
+    ("torchvision", "the image processors of training", _TRAIN),
+    ("accelerate", "training on several GPUs", _TRAIN),
+    ("peft", "LoRA and DoRA", _TRAIN),
+    ("datasets", "Hugging Face datasets by name or folder", _TRAIN),
+    ("bitsandbytes", "QLoRA and 8-bit optimizers", "pip install 'packtrain[qlora]'"),
+    ("deepspeed", "sharding zero1 to zero3; fsdp needs nothing", "pip install deepspeed"),
+    ("fsspec", "remote data: http, s3 and others", "pip install 'packtrain[remote]'"),
+    ("indexed_gzip", "reading inside compressed shards without unpacking them", "pip install 'packtrain[shards]'"),
+    ("ray", "measuring on a cluster", "pip install 'packtrain[ray]'"),
+    ("tensorboard", "report_to: tensorboard", "pip install 'packtrain[loggers]'"),
+    ("wandb", "report_to: wandb", "pip install 'packtrain[loggers]'"),
+)
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One thing to look for."""
+
+    group: str  # machine, kernels, packages or places
+    name: str
+    found: str  # "" where it is not there
+    gives: str = ""  # what it is for
+    get: str = ""  # how to have it
+
+
+def examine() -> list[Part]:
+    """Everything, in the order in which it matters."""
+    return [*_machine(), *_kernels(), *_packages(), *_places()]
+
+
+def _machine() -> Iterator[Part]:
+    yield Part(group="machine", name="packtrain", found=packtrain.__version__)
+    yield Part(group="machine", name="Python", found=f"{platform.python_version()} ({sys.executable})")
+    yield Part(group="machine", name="cores", found=f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
+    torch = _torch()
+    built = f" for CUDA {torch.version.cuda}" if torch is not None and torch.version.cuda else " without CUDA"
+    found = f"{torch.__version__}{built}" if torch is not None else ""
+    yield Part(group="machine", name="torch", found=found, gives="training and verify", get=_TRAIN)
+    yield Part(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
+    gpus = _gpus(torch)
+    missing = "training at full speed; without one, tiny models train on the CPU"
+    get = "a torch with CUDA, a driver and a GPU" if torch is not None else _TRAIN
+    yield Part(group="machine", name="GPUs", found=gpus, gives=missing, get=get)
+
+
+def _kernels() -> Iterator[Part]:
+    torch = _torch()
+    gpu = bool(_gpus(torch))
+    varlen = torch is not None and find_spec("torch.nn.attention.varlen") is not None
+    flex = torch is not None and find_spec("torch.nn.attention.flex_attention") is not None
+    where = "" if gpu else ", to be used on a GPU"
+    yield Part(
+        group="kernels",
+        name="varlen",
+        found=f"of torch {torch.__version__}" if varlen else "",
+        gives="packs without a mask",
+        get="pip install 'torch>=2.11'",
+    )
+    yield Part(
+        group="kernels",
+        name="flex attention",
+        found=f"of torch {torch.__version__}{where}" if flex else "",
+        gives="masks of packs that are compiled",
+        get=_TRAIN,
+    )
+    for name, package in (("flash-attn", "flash_attn"), ("flash-attn 3", "flash_attn_interface")):
+        yield Part(
+            group="kernels",
+            name=name,
+            found=_version(package, name.split(" ")[0]),
+            gives=f"attention: flash_attention_{'3' if '3' in name else '2'}; varlen is as exact without it",
+            get="pip install flash-attn --no-build-isolation",
+        )
+    yield Part(group="kernels", name="triton", found=_version("triton"), gives="compiled layers on a GPU", get=_TRAIN)
+
+
+def _packages() -> Iterator[Part]:
+    for name, gives, get in _EXTRAS:
+        yield Part(group="packages", name=name, found=_version(name), gives=gives, get=get)
+
+
+def _places() -> Iterator[Part]:
+    folder = cache_dir()
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = f"{shutil.disk_usage(there).free / _GIB:,.0f} GiB free"
+    writable = os.access(there, os.W_OK)
+    yield Part(
+        group="places",
+        name="cache",
+        found=f"{folder}, {free}" if writable else "",
+        gives=f"what is made once is used again; {folder} cannot be written",
+        get="set PACKTRAIN_CACHE to a folder that can",
+    )
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    yield Part(
+        group="places",
+        name="hub",
+        found="" if offline else "asked for models and datasets that are not local",
+        gives="models and datasets by their hub names; HF_HUB_OFFLINE keeps to what is local",
+        get="unset HF_HUB_OFFLINE",
+    )
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: a library of CUDA that cannot be loaded
+        return None
+    return torch
+
+
+def _gpus(torch: Any) -> str:
+    if torch is None or not torch.cuda.is_available():
+        return ""
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    names = [f"{one.name}, {one.total_memory / _GIB:.1f} GiB, capability {one.major}.{one.minor}" for one in found]
+    return "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def _driver() -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ""
+    asked = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next(iter(done.stdout.split()), "")
+
+
+def _version(package: str, distribution: str | None = None) -> str:
+    """Of a package that is there; nothing of it is imported."""
+    if find_spec(package) is None:
+        return ""
+    try:
+        return metadata.version(distribution or package)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"

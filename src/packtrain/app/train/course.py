@@ -1,0 +1,119 @@
+"""How a run will learn, save and evaluate, by the trainer's own arguments, and what of it lies beyond its end."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packtrain.app.train.expected import Machine
+from packtrain.app.train.settings import ResolvedRun
+from packtrain.estimates.host import host_needs
+from packtrain.estimates.values import Load
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What users look for before the first step."""
+
+    rates: Mapping[str, float]  # by part of the model that learns
+    schedule: str
+    warmup_steps: int
+    optimizer: str
+    precision: str  # of computing
+    saves: str
+    saved_times: int  # checkpoints that the run makes
+    kept: int | None  # of them; None: all
+    evaluates: str
+    logged_every: int  # steps
+    notes: tuple[str, ...]
+
+
+def course_of(
+    args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float, learns: Iterable[str], dtype: str
+) -> Course:
+    """From the arguments, as the trainer will read them."""
+    rates = {"vision": run.step.vit_lr, "connector": run.step.aligner_lr}
+    every = _every(args.save_steps, steps)
+    strategy, delay = str(args.save_strategy.value), run.step.save_delay_steps
+    times = {"no": 0, "steps": -(-steps // every), "epoch": math.ceil(epochs)}.get(strategy, steps)
+    return Course(
+        rates={part: args.learning_rate if (own := rates.get(part)) is None else own for part in learns},
+        schedule=str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
+        warmup_steps=args.get_warmup_steps(steps),
+        optimizer=str(getattr(args.optim, "value", args.optim)),
+        precision="bf16 autocast" if args.bf16 else "fp16 autocast, scaled loss" if args.fp16 else dtype,
+        saves=_saves(strategy, every, delay, args.save_total_limit),
+        saved_times=0 if delay > steps else times,
+        kept=args.save_total_limit,
+        evaluates=_evaluates(args, steps),
+        logged_every=_every(args.logging_steps, steps) if args.logging_strategy == "steps" else steps,
+        notes=tuple(_beyond(args, run, steps)),
+    )
+
+
+def room_for(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
+    """What to say where checkpoints and weights are expected not to fit on the disk of the run."""
+    if machine is None:
+        return ()
+    kept = course.saved_times if course.kept is None else min(course.kept, course.saved_times)
+    nothing = Load(tokens=0, squared_tokens=0, longest=0)
+    needs = host_needs(shape=machine.shape, setup=machine.setup, load=nothing, workers=0, checkpoints_kept=kept)
+    parts = {part.name: part for part in needs.disk}
+    wanted = parts["checkpoints"].bytes + parts["final weights"].bytes
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free + _held(folder)
+    if wanted <= free:
+        return ()
+    said = f"the run is expected to write {wanted / _GIB:.1f} GiB into {folder}, where {free / _GIB:.1f} GiB are free"
+    return (f"{said} (checkpoints: {parts['checkpoints'].why}): make room, or lower save_total_limit",)
+
+
+def _held(folder: Path) -> int:
+    """Bytes of checkpoints that later ones will replace."""
+    return sum(path.stat().st_size for path in folder.glob("checkpoint-*/**/*") if path.is_file())
+
+
+def _every(interval: float, steps: int) -> int:
+    """Steps between two; below one it is a share of all."""
+    return max(1, math.ceil(interval * steps) if interval < 1 else int(interval))
+
+
+def _saves(strategy: str, every: int, delay: int, kept: int | None) -> str:
+    if strategy == "no":
+        return "no checkpoints (save_strategy: no), unless it is interrupted"
+    when = {"steps": f"every {every:,} steps and at the end", "epoch": "after every epoch"}.get(
+        strategy, "after every evaluation that is the best"
+    )
+    first = f", from step {delay:,} on" if delay else ""
+    return f"{when}{first}; {'all are' if kept is None else f'the newest {kept} are'} kept"
+
+
+def _evaluates(args: TrainingArguments, steps: int) -> str:
+    strategy = str(args.eval_strategy.value)
+    every = f"every {_every(args.eval_steps or args.logging_steps, steps):,} steps"
+    return {"no": "", "epoch": "after every epoch"}.get(strategy, every)
+
+
+def _beyond(args: TrainingArguments, run: ResolvedRun, steps: int) -> Iterator[str]:
+    """What was asked for and lies behind the last step."""
+    said = run.config.training.given()
+    end = f"beyond the run's {steps:,} steps"
+    if args.save_strategy == "steps" and "save_steps" in said and _every(args.save_steps, steps) > steps:
+        yield f"save_steps {args.save_steps:g} is {end}: a checkpoint is saved at its end only"
+    if run.step.save_delay_steps > steps:
+        yield f"save_delay_steps {run.step.save_delay_steps} is {end}: no checkpoint is saved, unless it is interrupted"
+    if args.eval_strategy == "steps":
+        for name, value in (("eval_steps", _every(args.eval_steps or 0, steps)), ("eval_delay", args.eval_delay)):
+            if name in said and value > steps:
+                yield f"{name} {value:g} is {end}: nothing is evaluated"
+    if (warmup := args.get_warmup_steps(steps)) >= steps > 1:
+        yield f"the warm-up of {warmup:,} steps is not over when the run ends: rates stay below what is set"

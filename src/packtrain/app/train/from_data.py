@@ -1,0 +1,140 @@
+"""A run from the data alone: they are measured, a study plans for the GPU that is there, and its config is trained."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import packtrain
+from packtrain.app.config.load import RunConfig, absolute_paths, load_config
+from packtrain.app.measure import measure_outcome
+from packtrain.app.plan import plan
+from packtrain.app.train.data_errors import data_of
+from packtrain.app.train.dated import with_template_date
+from packtrain.app.train.settings import RUNS, ResolvedRun, resolve_run
+from packtrain.app.train.values import Place
+from packtrain.core.errors import ConfigError, PacktrainError
+from packtrain.core.fingerprint import digest
+from packtrain.core.locks import alone
+from packtrain.core.places import cache_dir
+from packtrain.core.secrets import without_secrets
+from packtrain.costs.table import CostTable
+from packtrain.estimates.calibration import coefficients_for
+from packtrain.estimates.gpus import find_gpu
+from packtrain.estimates.shapes import read_shape
+from packtrain.models.tiny import resolve
+from packtrain.plans.plan import inputs_of
+
+STUDIES = "studies"
+_PAGE, _CONFIG = "report.html", "recommended.yaml"
+_STEP, _LENGTH = 16, 4096  # on a CPU: samples of a step, and tokens of a pack unless a sample is longer
+# Ways to say the size of a step: where one is said, no other is chosen.
+_SIZES = (
+    *("effective_batch_size", "packs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    "effective_batch_unit",
+)
+_SHOWN = ("data", "training")
+
+
+def config_from_data(given: RunConfig, here: Place, progress: Callable[[Any], None] = lambda _: None) -> RunConfig:
+    """The config of a run of which little more than model and data are said; what is said stays as it is.
+
+    One process of a machine measures and plans, the others find what it made.
+    """
+    given = absolute_paths(given)
+    if not (given.model.model_name_or_path and given.data.dataset_path):
+        raise ConfigError(
+            "packtrain train",
+            got="no config",
+            expected="CONFIG, or --model and --data",
+            fix="packtrain train --help shows both; packtrain train --resume RUN goes on with a run",
+        )
+    run = with_template_date(resolve_run(given, world=here.world))
+    root = Path(str(run.data.cache_dir))
+    with (
+        alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
+        data_of(given, "dataset_path", str(run.data.dataset_path)),
+    ):
+        table = measure_outcome(run.data, progress=progress).table
+    gpu = _gpu(run, here)
+    chosen, said = _for_gpu(run, table, gpu, root) if gpu is not None else _for_cpu(run, table)
+    found = _over(chosen, given.sections())
+    if given.training.output_dir is None:
+        found["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
+    config = RunConfig.of(found, "what was chosen")
+    return replace(config, notes=(*given.notes, f"{said}: {_words(found, given.sections())}"))
+
+
+def _gpu(run: ResolvedRun, here: Place) -> str | None:
+    """The GPU that this process trains on, where there is one that is known."""
+    import torch
+
+    if run.arguments.get("use_cpu") or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(here.local_rank)
+    try:
+        return find_gpu(name).name
+    except PacktrainError:
+        return None
+
+
+def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[dict[str, Any], str]:
+    """What a study recommends; it is kept, for the other processes and for who wants to read it."""
+    said = without_secrets(run.config.sections())
+    fitted = repr(coefficients_for(find_gpu(gpu), compiled=True))
+    about = {"inputs": inputs_of(table), "gpu": gpu, "gpus": run.world, "said": said, "fitted": fitted}
+    folder = root / STUDIES / digest({**about, "packtrain": packtrain.__version__})
+    with alone(root / "locks" / f"study-{folder.name}.lock"):
+        if not (folder / _PAGE).is_file():
+            config = RunConfig.of(said, "what was said")
+            plan(table, out=folder, model=run.model.name, gpu=gpu, gpus=run.world, config=config, overwrite=True)
+    return load_config(folder / _CONFIG).sections(), f"planned for {run.world} x {gpu} (why: {folder / _PAGE})"
+
+
+def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
+    """Packs of about a step's samples, or as long as the longest of them."""
+    tokens = table.column("tokens")
+    wanted = max(int(tokens.max()), min(_LENGTH, round(float(tokens.mean()) * _STEP)))
+    context = read_shape(resolve(run.model.name, cache_dir() / "models")).language.context_length
+    chosen = {"data": {"packing_length": min(wanted, context)}, "training": {"effective_batch_size": _STEP}}
+    return chosen, "there is no GPU, or one that is not known: chosen for the CPU, without a study"
+
+
+def _over(chosen: dict[str, Any], said: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What was said over what was chosen."""
+    found = {name: {**chosen.get(name, {}), **values} for name, values in said.items()}
+    if any(name in said["training"] for name in _SIZES):
+        sizes = [name for name in _SIZES if name not in said["training"]]
+        found["training"] = {name: value for name, value in found["training"].items() if name not in sizes}
+    if said["data"].get("packing") is False:  # lengths of packs that there are not
+        found["data"] = {name: value for name, value in found["data"].items() if not name.endswith("_per_pack")}
+    return found
+
+
+def _words(found: dict[str, dict[str, Any]], said: dict[str, dict[str, Any]]) -> str:
+    chosen = (
+        f"{name} {str(value).lower() if isinstance(value, bool) else value}"
+        for section in _SHOWN
+        for name, value in found[section].items()
+        if name not in said[section]
+    )
+    return ", ".join(chosen)
+
+
+def _name(given: RunConfig, here: Place) -> str:
+    """By model, data and time; processes of one launcher have one time, that of its start."""
+    began = time.time()
+    if here.world > 1:
+        import psutil
+
+        if int(os.environ.get("LOCAL_WORLD_SIZE", here.world)) != here.world:
+            raise ConfigError("--output-dir", got="none, on several machines", expected="the folder of the run")
+        began = psutil.Process(os.getppid()).create_time()
+    parts = (Path(str(given.model.model_name_or_path)).name, Path(str(given.data.dataset_path)).stem)
+    words = (re.sub(r"[^\w.]+", "-", part).strip("-.")[:60] for part in parts)
+    return "-".join((*words, time.strftime("%Y%m%d-%H%M%S", time.localtime(began))))

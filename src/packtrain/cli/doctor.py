@@ -1,0 +1,34 @@
+"""`packtrain doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from rich.markup import escape
+from rich.table import Table
+
+from packtrain.cli.common import Json, output, print_json
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what is there: Python, torch, GPU, driver, kernels, packages, cache; and what each missing one would give."""
+    from packtrain.app.doctor import examine
+
+    parts = examine()
+    if as_json:
+        print_json({"parts": [asdict(part) for part in parts]})
+        return
+    table = Table(title="What is there", title_justify="left")
+    for name in ("", "part", "found"):
+        table.add_column(name, overflow="fold")
+    for part in parts:
+        if part.found:
+            table.add_row(part.group, part.name, escape(part.found))
+    output.print(table)
+    missing = [part for part in parts if not part.found]
+    if not missing:
+        output.print("Nothing is missing.")
+        return
+    output.print("What is not")
+    for part in missing:  # no table: commands are copied
+        output.print(f"  [bold]{part.name}[/]: {escape(part.gives)}\n      {escape(part.get)}", soft_wrap=True)

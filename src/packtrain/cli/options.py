@@ -1,0 +1,61 @@
+"""Options of a command that are settings of a config: the same names, words and defaults, from the same fields."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from packtrain.app.config.section import Key
+from packtrain.app.config.sections import KEYS, MEDIA_LIMITS
+from packtrain.cli.common import text_of
+
+_FILES = ("object_template",)  # named by a file that holds the value
+
+
+def settings_of(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a verb; it is called with those that were used, as `settings`."""
+    keys = {name: one for name, one in KEYS.items() if verb in one.verbs}
+    limits = MEDIA_LIMITS if verb == "measure" else {}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:
+            used = {name: given.pop(name) for name in (*keys, *limits)}
+            said = {name: value for name, value in used.items() if value not in (None, [])}
+            for name in _FILES:
+                if name in said:
+                    said[name] = text_of(_option(name), Path(said[name]))
+            bounds = {name: said.pop(name) for name in limits if name in said}
+            settings = {**said, "processor_config": bounds} if bounds else said
+            command(**given, settings=settings)
+
+        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "settings"]
+        added = [_parameter(name, one) for name, one in {**keys, **limits}.items()]
+        called.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        return called
+
+    return decorate
+
+
+def _parameter(name: str, one: Key) -> inspect.Parameter:
+    """As typer reads it. Nothing has a default here: what is not said stays unsaid."""
+    default = "" if one.default is False else one.default_words  # a flag says it by being one
+    help = f"{one.help} Default: {default}." if default else one.help
+    names = one.options or (_option(name),)
+    annotation: Any = Annotated[_type(one), typer.Option(*names, help=help, show_default=False)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _type(one: Key) -> Any:
+    kind: Any = next(kind for kind in (list, bool, float, int, str) if kind in one.kind.types)
+    return (list[str] if kind is list else kind) | None
