@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,13 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb.finish()
     [written] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     told: Told = {}
-    for line in wandb_lines(written):
-        for name, value in line.items():
-            told.setdefault(name, {})[int(line["train/global_step"])] = value
+    for _ in range(120):  # its own process writes the file, and may not be done where the machine is busy
+        for line in wandb_lines(written):
+            for name, value in line.items():
+                told.setdefault(name, {})[int(line["train/global_step"])] = value
+        if "eval/loss" in told:
+            break
+        time.sleep(0.5)
     assert_told(told, tmp_path, state)
 
 
