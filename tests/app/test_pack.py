@@ -21,7 +21,7 @@ from tables import write_table
 from packtrain.app.demo.model import write_shape
 from packtrain.app.pack import pack
 from packtrain.core.checksums import sums_of
-from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable
+from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable, write_summary
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.plan import PackPlan
 
@@ -114,8 +114,7 @@ def _rewritten(folder: Path, name: str, values: pa.Array) -> None:
 
 
 def _summary(folder: Path, **changes: Any) -> None:
-    summary = json.loads((folder / SUMMARY).read_text())
-    (folder / SUMMARY).write_text(json.dumps({**summary, **changes}))
+    write_summary(folder, {**json.loads((folder / SUMMARY).read_text()), **changes})
 
 
 def _damaged(folder: Path) -> None:
@@ -127,9 +126,15 @@ def _damaged(folder: Path) -> None:
 
 TOKENS = lvis_like(60, 1)["tokens"]
 BROKEN_TABLES: dict[str, tuple[Any, list[str]]] = {
-    "an older version": (lambda folder: _summary(folder, version=2), [SUMMARY, "version 2", "version 6"]),
+    "an older version": (lambda folder: _summary(folder, version=2), [SUMMARY, "version 2", "version 7"]),
     "another kind": (lambda folder: _summary(folder, kind="pack-plan"), [SUMMARY, "kind 'pack-plan'"]),
     "no summary": (lambda folder: (folder / SUMMARY).unlink(), [SUMMARY, "packtrain measure"]),
+    "another setting in the summary": (
+        lambda folder: (folder / SUMMARY).write_text(
+            (folder / SUMMARY).read_text().replace("data.jsonl", "date.jsonl")
+        ),
+        [SUMMARY, "checksum", "measure again"],
+    ),
     "half a summary": (lambda folder: (folder / SUMMARY).write_text('{"kind": '), [SUMMARY]),
     "truncated": (lambda folder: os.truncate(folder / COSTS, 700), [COSTS, "measure again"]),
     "damaged in the middle": (_damaged, [COSTS, "measure again"]),

@@ -73,7 +73,7 @@ def test_other_places_of_a_table_that_may_only_be_read(home: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise PermissionError("read only")
 
-    monkeypatch.setattr("packtrain.costs.run.write_json", refuse)
+    monkeypatch.setattr("packtrain.costs.run.write_summary", refuse)
     again = measured(there)
     assert again.reused
     assert again.table.request().model == str(there / "model")

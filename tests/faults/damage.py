@@ -58,11 +58,11 @@ def of_rows(folder: Path) -> Any:
 def of_costs(folder: Path) -> Any:
     table = CostTable.load(folder)
     columns = [np.asarray(table.column(name)).tolist() for name in COST_SCHEMA.names]
-    return columns, table.rows(["tokens", "id"], np.arange(0, len(table), 7))["tokens"].tolist()
+    return digest(table.summary), columns, table.rows(["tokens", "id"], np.arange(0, len(table), 7))["tokens"].tolist()
 
 
 OPENED: dict[str, Callable[[Path], Any]] = {"plan": of_plan, "rows": of_rows, "costs": of_costs}
-NAMES = {"plan": "*", "rows": "rows-*", "costs": "costs.parquet"}
+NAMES = {"plan": "*", "rows": "rows-*", "costs": "[cm]*"}
 
 
 def main(root: Path, seed: int, count: int) -> int:

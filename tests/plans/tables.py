@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, SUMS, VERSION, CostTable
+from packtrain.costs.table import COSTS, LEDGER, MEDIA, SUMS, CostTable, write_summary
 
 
 def spread_runs(tail: int, supervised: int, turns: int = 8) -> str:
@@ -75,7 +74,7 @@ def write_table(
         SUMS: sums_of(folder, (COSTS, MEDIA)),
     }
     if count:
-        write_json(folder / SUMMARY, KIND, VERSION, summary)
+        write_summary(folder, summary)
         summary["statistics"] = summarise(CostTable.load(folder))
-    write_json(folder / SUMMARY, KIND, VERSION, summary)
+    write_summary(folder, summary)
     return CostTable.load(folder)

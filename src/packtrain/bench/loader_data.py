@@ -24,14 +24,13 @@ import pyarrow.parquet as pq
 from packtrain.app.datasets.build import MultiModalDataset
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.demo.data import write_dataset
-from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
 from packtrain.costs.content import content_of
 from packtrain.costs.fingerprint import inputs_of
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, KIND, MEDIA, SUMMARY, SUMS, VERSION, CostTable
+from packtrain.costs.table import COSTS, MEDIA, SUMS, CostTable, write_summary
 
 PICTURES = 64
 SHARDS = 4
@@ -184,8 +183,7 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
     content = content_of(folder / COSTS, folder / MEDIA)
     summary = {**table.summary, "inputs": inputs_of(request), "counts": counts, "content": content}
     summary["statistics"] = summarise(CostTable(folder, summary))
-    body = {key: value for key, value in summary.items() if key not in ("kind", "version")}
-    write_json(folder / SUMMARY, KIND, VERSION, {**body, SUMS: sums_of(folder, (COSTS, MEDIA))})
+    write_summary(folder, {**summary, SUMS: sums_of(folder, (COSTS, MEDIA))})
     return CostTable.load(folder)
 
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.artifacts import read_json, remove_leftovers, write_json
+from packtrain.core.artifacts import remove_leftovers
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences, digest
@@ -23,7 +23,17 @@ from packtrain.costs.judge import FailureBudget, Judge
 from packtrain.costs.moved import others_there
 from packtrain.costs.remedies import Remedies, remedies_of
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, JOURNAL, KIND, LEDGER, MEDIA, SUMMARY, SUMS, VERSION, CostTable
+from packtrain.costs.table import (
+    COSTS,
+    JOURNAL,
+    LEDGER,
+    MEDIA,
+    SUMMARY,
+    SUMS,
+    CostTable,
+    read_summary,
+    write_summary,
+)
 from packtrain.costs.work import work_items
 from packtrain.costs.worker import FAMILY_RULE, Task, WorkItem
 from packtrain.costs.writer import Counts, write_ledger, write_table
@@ -142,7 +152,7 @@ def run(
             "seconds": round(time.monotonic() - started, 3),
             SUMS: sums_of(out, (COSTS, MEDIA)),
         }
-        write_json(out / SUMMARY, KIND, VERSION, summary)
+        write_summary(out, summary)
         journal.remove()
     finally:
         journal.close()
@@ -177,7 +187,7 @@ def _finished_before(
     if not (out / SUMMARY).exists():
         return None, []
     try:
-        summary = read_json(out / SUMMARY, KIND, VERSION)
+        summary = read_summary(out)
         changed = differences(summary["inputs"], inputs)
         if changed:
             return None, changed
@@ -187,12 +197,10 @@ def _finished_before(
         now = {**summary, "mixture": request.mixture(), "places": request.places().plain(), "told": told}
         if now != summary:
             with suppress(OSError):  # a table that may only be read; ours knows it
-                write_json(out / SUMMARY, KIND, VERSION, now)
+                write_summary(out, now)
         return CostTable(table.folder, now), []
     except ArtifactError as error:
         return None, [f"{Path(error.where).name}: {error.got}"]
-    except KeyError as error:
-        return None, [f"{SUMMARY}: no {error}"]
 
 
 def _measure_units(

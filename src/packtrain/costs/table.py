@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packtrain.core.artifacts import read_json
+from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
@@ -24,7 +24,7 @@ from packtrain.costs.places import Places
 if TYPE_CHECKING:
     from packtrain.costs.request import Request
 
-KIND, VERSION = "cost-table", 6
+KIND, VERSION = "cost-table", 7
 SUMS = "sums"
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 JOURNAL = ".measure.journal"  # of a measurement that is not complete
@@ -65,7 +65,7 @@ class CostTable:
             folder = folder.parent
         if not (folder / SUMMARY).is_file():
             raise _not_measured(folder)
-        summary = read_json(folder / SUMMARY, KIND, VERSION)
+        summary = read_summary(folder)
         for name, schema in ((COSTS, COST_SCHEMA), (MEDIA, MEDIA_SCHEMA)):
             rows = _check_columns(folder / name, schema)
             if name == COSTS and rows != summary["counts"]["rows"]:
@@ -76,7 +76,7 @@ class CostTable:
                     fix="measure again",
                 )
         if checks_here():  # pages have checksums of their own, but what describes them has none
-            require_sums(folder, summary.get(SUMS, {}), fix="measure again")
+            require_sums(folder, {name: summary[SUMS].get(name) for name in (COSTS, MEDIA)}, fix="measure again")
         return cls(folder, summary)
 
     def __repr__(self) -> str:
@@ -201,6 +201,16 @@ class CostTable:
         table._rows = (np.arange(len(self)) if self._rows is None else self._rows)[keep]
         table._limits, table.dropped = self._limits, dropped
         return table
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """measure.json of a folder, as it was written."""
+    return read_json(folder / SUMMARY, KIND, VERSION, checked=True, fix="measure again")
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """measure.json of a folder, with a checksum of itself."""
+    write_json(folder / SUMMARY, KIND, VERSION, summary, checked=True)
 
 
 def _numpy(path: Path, name: str) -> np.ndarray:

@@ -18,7 +18,7 @@ from packtrain.costs.content import content_of
 from packtrain.costs.fingerprint import inputs_of as measured_inputs
 from packtrain.costs.places import Places
 from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, KIND, MEDIA, SUMMARY, VERSION, CostTable
+from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
 from packtrain.estimates import calibration
 from packtrain.packs.rows import RowTable, fingerprint_of
 from packtrain.packs.token_table import KIND as TOKENS_KIND
@@ -54,14 +54,14 @@ def staleness(kind: str, path: Path, root: Path) -> list[str]:
 def _of_table(path: Path) -> str:
     if not (path / SUMMARY).is_file():
         return "a measurement that has not ended"
-    summary = read_json(path / SUMMARY, KIND, VERSION)
+    summary = read_summary(path)
     return f"{summary['counts']['rows']:,} samples of {_names(path)}"
 
 
 def _names(table: Path) -> str:
     """Of which data and model a cost table is; its folder where it cannot be read."""
     try:
-        places = Places.from_plain(read_json(table / SUMMARY, KIND, VERSION)["places"])
+        places = Places.from_plain(read_summary(table)["places"])
     except (PacktrainError, OSError, KeyError, TypeError):
         return table.name
     specs = ["/".join(Path(source.path).parts[-2:]) for source in places.sources]
