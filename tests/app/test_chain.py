@@ -181,7 +181,7 @@ class TestCostsAndPlan:
     def test_they_are_used(self, tmp_path: Path, run: Run) -> None:
         data = write_chats(tmp_path / "data.jsonl", 60)
         table, _ = chain(tmp_path, data, {})
-        assert run("pack", tmp_path / "costs", "-n", 192, "--epochs", 2, "-o", tmp_path / "plan")[0] == 0
+        assert run("pack", tmp_path / "costs", "-n", 192, "--epochs", 2, "--no-shuffle", "-o", "plan")[0] == 0
         (tmp_path / "run.yaml").write_text(f"model: tiny:qwen2_5_vl\ndata: {{dataset_path: {data}}}\n")
         named = (f"data.costs={tmp_path / 'costs'}", f"data.plan={tmp_path / 'plan'}", "training.num_train_epochs=2")
         _, prepared = trained(tmp_path / "run.yaml", *named, f"data.cache_dir={tmp_path / 'another'}")
@@ -191,6 +191,9 @@ class TestCostsAndPlan:
         for asked, words in (
             (("data.packing_length=128",), "packing_length: 192 -> 128"),
             (("training.num_train_epochs=3",), "epochs: 2 -> 3"),
+            (("data.shuffle=true",), "shuffle: False -> True"),  # what is the default otherwise, but was said
+            (("data.packing_drop_last=true",), "packing_drop_last: False -> True"),
+            ((f"data.costs={data}",), f"data.costs {data}\n.*no complete cost table"),
             (("data.loss_on=all",), "request.loss_on"),
         ):
             with pytest.raises(ArtifactError, match=words):

@@ -104,9 +104,8 @@ def run(
     not fit is an error.
     """
     started = time.monotonic()
-    if out.exists() and not out.is_dir():
-        raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a name that is free")
-    _refuse_others(out)
+    if anew:
+        _refuse_others(out)
     by_processor = task.rule != FAMILY_RULE
     inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
@@ -116,7 +115,7 @@ def run(
         return Outcome(table=finished, reused=True)
     if not anew:
         raise ArtifactError(
-            str(out),
+            f"data.costs {out}",
             got="; ".join(changed[:_NAMED]) if changed else "no complete cost table",
             expected="a cost table of this data, this model and these settings",
             fix="measure again with the same settings, or leave it out",
@@ -163,6 +162,8 @@ def run(
 
 def _refuse_others(out: Path) -> None:
     """A folder with files of others is not ours to write into."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a name that is free")
     if not out.is_dir() or (out / SUMMARY).exists() or (out / JOURNAL).exists():
         return
     others = sorted(path.name for path in out.iterdir() if path.name not in _OURS and not path.name.startswith("."))

@@ -327,11 +327,13 @@ def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     said = config.packing_config(plan.config.packing_length).describe()
     usual = PackingConfig(packing_length=plan.config.packing_length).describe()
     theirs = plan.config.describe()
-    own = ("epochs", "packs_per_step", "packing_drop_last")  # what these are, training decides
+    given = (config.said or frozenset()) - {"seed"}  # of a run, which has one that is not about packs alone
     found += [
         f"{name}: {theirs[name]} -> {said[name]}"
         for name in theirs
-        if name not in own and said[name] not in (theirs[name], usual[name])
+        if name not in ("epochs", "packs_per_step")  # what these are, training decides
+        and said[name] != theirs[name]
+        and (name in given or said[name] != usual[name])
     ]
     if plan.num_epochs < config.epochs:
         found.append(f"epochs: {plan.num_epochs} -> {config.epochs}")

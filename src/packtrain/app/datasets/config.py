@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,8 +69,12 @@ class DatasetConfig(DatasetSection):
     epochs: int = key(COUNT, "Epochs that packs are made for.", default=1)
     packs_per_step: int = key(COUNT, "Of an optimizer step, over all ranks; when padded, its samples.", default=1)
     seed: int = key(SEED, "Of everything that is drawn at random.", default=0)
+    # Settings that were given, with whatever value; it stays when some are replaced.
+    said: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.said is None:
+            object.__setattr__(self, "said", frozenset(self.given()))
         problems = [*_take_model(self)]
         for name, one in self.known().items():
             value = getattr(self, name)

@@ -112,7 +112,8 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
 def _first_epoch(run: ResolvedRun) -> DatasetConfig:
     """One epoch without a tail, which says how many samples a pack holds."""
     packs = 1 if run.data.has_packs else run.data.packs_per_step
-    return replace(run.data, epochs=1, packs_per_step=packs, packing_drop_last=False)
+    tail = run.data.packing_drop_last if run.data.plan is not None else False  # a given plan has it, or has it not
+    return replace(run.data, epochs=1, packs_per_step=packs, packing_drop_last=tail)
 
 
 @dataclass(slots=True)
