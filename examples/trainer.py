@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from packtrain import DatasetConfig, MultiModalDataset, PackedTraining, load_model, prepare_model, trainer_arguments
+from packtrain import DatasetConfig, MultiModalDataset, PackedTraining, load_model, prepare_model
 
 
 class PackTrainer(PackedTraining, Trainer):
@@ -25,10 +25,9 @@ def main() -> None:
     settings = {"packing_length": options.packing_length, "packs_per_step": 4}
     dataset = MultiModalDataset(DatasetConfig(dataset_path=options.data, model=options.model, **settings))
     dataset.build()  # before the ranks meet: how long it takes depends on the data
-    derived = trainer_arguments(dataset.schedule)
-    derived["max_steps"] = min(options.steps or derived["max_steps"], derived["max_steps"])
+    steps = min(options.steps or dataset.schedule.num_steps(), dataset.schedule.num_steps())
     usual = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "save_steps": 100}
-    arguments = TrainingArguments(output_dir=options.out, report_to=[], **usual, **derived)
+    arguments = TrainingArguments(output_dir=options.out, report_to=[], max_steps=steps, **usual)
     model = load_model(options.model)
     prepare_model(model, device=arguments.device)
     trainer = PackTrainer(

@@ -129,13 +129,11 @@ def test_a_pack_without_loss_has_a_loss_of_nothing() -> None:
         ({"per_device_train_batch_size": 2}, "per_device_train_batch_size: 2 instead of 1"),
         ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps: 3 instead of 4"),
         ({"max_steps": 9}, "max_steps: 9 instead of 1 to 8"),
-        ({"max_steps": -1}, "max_steps: -1"),
         ({"ignore_data_skip": True}, "train the first packs again and never the last"),
         ({"dataloader_drop_last": True}, "dataloader_drop_last"),
-        ({"remove_unused_columns": True}, "remove_unused_columns"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"max_steps": -1, "num_train_epochs": 4}, "DatasetConfig(epochs=4, ...) plans them"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
-        ({"logging_nan_inf_filter": True}, "logging_nan_inf_filter"),
     ],
 )
 def test_arguments_that_would_lose_data_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
@@ -143,6 +141,19 @@ def test_arguments_that_would_lose_data_are_refused(tmp_path: Path, given: dict[
         trainer_of(Packs(plan_of(*EPOCHS)), tmp_path, **given)
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_what_was_left_at_its_default_follows_from_the_schedule(tmp_path: Path) -> None:
+    """As other trainers take them; the arguments themselves stay as they are, for another dataset."""
+    data, plain = Packs(plan_of(*EPOCHS)), arguments(tmp_path)
+    trainer = PackTrainer(model=Model(), args=plain, train_dataset=data)
+    derived = trainer_arguments(data.schedule)
+    assert {name: getattr(trainer.args, name) for name in derived} == derived
+    assert (plain.max_steps, plain.remove_unused_columns, plain.per_device_train_batch_size) == (-1, True, 8)
+    steps = [data.schedule.num_steps(epoch) for epoch in range(len(EPOCHS))]
+    for epochs, expected in ((1, steps[0]), (1.5, steps[0] + round(steps[1] / 2)), (len(EPOCHS), sum(steps))):
+        fewer = PackTrainer(model=Model(), args=arguments(tmp_path, num_train_epochs=epochs), train_dataset=data)
+        assert fewer.args.max_steps == expected
 
 
 def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
@@ -181,6 +192,7 @@ def test_trainer_takes_all_epochs_to_be_as_long_as_the_first(tmp_path: Path, mon
     options = {**trainer_arguments(data.schedule), "max_steps": -1, "save_strategy": "no"}
     with monkeypatch.context() as patch:
         patch.setattr("packtrain.batches.trainer.check_arguments", lambda *_, **__: None)
+        patch.setattr("packtrain.batches.trainer.with_derived", lambda args, *_, **__: args)
         losing = Epochs(
             model=Model(),
             args=arguments(tmp_path / "a", **options),

@@ -26,6 +26,7 @@ from small_run import (
 )
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import TrainingArguments
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.models.groups import parameter_groups
@@ -34,6 +35,7 @@ from packtrain.packs.values import IGNORED, PackKey
 from packtrain.training.evaluation import Evaluated, kept_random_state
 from packtrain.training.meter import StepMeter
 from packtrain.training.settings import StepSettings
+from packtrain.training.trainer import PackedTrainer
 
 pytestmark = pytest.mark.contract
 TOLERANCE = 1e-5
@@ -523,7 +525,6 @@ def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:
         ({"torch_compile": True}, "use `compile`"),
         ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states"),
         ({"per_device_train_batch_size": 2}, "per_device_train_batch_size"),
-        ({"logging_nan_inf_filter": True}, "logging_nan_inf_filter"),
         ({"bf16_full_eval": True}, "bf16_full_eval"),
         ({"neftune_noise_alpha": 5.0}, "noise shrinks with the length of a row"),
     ],
@@ -532,6 +533,20 @@ def test_arguments_that_cannot_be_honoured_are_refused(tmp_path: Path, given: di
     with pytest.raises(ConfigError, match=said) as caught:
         trainer_of(dataset(), tmp_path, **given)
     assert caught.value.exit_code == 2
+
+
+def test_plain_arguments_and_a_model_as_it_was_loaded_are_enough(tmp_path: Path) -> None:
+    """The same run as with derived arguments and a model that was made ready."""
+    data, plain = dataset("qwen3_vl", epochs=1), {"output_dir": str(tmp_path), "use_cpu": True, "save_strategy": "no"}
+    found = []
+    for model in (load_model("tiny:qwen3_vl", cache_dir=shared() / "models"), model_of("qwen3_vl", dropout=0.0)):
+        args = TrainingArguments(dataloader_pin_memory=False, report_to=[], logging_steps=1, **plain)
+        ours = PackedTrainer(model=model, args=args, train_dataset=data, data_collator=data.get_collator())
+        ours.train()
+        assert ours.verdict is not None
+        found.append((losses(ours), ours.state.global_step))
+    assert found[0] == found[1]
+    assert found[0][1] == data.schedule.num_steps() > 1
 
 
 def test_padded_rows_may_be_trained_with_noise(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ arithmetic, resuming included, is exact. Epochs of the plan are shown by `PlanPr
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,6 +65,42 @@ def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_
         "dataloader_drop_last": False,
         "logging_nan_inf_filter": False,  # it would show the mean of earlier losses instead of a NaN
     }
+
+
+def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch: int = 1) -> TrainingArguments:
+    """A copy in which what was left at its default follows from the schedule; what was set stays as it is.
+
+    Epochs that were set are steps of the plan, unless steps were set, which count before them.
+    """
+    found = copy.copy(args)  # the same arguments may be meant for another dataset, too
+    wanted = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
+    if "num_train_epochs" in _set(args) and "max_steps" not in _set(args):
+        wanted["max_steps"] = _steps_of(args.num_train_epochs, schedule)
+    for name, value in wanted.items():
+        if name not in _set(args):
+            setattr(found, name, value)
+    return found
+
+
+def _set(args: TrainingArguments) -> set[str]:
+    """Names of arguments that have another value than their default."""
+    return {one.name for one in fields(args) if one.init and getattr(args, one.name, one.default) != one.default}
+
+
+def _steps_of(epochs: float, schedule: Schedule) -> int:
+    """Optimizer steps of so many epochs of a plan."""
+    planned = schedule.plan.num_epochs
+    if not 0 < epochs <= planned:
+        raise ConfigError(
+            "training arguments",
+            got=f"num_train_epochs {epochs:g}, and a dataset with a plan of {planned}",
+            expected=f"epochs up to {planned}",
+            fix=f"DatasetConfig(epochs={math.ceil(epochs)}, ...) plans them" if epochs > 0 else "",
+        )
+    whole = math.floor(epochs)
+    part = epochs - whole
+    rest = round(part * schedule.num_steps(whole)) if part else 0
+    return max(1, sum(schedule.num_steps(epoch) for epoch in range(whole)) + rest)
 
 
 def check_arguments(
@@ -123,7 +161,8 @@ class PackedTraining:
     """Stands before Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
 
     The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
-    a loss or a collator of your own they are `token_loss` and the dataset's. Samples that cannot be decoded are counted
+    a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
+    and have to follow from the schedule do (`trainer.args`); those that were set and disagree are refused. Samples that cannot be decoded are counted
     by `failures`, by default into `ledger.jsonl` of the output folder; all ranks stop together when there are too many.
     """
 
@@ -132,22 +171,33 @@ class PackedTraining:
     data_collator: Any
     compute_loss_func: Any
 
-    def __init__(self, *args: Any, failures: FailureWatch | None = None, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if not hasattr(self.train_dataset, "schedule"):
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        *,
+        train_dataset: Any = None,
+        failures: FailureWatch | None = None,
+        **options: Any,
+    ) -> None:
+        if not hasattr(train_dataset, "schedule"):
             raise ConfigError(
                 "train_dataset",
-                got=type(self.train_dataset).__name__,
+                got=type(train_dataset).__name__,
                 expected="a dataset of packs",
                 fix="give a MultiModalDataset or a MultiModalIterableDataset that is built",
             )
+        rows = getattr(train_dataset, "rows_per_batch", 1)
+        if args is not None:
+            args = with_derived(args, train_dataset.schedule, rows_per_batch=rows)
+        super().__init__(model=model, args=args, train_dataset=train_dataset, **options)  # type: ignore[call-arg]
         if self.data_collator in (default_data_collator, None) or isinstance(
             self.data_collator, DataCollatorWithPadding
         ):
             self.data_collator = self.train_dataset.get_collator()  # what Trainer takes when none is given
         self.compute_loss_func = self.compute_loss_func or token_loss
         schedule = self.train_dataset.schedule
-        check_arguments(self.args, schedule, rows_per_batch=getattr(self.train_dataset, "rows_per_batch", 1))
+        check_arguments(self.args, schedule, rows_per_batch=rows)
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
         progress = PlanProgress(schedule)

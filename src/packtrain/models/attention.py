@@ -74,6 +74,11 @@ def set_attention(
     return backend
 
 
+def has_own_attention(model: Any) -> bool:
+    """Has nobody switched its attention to one of these yet?"""
+    return not hasattr(model_parts(model).inner, "_packtrain_relay")
+
+
 def choose_backend(
     model: Any,
     contract: BatchContract,

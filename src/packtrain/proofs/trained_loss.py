@@ -67,7 +67,7 @@ def compare_training_loss(
     batch = as_trained(samples, collate)
     weights = _weights(batch, samples)
     whole = float(sum(float(one.sum()) for one in weights)) or 1.0
-    model.zero_grad(set_to_none=True)
+    model.zero_grad()
     try:
         with _local_gradients(model), torch.set_grad_enabled(backward):
             with _head_input(model) as into_head:
@@ -88,7 +88,7 @@ def compare_training_loss(
                     each.append((losses.detach(), float(part.detach())))
             after = _norms(model)
     finally:
-        model.zero_grad(set_to_none=True)
+        model.zero_grad()
     allowed, expected = tolerance_of(dtype), sum(part for _, part in each) / whole
     findings = [
         Finding(

@@ -4,8 +4,8 @@
     trainer.train(resume_from_checkpoint=True)
     if trainer.interrupted: ...            # a checkpoint was saved; the same call goes on from it
 
-The model comes ready for packs (`models.prepare_model`) and with what of it learns decided; everything else about a
-step is here or in the modules beside this one.
+The model comes with what of it learns decided, and is made ready for packs (`models.prepare_model`) where nobody has
+done it; everything else about a step is here or in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from packtrain.batches.trainer import PackedTraining
 from packtrain.batches.values import Batch, BatchInfo
 from packtrain.batches.watch import RankWatch
 from packtrain.core.errors import ConfigError
+from packtrain.models.attention import has_own_attention
 from packtrain.models.compiled import refuse_uncompiled
+from packtrain.models.prepare import prepare_model
 from packtrain.models.vision_batches import checkpoint_parts
 from packtrain.proofs.quick import Training
 from packtrain.proofs.values import Verdict
@@ -92,6 +94,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self._on_step, self._on_proof = on_step, on_proof
         self._first_check, self._deadline = first_check, watch_deadline
         self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
+        if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
+            prepare_model(model, device=args.device)
         ready_for_steps(model, self.settings)
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
