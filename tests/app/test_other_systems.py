@@ -13,6 +13,7 @@ from made_runs_data import write_chats
 from PIL import Image
 
 from packtrain.app.config import arguments as config_arguments
+from packtrain.app.config import setup as config_setup
 from packtrain.app.config.load import load_config
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.core.errors import ConfigError
@@ -117,7 +118,8 @@ TEXTS = {"A": A, "B": B, "C": C, "E": E}
 @pytest.fixture(autouse=True)
 def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"bitsandbytes": object(), "deepspeed": None}
-    monkeypatch.setattr(config_arguments, "find_spec", found.__getitem__)
+    for module in (config_arguments, config_setup):
+        monkeypatch.setattr(module, "find_spec", found.__getitem__)
 
 
 def written(folder: Path, system: str) -> Path:
@@ -201,9 +203,7 @@ class TestKeys:
     """What each key became, without training."""
 
     def test_a(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"set training\.sharding: fsdp"):
-            resolved(tmp_path, "A")
-        run = resolved(tmp_path, "A", "training.deepspeed=null")
+        run = resolved(tmp_path, "A")
         assert run.model.name == "tiny:qwen3_vl"
         assert (run.model.method, run.model.lora_rank, run.model.lora_alpha) == ("dora", 4, 8)
         assert (run.model.learns_vision, run.model.learns_connector) == (True, True), "their rates are set"
@@ -224,6 +224,7 @@ class TestKeys:
             "packing_min_fill_ratio drops nothing",
             "optimizer multimodal is AdamW with a learning rate for each part",
             "so the vision tower learns",
+            "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed",
             "training.global_max_length is data.packing_length, overlong: drop",
             "custom.train_jsonl is data.dataset_path",
         ):
@@ -231,7 +232,7 @@ class TestKeys:
 
     def test_a_with_the_experiment_switched_on(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="an experiment that is not supported"):
-            resolved(tmp_path, "A", "training.deepspeed=null", "data.coord_tokens={enabled: true}")
+            resolved(tmp_path, "A", "data.coord_tokens={enabled: true}")
 
     def test_b(self, tmp_path: Path) -> None:
         run = resolved(tmp_path, "B")
@@ -302,7 +303,7 @@ class TestRuns:
     """The same configs trained, and what can be seen of their keys afterwards."""
 
     def test_a(self, run: Run, tmp_path: Path) -> None:
-        found = outcome(run, tmp_path, "A", "training.deepspeed=null")
+        found = outcome(run, tmp_path, "A")
         learns = {one["part"]: one for one in found["model"]["learns"]}
         assert learns["vision"]["trained"] == learns["vision"]["weights"]
         assert learns["language"]["trained"] < learns["language"]["weights"]

@@ -204,7 +204,10 @@ class TestTheConfig:
         """These tests look at studies, not at files."""
         monkeypatch.setattr("packtrain.app.plan.write_study", lambda *_, **__: {})
 
-    def test_how_the_run_is_trained(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+    def test_how_the_run_is_trained(
+        self, costs: CostTable, shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("packtrain.app.config.setup.find_spec", lambda _: None)
         made = planned(
             costs,
             shape,
@@ -218,7 +221,7 @@ class TestTheConfig:
         )
         setup, baseline = made.study.setup, made.study.baseline
         assert [setup[name] for name in ("method", "lora_rank", "train_vision", "gpus")] == ["lora", 8, False, 2]
-        assert [setup[name] for name in ("sharding", "optimizer", "attention")] == ["zero2", "adamw_8bit", "varlen"]
+        assert [setup[name] for name in ("sharding", "optimizer", "attention")] == ["fsdp", "adamw_8bit", "varlen"]
         assert setup["gradient_checkpointing"] is False
         assert (baseline["per_device_batch_size"], baseline["samples_per_step"], baseline["epochs"]) == (4, 64, 2)
         assert (baseline["eval_steps"], baseline["logging_steps"]) == (None, 10), (
@@ -230,6 +233,7 @@ class TestTheConfig:
         assert made.notes == (
             "training.optimizer is training.optim",
             "eval_steps 0.1 is a share of all steps: it may stay, the study proposes whole steps",
+            "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed (packtrain[deepspeed])",
         )
 
     @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
     )
 
 
-def test_deepspeed_has_its_own_rates() -> None:
+def test_deepspeed_has_its_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packtrain.app.config.setup.find_spec", lambda _: object())
     said = refused(FULL, "training.weight_decay=0.1", deepspeed="zero2", learning_rate=0.01)
     assert "training.weight_decay: the run has nothing, asked for is 0.1; DeepSpeed takes it" in said
 

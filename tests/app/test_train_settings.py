@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from packtrain.app.config import arguments as config_arguments
+from packtrain.app.config import setup as config_setup
 from packtrain.app.config.load import RunConfig, load_config, with_overrides
 from packtrain.app.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
 from packtrain.app.config.steps import RunLength, StepSize
@@ -24,7 +25,8 @@ BASE = RunConfig.of(
 def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if bitsandbytes were there and deepspeed were not."""
     found = {"bitsandbytes": object(), "deepspeed": None}
-    monkeypatch.setattr(config_arguments, "find_spec", found.__getitem__)
+    for module in (config_arguments, config_setup):
+        monkeypatch.setattr(module, "find_spec", found.__getitem__)
 
 
 def resolved(*overrides: str, world: int = 1, **options: Any) -> ResolvedRun:
@@ -148,8 +150,8 @@ class TestContradictions:
             (("warmup_ratio=1.5",), "a number from 0 to below 1"),
             (("early_stopping_patience=2",), "early_stopping_patience without data.eval_path"),
             (("load_best_model_at_end=true",), "load_best_model_at_end without data.eval_path"),
-            (("deepspeed=zero2",), "set training.sharding: fsdp"),
-            (("sharding=zero3",), "deepspeed is not installed"),
+            (("deepspeed=ds.json",), "deepspeed is not installed"),
+            (("deepspeed={zero_optimization: {stage: 3}}",), "training.sharding: fsdp shares out the same"),
             (("sharding=fsdp", "deepspeed=ds.json"), "training.sharding fsdp and training.deepspeed"),
             (("sharding=ddp", "fsdp=full_shard"), "training.sharding ddp and training.fsdp"),
             (("master_weights=true", "optim=adamw_bnb_8bit"), "training.master_weights true and training.optim adamw"),
@@ -199,10 +201,18 @@ class TestContradictions:
         assert "pip install 'packtrain[qlora]'" in problems("method=qlora")
 
     def test_deepspeed_passes_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(config_arguments, "find_spec", lambda _: object())
+        monkeypatch.setattr(config_setup, "find_spec", lambda _: object())
         assert resolved("deepspeed=ds.json").arguments["deepspeed"] == "ds.json"
         assert resolved("deepspeed=zero2").arguments["deepspeed"]["zero_optimization"] == {"stage": 2}
-        assert resolved("sharding=zero3").setup.sharding == "zero3"
+        assert resolved("sharding=zero1").setup.sharding == "zero1"
+
+    @pytest.mark.parametrize("given", ["deepspeed=zero2", "sharding=zero2", "sharding=zero3"])
+    def test_stages_run_as_fsdp_where_deepspeed_cannot(self, given: str) -> None:
+        """Its third stage also where it is installed: models are loaded whole."""
+        found = resolved(given, world=2)
+        assert (found.setup.sharding, found.arguments["fsdp"]) == ("fsdp", "full_shard")
+        assert "deepspeed" not in found.arguments
+        assert any("runs as sharding: fsdp" in note for note in found.notes)
 
 
 class TestArguments:

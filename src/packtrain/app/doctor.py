@@ -25,7 +25,7 @@ _EXTRAS = (
     ("peft", "LoRA and DoRA", _TRAIN),
     ("datasets", "Hugging Face datasets by name or folder", _TRAIN),
     ("bitsandbytes", "QLoRA and 8-bit optimizers", "pip install 'packtrain[qlora]'"),
-    ("deepspeed", "sharding zero1 to zero3; fsdp needs nothing", "pip install deepspeed"),
+    ("deepspeed", "sharding zero1 and zero2; fsdp needs nothing", "pip install 'packtrain[deepspeed]'"),
     ("fsspec", "remote data: http, s3 and others", "pip install 'packtrain[remote]'"),
     ("indexed_gzip", "reading inside compressed shards without unpacking them", "pip install 'packtrain[shards]'"),
     ("ray", "measuring on a cluster", "pip install 'packtrain[ray]'"),

@@ -17,7 +17,7 @@ from packtrain.advice.values import Study
 from packtrain.app.config.data import section_defaults
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
 from packtrain.app.config.sections import DataSection
-from packtrain.app.config.setup import ATTENTION, compiles, training_setup
+from packtrain.app.config.setup import ATTENTION, compiles, sharding_notes, training_setup
 from packtrain.app.datasets.config import FILTERS, MEASURED_DEFAULTS
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
@@ -124,6 +124,7 @@ def plan(
         *counted,
         *calibrated,
         *relimited,
+        *sharding_notes(run),
         *_family_note(table, shape),
         *_epochs_note(run, outcome.study),
         *packing_notes(read_settings(folder)),

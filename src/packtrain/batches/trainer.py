@@ -162,8 +162,9 @@ class PackedTraining:
 
     The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
     a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
-    and have to follow from the schedule do (`trainer.args`); those that were set and disagree are refused. Samples that cannot be decoded are counted
-    by `failures`, by default into `ledger.jsonl` of the output folder; all ranks stop together when there are too many.
+    and have to follow from the schedule do (`trainer.args`); those that were set and disagree are refused. Samples that
+    cannot be decoded are counted by `failures`, by default into `ledger.jsonl` of the output folder; all ranks stop
+    together when there are too many.
     """
 
     args: TrainingArguments

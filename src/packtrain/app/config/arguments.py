@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from packtrain.app.config.load import RunConfig
 from packtrain.app.config.sections import KEPT_CHECKPOINTS, TRAINER_KEYS
-from packtrain.app.config.setup import MULTIMODAL, WITH_MASTERS, checkpoints, model_settings, sharding
+from packtrain.app.config.setup import (
+    MULTIMODAL,
+    WITH_MASTERS,
+    checkpoints,
+    has_deepspeed,
+    model_settings,
+    sharding,
+    sharding_notes,
+    uses_deepspeed,
+    zero_stage,
+)
 from packtrain.core.errors import ConfigError
 
 # What follows from the schedule, from other settings, or from how the command was started.
@@ -101,10 +113,8 @@ def _warmup(config: RunConfig) -> dict[str, Any]:
 def _sharded(config: RunConfig, world: int) -> dict[str, Any]:
     """How weights are shared out; with one process there is nothing to share."""
     training, how = config.training, sharding(config)
-    if training.deepspeed or how.startswith("zero"):
-        given = training.deepspeed
-        named = given is None or str(given) in ("zero1", "zero2", "zero3")
-        return {"deepspeed": _deepspeed(int(how[-1])) if named else given}
+    if uses_deepspeed(config):
+        return {"deepspeed": _deepspeed(int(how[-1])) if zero_stage(config) else training.deepspeed}
     if how != "fsdp" or world == 1:
         return {}
     return {"fsdp": training.fsdp or "full_shard", "fsdp_config": training.fsdp_config or {"version": 2}}
@@ -116,13 +126,13 @@ def _deepspeed(stage: int) -> dict[str, Any]:
 
 
 def _notes(config: RunConfig, world: int) -> list[str]:
-    training, found = config.training, []
+    training, found = config.training, [*sharding_notes(config)]
     if training.optim == MULTIMODAL:
         rates = ", ".join(training.given("learning_rate", "vit_lr", "aligner_lr"))
         found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
     if sharding(config) == "fsdp" and world == 1:
         found.append("sharding fsdp: there is one process, so nothing is shared out")
-    elif world == 1 and "deepspeed" in _sharded(config, world):
+    elif world == 1 and uses_deepspeed(config):
         found.append(
             "deepspeed wants a launcher, also for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
         )
@@ -195,12 +205,25 @@ def _missing_packages(config: RunConfig) -> list[str]:
             "model.method qlora: bitsandbytes is not installed: pip install 'packtrain[qlora]', or method: lora"
         )
     training = config.training
-    wants: dict[str, Any] = {"deepspeed": training.deepspeed} if training.deepspeed else {}
-    wants |= {"sharding": training.sharding} if (training.sharding or "").startswith("zero") else {}
-    if wants and find_spec("deepspeed") is None:
-        found += [
-            f"training.{name} {value}: deepspeed is not installed: pip install deepspeed, or leave it"
-            " out and set training.sharding: fsdp, which shares out weights and states without another package"
-            for name, value in wants.items()
-        ]
+    if training.deepspeed and zero_stage(config) is None and not has_deepspeed():
+        found.append(
+            f"training.deepspeed {training.deepspeed}: deepspeed is not installed: pip install 'packtrain[deepspeed]',"
+            " or leave it out and set training.sharding: fsdp, which shares out weights and states without it"
+        )
+    if _own_stage(training.deepspeed) == 3:
+        found.append(
+            "training.deepspeed with ZeRO stage 3: models are loaded and saved whole here; training.sharding: fsdp"
+            " shares out the same"
+        )
     return found
+
+
+def _own_stage(given: str | dict[str, Any] | None) -> int | None:
+    """Of ZeRO in a config of DeepSpeed's own, where it can be read."""
+    if isinstance(given, str) and Path(given).is_file():
+        try:
+            given = json.loads(Path(given).read_text(encoding="utf-8"))
+        except ValueError:
+            return None  # as DeepSpeed will say
+    stage = given.get("zero_optimization", {}).get("stage") if isinstance(given, dict) else None
+    return stage if isinstance(stage, int) else None

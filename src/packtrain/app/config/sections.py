@@ -408,7 +408,11 @@ class StepSection(Section):
     )
     loss_chunk: int | None = key(COUNT, "Tokens of a chunk.", default=4096)
     loss_weighting: str | None = key(WORD, "token or sample.", default="token")
-    sharding: str | None = key(WORD, "ddp, fsdp (FSDP2), or zero1 to zero3, which need deepspeed.", default="ddp")
+    sharding: str | None = key(
+        WORD,
+        "ddp, fsdp (FSDP2), or zero1 and zero2 of deepspeed; without it they are fsdp, and so is zero3.",
+        default="ddp",
+    )
     attention: str | None = key(
         WORD,
         "varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that is exact for the "

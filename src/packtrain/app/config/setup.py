@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from packtrain.app.config.load import RunConfig
@@ -34,6 +35,7 @@ OPTIMIZERS = {
 WITH_MASTERS = ("adamw_torch", "adamw_torch_fused", MULTIMODAL, "adafactor", "sgd")
 # Kernels that skip padding and keep no scores, whatever their names.
 ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "flex"), "varlen")
+ZERO = ("zero1", "zero2", "zero3")
 _EVERY_MATRIX = ("all", "all-linear")  # of the decoder, as other systems say it
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _MODEL = ("lora_rank", "lora_alpha", "lora_dropout", "train_language", "train_vision", "train_connector")
@@ -126,12 +128,42 @@ def checkpoints(config: RunConfig) -> bool:
 def sharding(config: RunConfig) -> str:
     """How weights and states are shared out among GPUs."""
     training = config.training
+    if (stage := zero_stage(config)) is not None:
+        return stage if has_deepspeed() and stage != "zero3" else "fsdp"
     if training.sharding is not None:
         return training.sharding
     if training.fsdp:
         return "fsdp"
     given = str(training.deepspeed or "")
-    return next((name for name in ("zero3", "zero2", "zero1") if name in given), "ddp")
+    return next((name for name in ZERO if name in given), "ddp")
+
+
+def zero_stage(config: RunConfig) -> str | None:
+    """The stage of DeepSpeed that a config names, by `sharding` or `deepspeed`; None: none, or a file of its own."""
+    training = config.training
+    if training.deepspeed:
+        return str(training.deepspeed) if str(training.deepspeed) in ZERO else None
+    return training.sharding if training.sharding in ZERO else None
+
+
+def uses_deepspeed(config: RunConfig) -> bool:
+    """Does it train the run?"""
+    own = config.training.deepspeed and zero_stage(config) is None
+    return bool(own) or sharding(config) in ZERO
+
+
+def sharding_notes(config: RunConfig) -> tuple[str, ...]:
+    """Where weights are shared out in another way than the config names."""
+    stage = zero_stage(config)
+    if stage is None or sharding(config) == stage:
+        return ()
+    why = "which shares out the same" if stage == "zero3" else "since deepspeed is not installed (packtrain[deepspeed])"
+    return (f"{stage} runs as sharding: fsdp (FSDP2), {why}",)
+
+
+def has_deepspeed() -> bool:
+    """Is the package there?"""
+    return find_spec("deepspeed") is not None
 
 
 def optimizer(name: str) -> str:

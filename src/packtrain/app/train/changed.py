@@ -7,7 +7,7 @@ from typing import Any
 
 from packtrain.app.config.load import RunConfig
 from packtrain.app.config.sections import TrainingSection, keys_with
-from packtrain.app.config.setup import MULTIMODAL, model_settings, sharding
+from packtrain.app.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.core.errors import ConfigError
 from packtrain.models.settings import ModelSettings
 
@@ -97,7 +97,7 @@ def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
         return
     kept: tuple[str, ...] = ()
     why = ""
-    if asked.training.deepspeed or sharding(asked).startswith("zero"):
+    if uses_deepspeed(asked):
         kept, why = keys_with("rate"), "DeepSpeed takes it from the checkpoint"
     elif new in _OWN_COURSE:
         kept, why = _RATES, f"{new} goes on from the rates that it has come to"
