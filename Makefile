@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
+CLEAN ?= .venv-wheel
 BIN := $(VENV)/bin
 EXTRAS := train,qlora,ray,remote,shards,bench,examples,loggers,dev
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := -m pip install --disable-pip-version-check
+PINNED := --constraint requirements/constraints.txt
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 # Compiled modules are kept, also where images turn that off: tests start hundreds of processes.
@@ -14,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
 BESIDE := -n $(PYTEST_WORKERS) --dist worksteal
 
-.PHONY: help install demo test test-full lint types unit oldest clean lock
+.PHONY: help install demo test test-full lint types unit oldest dist test-dist clean lock
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -23,11 +25,18 @@ install: $(VENV)/.installed  ## set up $(VENV) with the pinned versions
 
 $(VENV)/.installed: pyproject.toml requirements/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/constraints.txt --editable ".[$(EXTRAS)]"
-	touch $@
+	$(BIN)/python $(PIP_INSTALL) --quiet $(PINNED) --editable ".[$(EXTRAS)]"
+	touch $(VENV)/.demo $@
 
-demo: install  ## make a small dataset and run the whole pipeline on it
+demo: $(VENV)/.demo  ## make a small dataset and run the whole pipeline on it (installs torch, then takes 3 minutes)
 	$(BIN)/packtrain demo
+
+# Only what the demo needs; the rest comes with make install.
+$(VENV)/.demo: pyproject.toml requirements/constraints.txt
+	@echo "Installing packtrain with torch and transformers into $(VENV), once: several gigabytes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) $(PINNED) --editable ".[train]"
+	touch $@
 
 lint: install
 	$(BIN)/ruff check src tests examples
@@ -50,11 +59,21 @@ oldest: $(OLDEST)/.installed
 
 $(OLDEST)/.installed: pyproject.toml requirements/constraints.txt requirements/oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python $(PIP_INSTALL) --constraint requirements/oldest.txt --editable ".[train,dev]"
+	$(OLDEST)/bin/python $(PIP_INSTALL) --quiet --constraint requirements/oldest.txt --editable ".[train,dev]"
 	touch $@
+
+dist: install  ## build the wheel, by way of the source distribution, into dist/
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist .
+
+test-dist: dist  ## run a short demo from the wheel, in a new environment and outside of the clone
+	$(PYTHON) -m venv --clear $(CLEAN)
+	$(CLEAN)/bin/python $(PIP_INSTALL) --quiet $(PINNED) "$$(ls dist/*.whl)[train]"
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && command="$$PWD/$(CLEAN)/bin/packtrain" && cd "$$folder" && \
+		env -u PYTHONPATH PACKTRAIN_CACHE="$$folder/cache" "$$command" demo --pictures 40
 
 lock:  ## write the versions installed in $(VENV) as the new constraints
 	(echo "# The versions that development and CI use. make lock writes them anew."; $(BIN)/python -m pip freeze --exclude-editable) > requirements/constraints.txt
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) $(CLEAN) .mypy_cache .ruff_cache build dist src/*.egg-info
