@@ -92,6 +92,7 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
         ({"--on-error": "ignore"}, 2, ["on_error", "skip or fail"]),
         ({"--source": "other"}, 2, ["sources", "data"]),
         ({"--schema": "mesages"}, 2, ["did you mean 'messages'?"]),
+        ({"--schema": "sharegpt"}, 2, ["text. ShareGPT is conversations", "omit it to detect it"]),
         ({"--loss-on": "asistant"}, 2, ["loss_on"]),
         ({"--object-ordering": "sort"}, 2, ["did you mean 'sorted'?"]),
         ({"--object-template": "no-such-file.txt"}, 2, ["--object-template", "no-such-file.txt"]),
@@ -187,6 +188,29 @@ def test_values_say_what_they_are(data: Path, model: Path, tmp_path: Path, monke
     assert repr(dataset.loader()).startswith("PackLoader(Schedule(")
 
 
+def test_a_narrow_terminal_gets_fewer_numbers(
+    run: Run, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = measure(data, model, tmp_path / "out")
+    assert run(*arguments)[0] == 0
+    for columns, shown, left_out in ((120, ("std", "min", "total"), ()), (60, ("mean", "max"), ("std", "min"))):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = run(*arguments)[1]
+        head = next(line for line in out.splitlines() if "per record" in line)
+        assert [name for name in shown if name not in head] == []
+        assert [name for name in left_out if name in head] == []
+        assert ("no room for" in out) == bool(left_out)
+        assert "…" not in out
+
+
+def test_copies_and_few_labels_are_said(run: Run, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "so " * 200}, {"role": "assistant", "content": "yes"}]
+    (tmp_path / "data.jsonl").write_text(3 * (json.dumps({"messages": turns}) + "\n"))
+    out = run(*measure(tmp_path / "data.jsonl", "tiny:llama", tmp_path / "out"))[1]
+    assert "2 of 3 records have the very text of another one" in out
+    assert "of all tokens carry loss (6 of" in out
+
+
 def test_bars_say_how_long() -> None:
     bar = Progress(Clock(), console=Terminal(file=StringIO(), force_terminal=True), get_time=lambda: now[0])
     now = [0.0]
@@ -243,10 +267,11 @@ def shows(image: str) -> str:
         (shows("x.png"), "no template", ["{model} has no chat template", "--chat-template"]),
         (shows("x.png"), "no processor", ["{model} has no processor files", "preprocessor_config.json"]),
         (shows("x.png"), "qwen2", ["this model takes no image", "model {model}", "name a model that takes images"]),
+        (shows("x.png"), "no liking", ["refused the record (first data.jsonl:1: not you", "--chat-template"]),
         ('{"messages": 3}\n', "qwen2_5_vl", ["data.jsonl:1", "fix the records"]),
         ('[{"messages": 1},\n {"messages": 2},\n {"messages" 3}]', "qwen2_5_vl", ["at line 3, character"]),
     ],
-    ids=["missing", "outside", "url", "no template", "no processor", "text model", "schema", "broken json"],
+    ids=["missing", "outside", "url", "no template", "no processor", "text model", "refused", "schema", "broken json"],
 )
 def test_records_that_cannot_be_used_name_what_helps(
     run: Run, tmp_path: Path, content: str, model_files: str, words: list[str]
@@ -257,6 +282,8 @@ def test_records_that_cannot_be_used_name_what_helps(
     tiny.write(model_files if model_files in tiny.TINY_FAMILIES else "qwen2_5_vl", folder)
     if model_files.startswith("no "):
         (folder / "chat_template.jinja").unlink()
+    if model_files == "no liking":
+        (folder / "chat_template.jinja").write_text("{{ raise_exception('not you') }}")
     if model_files == "no processor":
         (folder / "processor_config.json").unlink()
     code, _, err = run(*measure(data, folder, tmp_path / "out"))
@@ -264,6 +291,7 @@ def test_records_that_cannot_be_used_name_what_helps(
     words = [word.format(root=tmp_path, model=folder) for word in words]
     assert [word for word in words if word not in err] == [], err
     assert ("fix the records" in err) == ("schema" in err or "JSON" in err), err
+    assert "max-failure-rate" not in err, "nothing would be left"
 
 
 @pytest.mark.parametrize(

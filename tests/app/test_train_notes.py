@@ -11,7 +11,7 @@ from packtrain.app.config.load import load_config
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.settings import resolve_run
-from packtrain.costs.statistics import label_notes
+from packtrain.costs.statistics import data_notes
 from packtrain.models import tiny
 
 
@@ -55,8 +55,9 @@ def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_pat
     assert "of 40 samples" in note
     outcome = measure_outcome(tmp_path / "train.jsonl", model=str(model), out=tmp_path / "costs", workers=1, check=0)
     counts = outcome.table.summary["counts"]
+    assert outcome.notes
     assert (counts["without_end"], counts["shortened"] > 0) == (40, True)
-    assert set(label_notes(counts)) <= set(outcome.notes) & set(found.run.notes)
+    assert set(data_notes(outcome.table.summary)) <= set(outcome.notes) & set(found.run.notes)
     ended = prepared(config, f"model.model_name_or_path={model}", "data.add_eos=true")
     assert not said(ended, "end token")
 

@@ -215,6 +215,20 @@ def test_too_many_failures_keep_the_ledger_and_the_work(tmp_path: Path, qwen: Pa
     assert len(again.table) == 10
 
 
+def test_media_that_failed_are_tried_again(tmp_path: Path, qwen: Path) -> None:
+    data = tmp_path / "data"
+    for number in range(2):  # the second file, and unit, needs no media
+        records = chats(3, seed=number, images=("a.png",) if number == 0 else ())
+        write_lines(data / f"{number}.jsonl", records)
+    with pytest.raises(DataError, match=r"media: file not found \(first 0\.jsonl:1: a\.png") as caught:
+        measured(data, tmp_path / "out", qwen)
+    assert "--media-root" in caught.value.fix
+    write_image(data / "a.png")
+    again = measure_outcome(data, model=str(qwen), out=tmp_path / "out", workers=1, check=0)
+    assert (len(again.table), again.resumed_units) == (6, 1)
+    assert hashes(tmp_path / "out") == hashes(measured(data, tmp_path / "new", qwen).folder)
+
+
 def test_nothing_usable_is_an_error(tmp_path: Path, qwen: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n \n")
@@ -222,7 +236,7 @@ def test_nothing_usable_is_an_error(tmp_path: Path, qwen: Path) -> None:
         with pytest.raises(DataError, match="an empty dataset"):
             measured(empty, tmp_path / "out", qwen, **options)
     broken = write_lines(tmp_path / "broken.jsonl", [{"messages": []}] * 3)
-    with pytest.raises(DataError, match=r"no record is left\n.*3 x schema: no messages"):
+    with pytest.raises(DataError, match=r"no record is left\n.*3 x schema: no messages[^;]*ledger\.jsonl"):
         measured(broken, tmp_path / "out2", qwen, max_failure_rate=1.0)
     filtered = write_lines(tmp_path / "long.jsonl", chats(3))
     with pytest.raises(DataError, match="longer than max_sample_length"):

@@ -86,13 +86,17 @@ def _kernels() -> Iterator[Part]:
         gives="masks of packs that are compiled",
         get=_TRAIN,
     )
-    for name, package in (("flash-attn", "flash_attn"), ("flash-attn 3", "flash_attn_interface")):
+    built = "build it from the folder hopper of flash-attention"
+    for name, package, number, get in (
+        ("flash-attn", "flash_attn", 2, "pip install flash-attn --no-build-isolation"),
+        ("flash-attn 3", "flash_attn_interface", 3, built),
+    ):
         yield Part(
             group="kernels",
             name=name,
             found=_version(package, name.split(" ")[0]),
-            gives=f"attention: flash_attention_{'3' if '3' in name else '2'}; varlen is as exact without it",
-            get="pip install flash-attn --no-build-isolation",
+            gives=f"flash_attention_{number} as the attention of a run; varlen packs just as well without it",
+            get=get,
         )
     yield Part(group="kernels", name="triton", found=_version("triton"), gives="compiled layers on a GPU", get=_TRAIN)
 

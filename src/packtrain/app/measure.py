@@ -18,7 +18,7 @@ from packtrain.costs.engines import Engine, InProcess, LocalProcesses, RayCluste
 from packtrain.costs.judge import FailureBudget
 from packtrain.costs.request import MAX_IMAGE_PIXELS, Request
 from packtrain.costs.run import Outcome, Policy, Progress, run
-from packtrain.costs.statistics import label_notes
+from packtrain.costs.statistics import data_notes
 from packtrain.costs.table import CostTable
 from packtrain.costs.worker import FAMILY_RULE, Task
 from packtrain.families.registry import load_family
@@ -79,7 +79,7 @@ def measure_outcome(
         outcome = known.opened(lambda folder, anew: measured(folder, anew=anew))
     processor = request.settings()
     unused = unused_note("template_date", config.template_date, processor.chat_template)
-    return replace(outcome, notes=(*unused, *packing_notes(processor), *label_notes(outcome.table.summary["counts"])))
+    return replace(outcome, notes=(*unused, *packing_notes(processor), *data_notes(outcome.table.summary)))
 
 
 def request_of(config: DatasetConfig, *, streaming: bool = False) -> Request:

@@ -93,7 +93,7 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
     try:
         shape = read_shape(table.places.model)
     except PacktrainError as error:
-        return GENERIC_WORK, f"a generic shape: {error.where} cannot be read"
+        return GENERIC_WORK, f"a generic shape, since {error.where} has none that can be read"
     return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
 
 

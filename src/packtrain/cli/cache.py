@@ -81,7 +81,7 @@ def clear(
     if as_json:
         print_json({**cache_json(entries, root), "freed": freed})
     else:
-        output.print(f"{len(entries)} removed, {escape(size_of(freed))} are free again")
+        output.print(f"{len(entries)} removed, {escape(size_of(freed))} freed")
 
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:

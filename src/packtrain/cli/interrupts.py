@@ -31,7 +31,7 @@ class Verbs(TyperGroup):
                 return super().invoke(ctx)
             except Exception as error:
                 if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # typer has a click of its own
-                    error.possibilities = [*_meant(error), *(error.possibilities or ())]
+                    error.possibilities = _meant(error) or error.possibilities
                 raise
 
 

@@ -92,7 +92,9 @@ class Judge:
         helps = list(dict.fromkeys(filter(None, known)))
         if not all(known):
             helps.append("fix the records")
-        return f"{'; '.join(helps)}; or raise --max-failure-rate. {self._remedies.listed()}"
+        if self._failed < self._judged:  # otherwise nothing would be left
+            helps.append("or raise --max-failure-rate")
+        return f"{'; '.join(helps)}. {self._remedies.listed()}"
 
     def _at_once(self, examples: Mapping[str, str]) -> DataError:
         reason, example = next(iter(examples.items()))

@@ -10,13 +10,14 @@ from typing import Any
 
 from packtrain.costs.request import Request
 
-_AUDIO = "leave the audio out: no family that packtrain knows takes it"
 _BY_REASON = {
     "media: file not found": "name the folder where these paths start (--media-root)",
     "media: path outside the media root": "name a folder that holds them all (--media-root), or allow any place "
     "(--allow-outside-root)",
     "media: remote media are not fetched": "download the media, and put their paths in place of the URLs",
-    "family: audio has no token rule yet": _AUDIO,
+    "family: audio has no token rule yet": "leave the audio out: no family that packtrain knows takes it",
+    "template: the chat template refused the record": "change the records, or give another template "
+    "(--chat-template FILE)",
 }
 _OF_MODEL = ("template: ", "family: ")  # stages in which a model says what it takes
 _PLACES = ("media: file not found", "media: path outside the media root")
@@ -37,7 +38,7 @@ class Remedies:
         if reason in _PLACES and source < len(self.roots):
             detail += f", from the media root {self.roots[source]}"
         elif reason.startswith(_OF_MODEL) and self.model:
-            detail += f" (model {self.model})"
+            detail += f"{',' if detail else ''} with the model {self.model}"
         return f"{entry['origin']}:{detail}" if detail else str(entry["origin"])
 
     def to_do(self, reason: str) -> str:
@@ -54,10 +55,10 @@ class Remedies:
         return f"each record is named in {self.ledger}" if self.ledger else "the ledger names each record"
 
 
-def remedies_of(request: Request, ledger: Path) -> Remedies:
-    """For one measurement."""
+def remedies_of(request: Request, ledger: Path, model: str | None = None) -> Remedies:
+    """For one measurement; `model` is the user's name of it."""
     settings = request.settings()
-    name = request.model
+    name = model or request.model
     lacks = {}
     if settings.chat_template is None:
         own = "give one of your own (--chat-template FILE), or name an instruction-tuned model"

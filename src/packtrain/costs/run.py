@@ -123,8 +123,8 @@ def run(
     journal, stale = Journal.open(out / JOURNAL, {**inputs, "places": places.plain()})  # its units name their files
     remove_leftovers(out, (COSTS, MEDIA, LEDGER, SUMMARY))
     (out / SUMMARY).unlink(missing_ok=True)
-    remedies = remedies_of(task.request, out / LEDGER)
-    progress = Progress(resumed_units=len(journal), changed=tuple(changed or stale))
+    remedies = remedies_of(task.request, out / LEDGER, told.get("model", {}).get("model_name_or_path"))
+    progress = Progress(changed=tuple(changed or stale))
     try:
         try:
             _measure_units(task, engine, Judge(policy.budget, remedies), journal, progress, report)
@@ -223,16 +223,23 @@ def _measure_units(
 
     def missing() -> Iterator[WorkItem]:
         for item in items:
-            if item.unit.number in journal:
-                account(journal.read(item.unit.number))
-            else:
+            known = journal.read(item.unit.number) if item.unit.number in journal else None
+            if known is None or _failed_by_media(known):
                 yield item
+                continue
+            progress.resumed_units += 1
+            account(known)
 
     for result in engine.run(task, missing()):
         journal.append(result)
         account(result)
     judge.finish()
     journal.sync()
+
+
+def _failed_by_media(unit: UnitResult) -> bool:
+    """Did media fail that may be there by now? The inputs of a table say nothing of them, so they are tried again."""
+    return any(reason.startswith("media: ") for reason in unit.reasons)
 
 
 def _check(
@@ -254,12 +261,16 @@ def _check(
 
 
 def _nothing_left(counts: Counts, remedies: Remedies) -> DataError:
-    reasons = "; ".join(f"{count} x {reason}" for reason, count in counts.reasons.most_common(3))
+    worst = counts.reasons.most_common(3)
+    reasons = "; ".join(f"{count:,} x {reason}" for reason, count in worst)
+    helps = list(dict.fromkeys(filter(None, (remedies.to_do(reason) for reason, _ in worst))))
     return DataError(
         "no record is left",
         got=reasons or "an empty dataset",
         expected="at least one usable record",
-        fix=remedies.listed() if reasons else "check that the path names the data",
+        fix=". ".join(("; ".join(helps), remedies.listed())).removeprefix(". ")
+        if reasons
+        else "check that the path names the data",
     )
 
 

@@ -24,6 +24,10 @@ DESCRIBED = (
 )
 
 
+_FEW_SUPERVISED = 0.02  # of all tokens: less is said
+_MANY_COPIES = 0.01  # of all records: more are said
+
+
 def describe(values: np.ndarray) -> dict[str, float]:
     """Mean, spread and percentiles of one column.
 
@@ -45,13 +49,19 @@ def describe(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def label_notes(counts: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a user should know about what is trained; `counts` as measure.json has them.
-
-    >>> label_notes({"rows": 9, "without_end": 0, "shortened": 0})
-    ()
-    """
+def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a user should know about what is trained; `summary` as measure.json has it."""
+    counts, columns = summary["counts"], summary["statistics"]["columns"]
     rows, notes = counts["rows"], []
+    learned, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
+    if learned < _FEW_SUPERVISED * tokens:
+        notes.append(
+            f"only {learned / tokens:.1%} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
+            "answers are short beside their prompts and media"
+        )
+    copies = summary["statistics"].get("copies", 0)
+    if copies > _MANY_COPIES * rows:
+        notes.append(f"{copies:,} of {rows:,} records have the very text of another one")
     if number := counts.get("without_end", 0):
         whose = "any sample" if number == rows else f"{number:,} of {rows:,} samples"
         notes.append(
@@ -67,11 +77,22 @@ def label_notes(counts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def summarise(table: CostTable) -> dict[str, Any]:
-    """Statistics of every described column, one column in memory at a time, and the sources' shares."""
+    """Statistics of every described column, one column in memory at a time, the sources' shares, and copies."""
     tokens = table.column("tokens")
     sources = table.source_codes()
     by_source = {
         name: {"rows": int((sources.codes == code).sum()), "tokens": int(tokens[sources.codes == code].sum())}
         for code, name in enumerate(sources.names)
     }
-    return {"columns": {name: describe(table.column(name)) for name in DESCRIBED}, "sources": by_source}
+    columns = {name: describe(table.column(name)) for name in DESCRIBED}
+    return {"columns": columns, "sources": by_source, "copies": _copies(table.column("check"), tokens)}
+
+
+def _copies(checks: np.ndarray, tokens: np.ndarray) -> int:
+    """Rows whose text another one has, by their checksums of 32 bits and their tokens; some have no checksum.
+
+    >>> _copies(np.array([7, 7, 9, 7, 0, 0]), np.array([5, 5, 5, 6, 5, 5]))
+    1
+    """
+    known = (checks + (tokens.astype(np.int64) << 32))[checks != 0]
+    return len(known) - len(np.unique(known))

@@ -120,9 +120,11 @@ class _Builder:
         if first["packs"]:
             return
         limits = ", ".join(f"{name} {limit:,}" for name, limit in self.config.capacities().items())
+        tokens = self.table.column("tokens")
         raise DataError(
             f"{self.table.folder}",
-            got=f"no pack at all: {first['dropped']:,} of {first['drawn']:,} entries fit none ({limits})",
+            got=f"no pack at all: {first['dropped']:,} of {first['drawn']:,} entries fit none ({limits}); "
+            f"they have {tokens.min():,} to {tokens.max():,} tokens",
             expected="at least one sample within the limits"
             + (
                 f", and packs for a whole step of {self.config.packs_per_step}" if self.config.packing_drop_last else ""

@@ -23,7 +23,7 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
-from packtrain.costs.statistics import label_notes
+from packtrain.costs.statistics import data_notes
 from packtrain.costs.table import CostTable
 from packtrain.estimates.shapes import read_shape
 from packtrain.models.tiny import resolve
@@ -56,6 +56,7 @@ class _Packs:
         self._built: tuple[PackSource, SampleEncoder] | None = None
         self._kept: TokenTable | None = None
         self._counts: Mapping[str, Any] = {"rows": 0, "reasons": {}}  # what measuring has counted
+        self._notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         about = f"{self.config.dataset_path!r} for {self.config.model_name!r}"
@@ -78,6 +79,7 @@ class _Packs:
             encoder.cached = self._kept
             self._built = self._source(plan, table, rows, encoder, root), encoder
             self._counts = table.summary["counts"]
+            self._notes = data_notes(table.summary)
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
 
@@ -105,7 +107,7 @@ class _Packs:
     def notes(self) -> tuple[str, ...]:
         """What measuring found out about what is trained."""
         self._parts()
-        return label_notes(self._counts)
+        return self._notes
 
     @property
     def measured(self) -> Mapping[str, Any]:

@@ -277,8 +277,8 @@ def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> Itera
     try:
         make(**settings)
     except ConfigError as error:
-        words = [f"{error.where}: {error.got}", f"instead of {error.expected}" if error.expected else "", error.fix]
-        yield " ".join(word for word in words if word)
+        found = f"{error.where}: {error.got}" + (f" instead of {error.expected}" if error.expected else "")
+        yield ". ".join(filter(None, (found, error.fix)))
 
 
 _CHECKS: tuple[Check, ...] = (_names, _packing, _padded, _records)

@@ -20,6 +20,7 @@ from packtrain.plans.plan import PackPlan
 from packtrain.reports.numbers import plural, shown
 
 _ID, _NAME = 120, 48  # characters of names from data that are shown
+_POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
 
 
 class PackBar(Bar):
@@ -52,7 +53,7 @@ def show_packed(packed: Packed, balance: Sequence[BalanceLine], console: Console
     for note in packed.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     show_plan(packed.plan, balance, console)
-    console.print(f"Predicted work comes from {escape(packed.work_from)}.", soft_wrap=True)
+    console.print(f"Work is predicted for {escape(packed.work_from)}.", soft_wrap=True)
     if packed.plan.folder is not None:
         console.print(f"next: packtrain inspect {escape(str(packed.plan.folder))} --pack 0", soft_wrap=True)
 
@@ -102,7 +103,7 @@ def _epochs_table(plan: PackPlan) -> Table:
 def _limits_table(plan: PackPlan) -> Table:
     table = Table(title="Limits of a pack (first epoch)", title_justify="left")
     table.add_column("limit")
-    for name in ("allowed", "largest pack", "fullest in", "stopped", "alone"):
+    for name in ("allowed", "largest pack", "fullest in", "rejects", "only by it"):
         table.add_column(name, justify="right")
     counts, blocked = plan.summary["epochs"][0], plan.summary["blocked"]
     offers = max(blocked["offers"], 1)
@@ -122,9 +123,16 @@ def _limits_table(plan: PackPlan) -> Table:
 def _sentences(plan: PackPlan) -> list[str]:
     counts, blocked = plan.summary["epochs"][0], plan.summary["blocked"]
     found = [
-        f"stopped: of {blocked['offers']:,} typical samples offered to finished packs, the share this limit refused;"
-        " alone: no other limit did"
+        f"rejects: share of {blocked['offers']:,} probe samples that this limit keeps out of finished packs;"
+        " only by it: no other limit does"
     ]
+    for resource in plan.config.capacities():
+        alone = blocked[resource]["alone"] / max(blocked["offers"], 1)
+        if resource != "tokens" and counts["fill"] < _POOR_FILL and alone > _HALF:
+            found.append(
+                f"{SETTING_OF[resource]} keeps packs at {counts['fill']:.1%} of their tokens: "
+                "raise it, or choose a shorter packing_length"
+            )
     if counts["cut_rows"]:
         lost = f"{counts['tokens_lost']:,} tokens and {counts['supervised_lost']:,} labels are used nowhere"
         found.append(f"{counts['cut_rows']:,} samples were cut; {lost}.")
@@ -138,7 +146,9 @@ def _sentences(plan: PackPlan) -> list[str]:
 
 
 def _balance_table(balance: Sequence[BalanceLine]) -> Table:
-    table = Table(title="Equal work: slowest rank / mean (spread of a step's mean sample length)", title_justify="left")
+    spread = any(round(one.length_spread) for line in balance for one in (line.random, line.sorted, line.strict))
+    title = "Equal work: slowest rank / mean" + (" (spread of a step's mean sample length)" if spread else "")
+    table = Table(title=title, title_justify="left")
     for name in ("ranks", "packs per step", "steps", "random order", "default: sorted in steps", "balance: strict"):
         table.add_column(name, justify="right")
     for line in balance:
@@ -146,7 +156,10 @@ def _balance_table(balance: Sequence[BalanceLine]) -> Table:
             f"{line.ranks:,}",
             f"{line.packs_per_step:,}",
             f"{line.steps:,}",
-            *(f"{one.slowest:.3f} ({one.length_spread:,.0f})" for one in (line.random, line.sorted, line.strict)),
+            *(
+                f"{one.slowest:.3f}" + (f" ({one.length_spread:,.0f})" if spread else "")
+                for one in (line.random, line.sorted, line.strict)
+            ),
         )
     return table
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
@@ -25,6 +26,9 @@ _SHOWN = {
     "patches": "vision patches",
     "supervised_tokens": "supervised tokens",
 }
+_NUMBERS = ("mean", "std", "min", "median", "p95", "p99", "max", "total")
+_ANY_WIDTH = 10_000
+_LESS_TELLING = ("std", "min", "p99", "median", "total")  # the first goes first where a terminal is narrow
 
 
 class MeasureBar(Bar):
@@ -65,11 +69,13 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
     counts = summary["counts"]
     if outcome.reused:
         console.print("Nothing has changed since this was measured, so the table is used as it is.")
+        if any(reason.startswith("media: ") for reason in counts["reasons"]):
+            console.print("Media are not looked at again: to try those that failed, measure into another folder.")
     if outcome.resumed_units:
         console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
     for note in outcome.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
-    console.print(_statistics_table(summary))
+    console.print(_statistics_table(summary, console))
     console.print(
         f"{counts['entries']:,} entries read = {counts['rows']:,} measured + {counts['ledger']:,} in the ledger"
         f" ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
@@ -88,21 +94,30 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
     console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report", soft_wrap=True)
 
 
-def _statistics_table(summary: Mapping[str, Any]) -> Table:
-    table = Table(title=f"What a record costs ({summary['inputs']['settings']['model_type']})", title_justify="left")
-    table.add_column("per record")
-    for name in ("mean", "median", "p95", "p99", "max", "total"):
-        table.add_column(name, justify="right")
+def _statistics_table(summary: Mapping[str, Any], console: Console) -> Table:
+    """As many numbers as the terminal has room for, the most telling ones; measure.json has all of them."""
+    left_out: list[str] = []
+    while True:
+        table = _table_of(summary, [name for name in _NUMBERS if name not in left_out])
+        if left_out:
+            table.caption = f"no room for {', '.join(left_out)}: measure.json has them"
+        wanted = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum
+        if wanted <= console.width or len(left_out) == len(_LESS_TELLING):
+            return table
+        left_out.append(_LESS_TELLING[len(left_out)])
+
+
+def _table_of(summary: Mapping[str, Any], numbers: Sequence[str]) -> Table:
+    family = summary["inputs"]["settings"]["model_type"]
+    table = Table(title=f"What a record costs ({family})", title_justify="left", caption_justify="left")
+    table.add_column("per record", no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     for column, label in _SHOWN.items():
         found = summary["statistics"]["columns"].get(column) or {}
         if found.get("max"):
-            table.add_row(
-                label,
-                *(
-                    f"{found[n]:,.1f}" if n == "mean" else f"{found[n]:,.0f}"
-                    for n in ("mean", "median", "p95", "p99", "max", "total")
-                ),
-            )
+            shown = (f"{found[name]:,.1f}" if name in ("mean", "std") else f"{found[name]:,.0f}" for name in numbers)
+            table.add_row(label, *shown)
     return table
 
 
@@ -118,14 +133,15 @@ def _ledger_table(reasons: dict[str, int]) -> Table:
 def _how(summary: Mapping[str, Any]) -> str:
     check = summary["check"]
     checked = (
-        f"{check['records']} records encoded again by the real processor: equal"
+        f"{check['records']} random records match the real processor exactly"
         + (f" ({check['note']})" if check["note"] else "")
         if check["records"]
         else f"not compared with the real processor ({check['note']})"
     )
+    family = summary["inputs"]["settings"]["model_type"]
     how = (
-        "by the family's rule, from headers alone"
+        f"Computed from headers by the rule of {family}"
         if summary["measured_by"] == "rule"
-        else "by running the processor on every record: this family has no rule, which is exact and slow"
+        else f"Measured by running the processor on every record: exact but slow, since {family} has no rule"
     )
-    return f"Measured {how}; {checked}. {summary['seconds']:,.1f} s"
+    return f"{how}; {checked}. {summary['seconds']:,.1f} s"

@@ -11,6 +11,7 @@ from packtrain.records.schemas.recognise import SCHEMA_COLUMNS, known_columns
 
 ORDERINGS = ("sorted", "random", "as_is")
 EMIT_NORMS = ("none", *NORM_SCALES)
+_SCHEMA_NAMES = "ShareGPT is conversations, Alpaca is instruction; omit it to detect it from the columns"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,7 @@ class SchemaOptions:
 
     def __post_init__(self) -> None:
         if self.schema is not None:
-            _one_of("data.schema", self.schema, tuple(SCHEMA_COLUMNS), "leave it out to tell it by the columns")
+            _one_of("data.schema", self.schema, tuple(SCHEMA_COLUMNS), _SCHEMA_NAMES)
         _one_of("data.object_ordering", self.object_ordering, ORDERINGS, "")
         _one_of("data.emit_norm", self.emit_norm, EMIT_NORMS, "")
         if self.coord_tokens:
