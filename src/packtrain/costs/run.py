@@ -263,14 +263,12 @@ def _check(
 def _nothing_left(counts: Counts, remedies: Remedies) -> DataError:
     worst = counts.reasons.most_common(3)
     reasons = "; ".join(f"{count:,} x {reason}" for reason, count in worst)
-    helps = list(dict.fromkeys(filter(None, (remedies.to_do(reason) for reason, _ in worst))))
+    helps = dict.fromkeys((*(remedies.to_do(reason) for reason, _ in worst), remedies.listed()))
     return DataError(
         "no record is left",
         got=reasons or "an empty dataset",
         expected="at least one usable record",
-        fix=". ".join(("; ".join(helps), remedies.listed())).removeprefix(". ")
-        if reasons
-        else "check that the path names the data",
+        fix="; ".join(filter(None, helps)) if reasons else "check that the path names the data",
     )
 
 
