@@ -34,6 +34,18 @@ def test_several_runs_are_compared_in_the_named_file(run: Run, tmp_path: Path) -
     assert not (folders[0] / "report.html").exists()
 
 
+def test_a_comparison_leaves_the_pages_of_runs_alone(run: Run, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / mode, Made(steps=12, mode=mode)) for mode in ("packed", "padded")]
+    for folder in folders:
+        assert run("report", folder)[0] == 0
+    own = [(folder / "report.html").read_bytes() for folder in folders]
+    code, out, _ = run("report", *folders, "--json")
+    assert (code, json.loads(out)["page"]) == (0, str(folders[0] / "comparison-padded.html"))
+    assert "comparison-padded.html" in run("report", *folders)[1]
+    assert [(folder / "report.html").read_bytes() for folder in folders] == own
+    assert "too few steps to compare speed" in (folders[0] / "comparison-padded.html").read_text()
+
+
 def test_what_is_no_run_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("report", tmp_path / "none")[0] == 2
     code, _, err = run("report", tmp_path)

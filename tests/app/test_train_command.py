@@ -24,6 +24,8 @@ from packtrain.app.config.load import load_config
 from packtrain.app.runs.folder import RunFolder
 from packtrain.cli.train import _what_is_lost
 from packtrain.models.tiny import resolve
+from packtrain.reports.run_read import read_run
+from packtrain.reports.run_summary import summarise
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 
@@ -217,7 +219,10 @@ class TestRun:
         steps = steps_of(folder)
         assert [step["step"] for step in steps] == [1, 2, 3]
         assert steps[-1]["loss"] < steps[0]["loss"]
-        assert said["outcome"]["loss"] == steps[-1]["loss"]
+        page = summarise(read_run(folder))
+        assert said["outcome"]["loss"] == page.loss_end == steps[-1]["loss"], "one final loss, that of the page"
+        later = sum(step["tokens"] for step in steps[1:]) / sum(step["step_seconds"] for step in steps[1:])
+        assert said["outcome"]["tokens_per_second"] == page.tokens_per_second == pytest.approx(later)
         facts = facts_of(folder)
         names = ("plan", "packs_per_step", "seed", "balance", "world", "rows_per_batch", "model", "mode", "derived")
         assert all(name in facts for name in (*names, "outcome", "versions", "fingerprints"))

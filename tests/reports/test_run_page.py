@@ -15,6 +15,7 @@ from made_runs import WARNINGS, Made, write_run
 from pages import Page, at, read_page
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.locks import alone
 from packtrain.reports.numbers import FORMATS, formatted
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import render_runs, write_run_report
@@ -143,8 +144,24 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path, steps: int) -> Non
     page = read_page(write_run_report(folder))
     text = page.all("main")[0].text
     assert ("No step yet" in text) == (steps == 0)
-    assert ("still running" in text) == (steps > 0)
+    assert ("goes on" in text) == (steps > 0), "nobody is at work in its folder"
     assert "nan" not in text.lower().replace("nano", "")
+
+
+def test_a_run_that_is_training_says_so(tmp_path: Path) -> None:
+    outcome = {"status": "running", "step": 0, "steps": 40}
+    folder = write_run(tmp_path / "run", Made(steps=12, outcome=outcome))
+    stopped = runs_content([read_run(folder)])
+    assert "without saying why" in stopped["lead"]
+    assert f"--resume \u2068{folder}" in stopped["lead"]
+    with alone(folder / ".lock"):
+        content = runs_content([read_run(folder)])
+        assert content["headline"].endswith(" so far")
+        assert "still training: step 12 of 40" in content["lead"]
+        assert "still training: step 12 of 40" in runs_content([read_run(folder)] * 2)["lead"]
+        (folder / "metrics.jsonl").unlink()
+        write_run(folder, Made(steps=12))
+        assert "Completed." in runs_content([read_run(folder)])["lead"], "its process writes the page, then lets go"
 
 
 def test_runs_that_cannot_be_compared_have_a_page(tmp_path: Path) -> None:
@@ -207,33 +224,45 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [run["label"] for run in content["runs"]] == ["run (1)", "run (2)"]
 
 
-@pytest.mark.parametrize(
-    ("schedules", "kernels", "words", "others"),
-    [
-        (("a", "a"), ("varlen", "varlen"), "the same samples in all runs", "kernels"),
-        (("a", "a"), ("varlen", "sdpa"), "by other kernels", "different samples"),
-        (("a", "b"), ("varlen", "varlen"), "hold different samples", "the same samples"),
-        ((None, None), ("varlen", "varlen"), "hold different samples", "the same samples"),
-    ],
-)
-def test_why_losses_differ_is_said(
-    schedules: tuple[str | None, ...], kernels: tuple[str, ...], words: str, others: str
-) -> None:
+_SAME = {"fingerprints.schedule": "a"}
+_WHY = {
+    "same": ({"other": _SAME}, "What their losses still differ by is rounding", "kernels"),
+    "kernels": ({"other": _SAME, "derived": {"attention": "sdpa"}}, "other attention kernels (", "different samples"),
+    "other order": ({"samples": 7.0}, "Steps of the runs hold different samples", "rounding"),
+    "other rate": (
+        {"other": _SAME, "config": "training: {learning_rate: 2}"},
+        "may differ by what was set differently (\u2068training.learning_rate\u2069).",
+        "rounding",
+    ),
+    "no cause": ({"other": _SAME, "config": "training: {learning_rate: 1, output_dir: b}"}, "is rounding", "set diff"),
+    "warm start": (
+        {"other": {"origin.run": "/runs/first", "origin.weights": "final", "origin.samples_seen": 1200}},
+        "began from different weights: packed from \u2068m\u2069 and padded from "
+        "\u2068final\u2069 of the run \u2068first\u2069, trained on 1,200 samples. "
+        "Every optimizer step has as many samples",
+        "which samples shared a step",
+    ),
+    "other seed": ({"other": {"origin.seed": 3}}, "(random weights, seed 3)", "rounding"),
+    "other model": ({"model": "n"}, "padded from \u2068n\u2069", "rounding"),
+}
+
+
+@pytest.mark.parametrize("case", _WHY)
+def test_why_losses_differ_is_said(case: str) -> None:
+    changed, words, others = _WHY[case]
     numbers = {"step": np.arange(1.0, 9), "samples_seen": 8 * np.arange(1.0, 9), "supervised_tokens": np.ones(8)}
-    columns = {**numbers, "samples": np.full(8, 8.0), "loss": np.linspace(3, 1, 8), "step_seconds": np.ones(8)}
-    runs = [
-        made_of(
-            columns,
-            about=About(
-                mode=mode,
-                derived={"attention": kernel},
-                other={"fingerprints.schedule": schedule} if schedule else {},
-            ),
-        )
-        for mode, schedule, kernel in zip(("packed", "padded"), schedules, kernels, strict=True)
-    ]
-    why = runs_content(runs)["comparison"]["why"]
+    columns = {**numbers, "loss": np.linspace(3, 1, 8), "step_seconds": np.ones(8), "tokens": np.ones(8)}
+    usual = {"model": "m", "other": _SAME if changed.get("other") is _SAME else {}, "derived": {"attention": "varlen"}}
+    runs = []
+    for mode, own in (("packed", {}), ("padded", changed)):
+        about = About(mode=mode, **{**usual, **{name: own[name] for name in usual if name in own}})
+        config = own.get("config", "training: {learning_rate: 1}")
+        samples = np.full(8, own.get("samples", 8.0))
+        runs.append(made_of({**columns, "samples": samples}, about=about, config=config))
+    content = runs_content(runs)
+    why = content["comparison"]["why"]
     assert words in why
     assert others not in why
     assert why in render_runs(runs)
-    assert ("curves lie on each other" in why) == (schedules[0] == schedules[1] == "a")
+    assert ("curves lie on each other" in why) == ("rounding" in why)
+    assert ("from different starting weights" in content["headline"]) == ("different weights" in why)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from made_runs import Made, expected_loss, steps_of, write_run
 
 from packtrain.reports.run_read import read_run
-from packtrain.reports.run_summary import _warm_steps, compare, smooth_loss, summarise
+from packtrain.reports.run_summary import FEWEST, compare, smooth_loss, summarise, window_of
 from packtrain.reports.run_thin import edges_for, thin, trailing_mean
-from packtrain.reports.run_values import Run
+from packtrain.reports.run_values import STEP_KEYS, Run, Steps
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 
@@ -112,7 +112,9 @@ def test_runs_are_compared_where_they_have_seen_equally_many_samples(tmp_path: P
     ours, theirs = both.runs
     assert (both.baseline, both.fastest) == (1, 0)
     assert ours.loss == pytest.approx(theirs.loss, rel=0.015)
-    assert theirs.loss > 1.3 * smooth_loss(padded.steps)[-1], "at its own end the longer run is far lower"
+    assert theirs.loss > 1.3 * smooth_loss(padded.steps, window_of(padded.steps))[-1], (
+        "at its own end the longer run is far lower"
+    )
     middle = both.samples - both.window / 2
     assert ours.loss == pytest.approx(expected_loss(Made(), middle), rel=0.015)
     assert ours.speedup == pytest.approx(theirs.seconds / ours.seconds)
@@ -155,10 +157,70 @@ def test_one_run_or_one_without_steps_is_not_compared(tmp_path: Path) -> None:
     assert compare([run, empty]) is None
 
 
-def test_rates_leave_out_the_steps_that_warm_up() -> None:
+def steps_lasting(seconds: list[float]) -> Steps:
+    columns = dict.fromkeys(STEP_KEYS, np.full(len(seconds), np.nan))
+    return Steps(columns={**columns, "step_seconds": np.array(seconds), "tokens": np.full(len(seconds), 100.0)})
+
+
+def test_no_speed_counts_the_steps_that_warm_up() -> None:
     usual = [1.0] * 20
-    assert _warm_steps(np.array(usual)) == 1, "the first step always"
-    assert _warm_steps(np.array([25.0, 1.1, 9.7, *usual])) == 3, "compiled once more at the third"
-    assert _warm_steps(np.array([25.0, 1.0, *usual, 30.0])) == 1, "later slow steps are the run's own"
-    assert _warm_steps(np.array([25.0, 1.0, 1.0])) == 0, "too few to leave any out"
-    assert _warm_steps(np.array([9.0, 9.0, 9.0, 9.0])) == 1
+    assert steps_lasting(usual).warm == 1, "the first step always"
+    assert steps_lasting([25.0, 1.1, 9.7, *usual]).warm == 3, "compiled once more at the third"
+    assert steps_lasting([25.0, 1.0, *usual, 30.0]).warm == 1, "later slow steps are the run's own"
+    assert steps_lasting([25.0, 1.0, 1.0]).warm == 1, "also where there are few"
+    assert steps_lasting([25.0]).warm == 0, "unless there is no other"
+    assert steps_lasting([25.0, 2.0, 1.0, 3.0]).elapsed.tolist() == [2.0, 4.0, 5.0, 8.0], "as long as a step is later"
+
+
+def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) -> None:
+    """A slow first step that counted in one of them alone made a run the faster by its time and slower by its speed."""
+    steps, slow = 40, 60.0
+    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world=1) for name in ("packed", "padded")]
+    for run, first, other in zip(runs, (0.5, slow), (0.55, 0.5), strict=True):
+        run.steps.columns["step_seconds"][:] = [first, *([other] * (steps - 1))]
+    packed, padded = runs[0], replace(runs[1], about=replace(runs[1].about, mode="padded"))
+    both, summaries = compare([packed, padded]), [summarise(run) for run in (packed, padded)]
+    assert both is not None
+    ours, theirs = both.runs
+    assert ours.speedup == pytest.approx(0.5 / 0.55), "by all its seconds it would be 2.7"
+    assert ours.speedup == pytest.approx(summaries[0].tokens_per_second / summaries[1].tokens_per_second)
+    assert [one.tokens_per_second for one in both.runs] == pytest.approx([one.tokens_per_second for one in summaries])
+    assert ours.speedup == pytest.approx(theirs.seconds / ours.seconds)
+    assert (summaries[1].warm_seconds, summaries[1].seconds) == (slow, pytest.approx(slow + 0.5 * (steps - 1)))
+
+
+@pytest.mark.parametrize("steps", [FEWEST, FEWEST + 1])
+def test_few_steps_tell_no_speed_up(tmp_path: Path, steps: int) -> None:
+    runs = [
+        made_run(tmp_path, mode, mode=mode, steps=steps, samples_per_step=16, seed=3) for mode in ("packed", "padded")
+    ]
+    runs = [replace(run, steps=runs[1].steps) for run in runs]
+    both = compare(runs)
+    assert both is not None
+    assert both.timed_steps == steps - 1
+    assert (both.runs[0].speedup is None) == (steps == FEWEST)
+    assert both.runs[0].seconds is not None
+
+
+def test_a_run_has_one_final_loss(tmp_path: Path) -> None:
+    """On its own page, beside another run, and where both have seen as many samples."""
+    run = made_run(tmp_path, "a", steps=45)
+    both = compare([run, run])
+    assert both is not None
+    assert both.runs[0].loss == summarise(run).loss_end == summarise(run, both.window).loss_end
+    assert both.window == summarise(run).loss_window
+
+
+def test_noise_is_what_single_steps_make_of_a_loss(tmp_path: Path) -> None:
+    """Runs that differ by their seed alone: how far apart their losses are lies within it."""
+    found = []
+    for noise in (0.002, 0.3):
+        pair = [made_run(tmp_path, f"{noise}-{at}", noise=noise, seed=at, evaluate=0, steps=60) for at in (1, 2)]
+        both = compare(pair)
+        assert both is not None
+        assert both.noise is not None
+        assert both.apart is not None
+        found.append(both)
+    assert found[0].noise < 0.02 < found[1].noise
+    assert found[1].apart <= found[1].noise
+    assert compare([replace(run, evaluations=()) for run in pair[:1] * 2]).apart == 0

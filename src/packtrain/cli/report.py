@@ -14,7 +14,12 @@ from packtrain.cli.common import Json, output, print_json
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs. Several are compared at equal samples.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File for the page. Default: report.html in the first folder.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File for the page. Default: report.html in the first folder, or comparison-OTHERS.html.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

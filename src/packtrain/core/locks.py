@@ -33,6 +33,23 @@ def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
             os.close(file)
 
 
+def is_held(path: Path) -> bool:
+    """Is a process in a block with this path? False where that cannot be known."""
+    try:
+        file = open_own(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
 def lock(descriptor: int, *, wait: bool = True) -> bool:
     """Lock an open file until it is closed; False where the disk has no locks, BlockingIOError instead of waiting."""
     try:

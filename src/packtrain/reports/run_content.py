@@ -15,11 +15,23 @@ from packtrain.reports.run_words import ALIKE, ended, headline, labels_of, lead,
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
 MOST_RUNS = 8  # as many as there are colours
+# Settings of a config that a loss does not depend on, or of which the page says it in words of their own.
+_NO_CAUSE = frozenset(
+    (
+        *("model_name_or_path", "name", "attention", "packing", "pad_packs", "packing_length", "packing_strategy"),
+        *("packs_per_step", "effective_batch_size", "per_device_train_batch_size", "balance", "output_dir", "run_name"),
+        *("cache_dir", "costs", "plan", "cache_tokens", "eval_packing", "logging_steps", "logging_dir", "report_to"),
+        *("save_steps", "save_strategy", "save_delay_steps", "save_total_limit", "eval_steps", "eval_strategy"),
+        *("compile", "gradient_checkpointing", "vision_checkpointing", "vision_batch_patches", "quick_check"),
+        *("dataloader_num_workers", "dataloader_prefetch_factor", "streaming"),
+    )
+)
 
 
 def runs_content(runs: Sequence[Run]) -> Content:
     """Everything that the page shows, beside the curves."""
-    labels, summaries, both = labels_of(runs), [summarise(run) for run in runs], compare(runs)
+    labels, both = labels_of(runs), compare(runs)
+    summaries = [summarise(run, both.window if both is not None else None) for run in runs]
     return {
         "headline": headline(runs, summaries, labels, both),
         "lead": lead(runs, summaries, labels, both),
@@ -63,10 +75,12 @@ def _run(run: Run) -> Content:
 def _comparison(runs: Sequence[Run], found: Content) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
-    differ = [changes(configs[0], config)[:SHOWN_CHANGES] if configs[0] and config else [] for config in configs]
+    differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
+    names = dict.fromkeys(line.partition(":")[0] for lines in differ for line in lines)
+    others = [name for name in names if name.split(".")[0] != "report" and name.split(".")[-1] not in _NO_CAUSE]
     same = found["apart"] is not None and found["apart"] <= ALIKE
-    why = why_apart(runs, labels_of(runs), found["apart"])
-    return {**found, "same_loss": same, "why": why, "changes": differ}
+    why = why_apart(runs, labels_of(runs), found["apart"], others)
+    return {**found, "same_loss": same, "why": why, "changes": [lines[:SHOWN_CHANGES] for lines in differ]}
 
 
 def _config(run: Run) -> Mapping[str, Any]:

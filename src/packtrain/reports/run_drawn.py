@@ -101,7 +101,8 @@ class _Charts:
             dots += self._evaluations(at, x)
         if not curves:
             return None
-        unit = f"mean loss of a token, over the {'time of training' if by_time else 'samples seen'}; strong: smoothed"
+        over = "time of training, warm-up left out" if by_time else "samples seen"
+        unit = f"mean loss of a token, over the {over}; strong: smoothed"
         look = _Look(
             title=f"Loss over {'time' if by_time else 'samples'}",
             unit=unit + ("; dots: evaluation" if dots else ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,13 @@ from packtrain.reports.numbers import gib, shown
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_drawn import RunCharts, draw_runs
 from packtrain.reports.run_read import read_run
+from packtrain.reports.run_summary import FEWEST
 from packtrain.reports.run_values import Run
 from packtrain.reports.run_words import labels_of
 
 PAGE = "report.html"
 _LINE = 2000  # characters of a line of the config
+_NAME = 120  # characters of a comparison's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,22 +34,26 @@ class Row:
     kind: str
     key: str  # in the run's summary, or in its place in the comparison
     equal: bool = False  # in the comparison at equal samples
+    beyond: bool = False  # says more only where a run went further than that
 
 
 _EQUAL = (
     Row(name="Loss in training", kind="loss", key="loss", equal=True),
     Row(name="Loss in evaluation", kind="loss", key="eval_loss", equal=True),
-    Row(name="Time of training", kind="elapsed", key="seconds", equal=True),
+    Row(name="Real tokens per second", kind="count", key="tokens_per_second", equal=True),
     Row(name="Speed over the baseline", kind="times", key="speedup", equal=True),
+    Row(name="Time, warm-up left out", kind="elapsed", key="seconds", equal=True),
     Row(name="Time to the loss that all reached", kind="elapsed", key="to_target", equal=True),
     Row(name="Optimizer steps", kind="count", key="steps", equal=True),
 )
 _WHOLE = (
     Row(name="Samples seen", kind="count", key="samples"),
-    Row(name="Final loss", kind="loss", key="loss_end"),
-    Row(name="Loss in the last evaluation", kind="loss", key="eval_end"),
-    Row(name="Real tokens per second", kind="count", key="tokens_per_second"),
+    Row(name="Final loss", kind="loss", key="loss_end", beyond=True),
+    Row(name="Loss in the last evaluation", kind="loss", key="eval_end", beyond=True),
+    Row(name="Real tokens per second", kind="count", key="tokens_per_second", beyond=True),
     Row(name="Samples per second", kind="decimal", key="samples_per_second"),
+    Row(name="Time of training", kind="elapsed", key="seconds"),
+    Row(name="Of it, warming up", kind="elapsed", key="warm_seconds"),
     Row(name="Use of the chip (MFU)", kind="percent", key="mfu"),
     Row(name="Padding", kind="percent", key="padding"),
     Row(name="Samples of a step", kind="decimal", key="samples_per_step"),
@@ -57,18 +65,33 @@ _WHOLE = (
 
 
 def write_run_report(run_folder: str | Path, *, others: Sequence[str | Path] = (), out: Path | None = None) -> Path:
-    """Write the page of a run, compared with others if any are given; into the run's folder unless told otherwise."""
+    """Write the page of a run, compared with others if any are given; into the run's folder unless told otherwise.
+
+    A comparison has a name of its own there: the run's own page stays.
+    """
     folders = [run_folder, *others]
     if len(folders) > MOST_RUNS:
         raise ConfigError("runs", got=f"{len(folders)} runs", expected=f"at most {MOST_RUNS} on one page")
     runs = [read_run(folder) for folder in folders]
-    page = out if out is not None else Path(run_folder) / PAGE
+    page = out if out is not None else Path(run_folder) / (_compared_with(folders) if others else PAGE)
     if page.is_dir():
         raise ConfigError(str(page), got="a folder", expected="a file to write the page to")
     text = render_runs(runs)
     with atomic_path(page) as path:
         path.write_bytes(text.encode("utf-8", "replace"))
     return page
+
+
+def _compared_with(folders: Sequence[str | Path]) -> str:
+    """The name of a comparison, by the other runs.
+
+    >>> _compared_with(["runs/packed", "runs/padded"]), _compared_with(["a/run", "b/run", "c/run"])
+    ('comparison-padded.html', 'comparison-b-run-c-run.html')
+    """
+    paths = [Path(os.path.abspath(folder)) for folder in folders]
+    above = os.path.commonpath([path.parent for path in paths])
+    name = "-".join(os.path.relpath(path, above) for path in paths[1:])
+    return f"comparison-{re.sub(r'[^A-Za-z0-9._]+', '-', name)[:_NAME]}.html"
 
 
 def render_runs(runs: Sequence[Run]) -> str:
@@ -85,6 +108,7 @@ def render_runs(runs: Sequence[Run]) -> str:
         equal_rows=_known(_EQUAL, content),
         whole_rows=_known(_WHOLE, content),
         memory_bar=_memory_bar(content),
+        fewest=FEWEST,
         share_bar=share_bar,
         yaml_lines=[(remark, shown(line, _LINE)) for remark, line in yaml_lines(runs[0].config)],
     )
@@ -100,8 +124,10 @@ def _known(rows: Sequence[Row], content: Content) -> list[Row]:
     both = content["comparison"]
     if rows is _EQUAL and both is None:
         return []
-    where = both["runs"] if rows is _EQUAL and both else [run["summary"] for run in content["runs"]]
-    return [row for row in rows if any(one[row.key] is not None for one in where)]
+    summaries = [run["summary"] for run in content["runs"]]
+    where = both["runs"] if rows is _EQUAL and both else summaries
+    even = both is not None and all(one["samples"] == both["samples"] for one in summaries)
+    return [row for row in rows if any(one[row.key] is not None for one in where) and not (row.beyond and even)]
 
 
 def _sections(runs: Sequence[Run], content: Content, charts: RunCharts) -> list[tuple[str, str]]:

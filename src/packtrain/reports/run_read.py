@@ -17,9 +17,10 @@ import numpy as np
 
 from packtrain.core.artifacts import open_own
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.locks import is_held
 from packtrain.reports.run_values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Run, Scalar, Steps, Warned
 
-RUN, METRICS, LEDGER, CONFIG = "run.json", "metrics.jsonl", "ledger.jsonl", "run.yaml"
+RUN, METRICS, LEDGER, CONFIG, LOCK = "run.json", "metrics.jsonl", "ledger.jsonl", "run.yaml", ".lock"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LONGEST = 1 << 20  # characters of a config that is shown
 
@@ -41,6 +42,7 @@ def read_run(folder: str | Path) -> Run:
         ledger=_ledger(folder / LEDGER, notes),
         config=_text(folder / CONFIG, notes)[:_LONGEST],
         notes=tuple(notes),
+        is_held=is_held(folder / LOCK),
     )
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from packtrain.reports.run_thin import trailing_mean
 from packtrain.reports.run_values import Run, Steps
 
-LAST = 0.05  # the share of a run's samples that its final loss is a mean of
+LAST = 0.1  # the share of a run's samples that its final loss is a mean of; at least those of a step
+FEWEST = 20  # steps of each run, behind its warm-up, that a speed-up is told from
 _NEAR = 0.02  # how far, relatively, from equal samples an evaluation may be
-_WARM = 3  # runs with more steps than this are timed without those in which they warm up
-_BEGINNING, _SLOW = 10, 3.0  # warming up: the first step, and all before one of thrice the median among the first ten
+_UNREST = 16  # the last steps, by which it is judged how much the loss of one says
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,7 @@ class Summary:
     seconds: float | None  # of training
     loss_start: float | None  # of the first step that has one
     loss_end: float | None  # mean over the last samples
+    loss_window: float  # how many they are
     loss_not_finite: int  # steps
     eval_start: float | None
     eval_end: float | None
@@ -33,7 +34,8 @@ class Summary:
     tokens_per_second: float | None
     samples_per_second: float | None
     samples_per_step: float | None
-    warm_steps: int  # at the beginning, in which workers start and layers are compiled: not in the rates
+    warm_steps: int  # at the beginning, in which workers start and layers are compiled: in no speed
+    warm_seconds: float | None  # that they took
     step_seconds: float | None  # median
     padding: float | None  # share of computed positions that teach nothing
     mfu: float | None
@@ -52,10 +54,11 @@ class AtEqualSamples:
 
     loss: float | None  # in training
     eval_loss: float | None  # None: no evaluation was near
-    seconds: float | None
+    seconds: float | None  # its warm-up counted as fast as the rest
+    tokens_per_second: float | None  # real tokens of these samples over those seconds
     steps: int
-    to_target: float | None  # seconds until its loss was as low as the highest of the runs' losses
-    speedup: float | None  # seconds of the baseline over its own, at equal samples
+    to_target: float | None  # such seconds until its loss was as low as the highest of the runs' losses
+    speedup: float | None  # seconds of the baseline over its own; None: too few steps to tell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,14 +73,17 @@ class Comparison:
     subject: int  # what the baseline is compared with: the fastest of the others
     evaluated: bool  # every run has an evaluation there, of which the losses are compared
     apart: float | None  # largest relative difference of the losses
+    noise: float | None  # what losses in training may differ by because of single steps; None: too few to tell
+    timed_steps: int  # behind its warm-up, of the run that has fewest
     runs: tuple[AtEqualSamples, ...]
 
 
-def summarise(run: Run) -> Summary:
-    """One run in numbers."""
+def summarise(run: Run, window: float | None = None) -> Summary:
+    """One run in numbers; its final loss is a mean over `window` samples, or as many as are usual."""
     steps = run.steps
     seconds = np.nan_to_num(steps["step_seconds"])
-    warm = _warm_steps(seconds)
+    window = window_of(steps) if window is None else window
+    warm = steps.warm
     timed = slice(warm, None)
     lasting = float(seconds[timed].sum())
     memory, limit = _most(steps["memory_bytes"]), _most(steps["memory_limit"])
@@ -89,7 +95,8 @@ def summarise(run: Run) -> Summary:
         tokens=_last(steps["tokens_seen"]),
         seconds=float(seconds.sum()) or None,
         loss_start=_finite(steps["loss"][taught][0]) if taught.any() else None,
-        loss_end=_finite(smooth_loss(steps)[taught][-1]) if taught.any() else None,
+        loss_end=_finite(smooth_loss(steps, window)[taught][-1]) if taught.any() else None,
+        loss_window=window,
         loss_not_finite=int((~np.isfinite(steps["loss"][taught])).sum()),
         eval_start=losses[0] if losses else None,
         eval_end=losses[-1] if losses else None,
@@ -98,6 +105,7 @@ def summarise(run: Run) -> Summary:
         samples_per_second=_per_second(steps, "samples", timed, lasting),
         samples_per_step=_mean(steps["samples"]),
         warm_steps=warm,
+        warm_seconds=float(seconds[:warm].sum()) or None,
         step_seconds=_median(steps["step_seconds"][timed]),
         padding=_padding(steps),
         mfu=_weighted(steps["mfu"][timed], seconds[timed]),
@@ -111,21 +119,13 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def _warm_steps(seconds: np.ndarray) -> int:
-    if len(seconds) <= _WARM:
-        return 0
-    slow = np.flatnonzero(seconds[: min(_BEGINNING, len(seconds) // 2)] > _SLOW * np.median(seconds))
-    return int(slow[-1]) + 1 if len(slow) else 1
-
-
 def compare(runs: Sequence[Run]) -> Comparison | None:
     """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
     seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
     if len(runs) < 2 or min(seen) <= 0:
         return None
     samples = min(seen)
-    a_step = max(_mean(run.steps["samples"]) or 0.0 for run in runs)
-    window = max(2 * LAST * samples, a_step)
+    window = max(window_of(run.steps, samples) for run in runs)
     losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
     known = [loss for loss in losses if loss is not None]
     target = max(known) if len(known) == len(runs) else None
@@ -133,14 +133,17 @@ def compare(runs: Sequence[Run]) -> Comparison | None:
     baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
     judged = [_evaluated(run, samples) for run in runs]
     evaluated = None not in judged
+    reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]
+    timed = min(number - run.steps.warm for number, run in zip(reached, runs, strict=True))
     found = tuple(
         AtEqualSamples(
             loss=losses[at],
             eval_loss=judged[at],
             seconds=times[at],
-            steps=int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1),
+            tokens_per_second=_over(_at_samples(run.steps, run.steps["tokens_seen"], samples), times[at]),
+            steps=reached[at],
             to_target=_reaches(run.steps, target, window),
-            speedup=_over(times[baseline], times[at]),
+            speedup=_over(times[baseline], times[at]) if timed >= FEWEST else None,
         )
         for at, run in enumerate(runs)
     )
@@ -153,22 +156,27 @@ def compare(runs: Sequence[Run]) -> Comparison | None:
         subject=min((at for at in range(len(runs)) if at != baseline), key=lambda at: times[at] or np.inf),
         evaluated=evaluated,
         apart=_apart(judged if evaluated else losses),
+        noise=None if evaluated else _noise([(run.steps, number) for run, number in zip(runs, reached, strict=True)]),
+        timed_steps=timed,
         runs=found,
     )
 
 
-def smooth_loss(steps: Steps, window: float | None = None) -> np.ndarray:
+def window_of(steps: Steps, samples: float | None = None) -> float:
+    """The samples that a loss is a mean over: the last tenth, and those of a step at least."""
+    seen = samples if samples is not None else _last(steps["samples_seen"])
+    return max(LAST * (seen or 1.0), _mean(steps["samples"]) or 0.0)
+
+
+def smooth_loss(steps: Steps, window: float) -> np.ndarray:
     """The mean loss of a token over the last samples, at each step."""
-    seen = steps["samples_seen"]
-    width = window if window is not None else LAST * (seen[-1] if len(seen) else 1.0)
-    return trailing_mean(seen, steps["loss"], steps["supervised_tokens"], width)
+    return trailing_mean(steps["samples_seen"], steps["loss"], steps["supervised_tokens"], window)
 
 
 def drawn_loss(steps: Steps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The smoothed loss for drawing: each mean stands in the middle of what it is a mean of."""
-    seen, weights = steps["samples_seen"], steps["supervised_tokens"]
-    width = LAST * (seen[-1] if len(seen) else 1.0)
-    return trailing_mean(seen, x, weights, width), smooth_loss(steps)
+    window = window_of(steps)
+    return trailing_mean(steps["samples_seen"], x, steps["supervised_tokens"], window), smooth_loss(steps, window)
 
 
 def _at_samples(steps: Steps, values: np.ndarray, samples: float) -> float | None:
@@ -198,6 +206,19 @@ def _apart(losses: Sequence[float | None]) -> float | None:
     if len(known) < len(losses) or not min(known):
         return None
     return (max(known) - min(known)) / abs(min(known))
+
+
+def _noise(runs: Sequence[tuple[Steps, int]]) -> float | None:
+    """Two standard errors of the difference of two such losses, relatively, by how losses change from step to step."""
+    errors = []
+    for steps, reached in runs:
+        losses = steps["loss"][max(0, reached - _UNREST) : reached]
+        losses = losses[np.isfinite(losses)]
+        if len(losses) < 4 or not losses.mean():
+            return None
+        deviation = float(np.diff(losses).std() / np.sqrt(2) / abs(losses.mean()))
+        errors.append(deviation / np.sqrt(max(1.0, LAST * reached)))
+    return float(2 * np.sqrt(sum(sorted((error**2 for error in errors), reverse=True)[:2])))
 
 
 def _reaches(steps: Steps, target: float | None, window: float) -> float | None:

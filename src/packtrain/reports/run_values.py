@@ -20,6 +20,7 @@ STEP_KEYS = (
     *("memory_bytes", "memory_limit", "predicted_memory_bytes"),
 )
 LEARNING_RATES = "learning_rates"
+_BEGINNING, _SLOW = 10, 3.0  # see Steps.warm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,9 +41,29 @@ class Steps:
         return bool(np.isfinite(self.columns[name]).any())
 
     @property
+    def warm(self) -> int:
+        """Steps at the beginning in which workers start and layers are compiled: no speed counts them.
+
+        The first step, and all before one of thrice the median among the first ten. A run of one step has none.
+        """
+        seconds = np.nan_to_num(self.columns["step_seconds"])
+        if len(seconds) < 2:
+            return 0
+        slow = np.flatnonzero(seconds[: min(_BEGINNING, len(seconds) // 2)] > _SLOW * np.median(seconds))
+        return int(slow[-1]) + 1 if len(slow) else 1
+
+    @property
     def elapsed(self) -> np.ndarray:
-        """Seconds of training behind each step; pauses between processes do not count."""
-        return np.cumsum(np.nan_to_num(self.columns["step_seconds"]))
+        """Seconds of training behind each step; steps that warm up count as if they were as fast as the others.
+
+        So the time for some samples is their tokens over the run's tokens per second. Pauses between processes do not
+        count.
+        """
+        seconds, tokens = (np.nan_to_num(self.columns[name]) for name in ("step_seconds", "tokens"))
+        warm = self.warm
+        if warm and seconds[warm:].sum() > 0 and tokens[warm:].sum() > 0:
+            seconds[:warm] = tokens[:warm] * seconds[warm:].sum() / tokens[warm:].sum()
+        return np.cumsum(seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +116,17 @@ class Run:
     ledger: Mapping[str, int] = field(default_factory=dict)  # samples by stage and reason
     config: str = ""  # the text of run.yaml
     notes: tuple[str, ...] = ()  # what could not be read
+    is_held: bool = False  # a process is at work in its folder
+
+    @property
+    def is_training(self) -> bool:
+        """Is it still trained? A process that has said how the run ended holds its folder a little longer."""
+        return self.is_held and not self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Has it said how?"""
+        return self.status not in ("running", "begun", "not begun")
 
     @property
     def status(self) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from packtrain.reports.numbers import count, elapsed, isolated, large, loss, percent, plural, shown, times
-from packtrain.reports.run_summary import Comparison, Summary
+from packtrain.reports.run_summary import FEWEST, Comparison, Summary
 from packtrain.reports.run_values import Run
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05
 _ON_TOP = 0.001  # relative difference of losses that no chart can show
-_ENDED = {
-    "complete": "It is complete.",
-    "interrupted": "It was interrupted and can be resumed.",
-    "failed": "It has failed.",
-    "running": "It is still running, or was killed.",
-    "begun": "It is still running, or ended without saying so.",
-    "not begun": "Its first step has not ended yet.",
-}
+_ENDED = {"complete": "Completed.", "not begun": "Its first step has not ended yet."}
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
@@ -36,7 +32,7 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
 def headline(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None) -> str:
     """The one thing to know."""
     if both is not None:
-        return _compared(both, labels)
+        return _compared(runs, both, labels)
     first = summaries[0]
     if not first.steps:
         return "No step yet"
@@ -44,35 +40,50 @@ def headline(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence
         return "The loss is not a number"
     if len(runs) > 1:
         return f"{plural(len(runs), 'run')}, not comparable yet"
-    return f"Loss {loss(first.loss_start)} → {loss(first.loss_end)}"
+    so_far = " so far" if runs[0].is_training else ""
+    return f"Loss {loss(first.loss_start)} → {loss(first.loss_end)}{so_far}"
 
 
 def lead(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None) -> str:
     """What happened, in two or three sentences."""
     if both is not None:
-        return " ".join(_compared_lead(summaries, labels, both))
+        going = [f"{name}: {ended(run)}" for name, run in zip(_named(labels), runs, strict=True) if run.is_training]
+        return " ".join([*_compared_lead(summaries, labels, both), *going])
     return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}"
 
 
-def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None) -> str:
-    """What makes the losses of runs comparable, and why they may differ all the same."""
+def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
+    """What makes the losses of runs comparable, and why they may differ all the same.
+
+    `others`: settings that differ and that a loss depends on, beside model, kernels and what shares a step.
+    """
     kernels = [run.about.derived.get("attention") for run in runs]
-    others = len(set(kernels)) > 1 and all(kernels)
     named = _listed(
         [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _named(labels), strict=True)]
     )
-    if same_steps(runs):
-        found = (
-            "Every optimizer step has the same samples in all runs. What their losses still differ by is rounding: "
-            "numbers are added up in another order"
-        )
-        found += f", and attention is computed by other kernels ({named})." if others else "."
-        return f"{found} Over samples their curves lie on each other." if (apart or 0) < _ON_TOP else found
-    found = (
-        "Steps of the runs hold different samples, so losses are compared where the runs have seen equally many. They "
-        "differ by which samples shared a step, beside what was set differently"
-    )
-    return f"{found}; attention was {named}." if others else f"{found}."
+    kernel = f"other attention kernels ({named})" if len(set(kernels)) > 1 and all(kernels) else ""
+    same, alike = same_steps(runs), _alike_steps(runs)
+    found, reasons = [], []
+    if other_starts(runs):
+        starts = [f"{name} from {start_of(run)}" for name, run in zip(_named(labels), runs, strict=True)]
+        found.append(f"The runs began from different weights: {_listed(starts)}.")
+        reasons.append("the weights they began from")
+    if same:
+        found.append("Every optimizer step has the same samples in all runs.")
+    elif alike:
+        found.append("Every optimizer step has as many samples, tokens and labels in one run as in the other.")
+    else:
+        found.append("Steps of the runs hold different samples, so losses are compared after equally many samples.")
+        reasons.append("which samples shared a step")
+    reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
+    reasons += [kernel] if kernel else []
+    if same and not other_starts(runs) and not others:
+        rounding = "What their losses still differ by is rounding: numbers are added up in another order"
+        found.append(f"{rounding}, and by {kernel}." if kernel else f"{rounding}.")
+        found += ["Over samples their curves lie on each other."] if (apart or 0) < _ON_TOP else []
+    elif reasons:
+        found.append(f"Their losses may differ by {_listed(reasons)}.")
+    return " ".join(found)
 
 
 def same_steps(runs: Sequence[Run]) -> bool:
@@ -81,8 +92,47 @@ def same_steps(runs: Sequence[Run]) -> bool:
     return len(orders) == 1 and None not in orders
 
 
+def _alike_steps(runs: Sequence[Run]) -> bool:
+    """Has every step of one run as much in it as that of the others, as far as all of them go?"""
+    length = min(len(run.steps) for run in runs)
+    names = ("samples", "tokens", "supervised_tokens")
+    columns = [np.stack([run.steps[name][:length] for name in names]) for run in runs]
+    return length > 0 and all(np.array_equal(columns[0], one) for one in columns[1:])
+
+
+def other_starts(runs: Sequence[Run]) -> bool:
+    """Did the runs begin from different weights, as far as their names say?"""
+    return len({start_of(run) for run in runs}) > 1
+
+
+def start_of(run: Run) -> str:
+    """The weights that a run began from."""
+    about = run.about
+    name = isolated(about.model or "a model", 80)
+    if (origin := about.other.get("origin.run")) is not None:
+        seen = about.other.get("origin.samples_seen")
+        after = f", trained on {count(seen)} samples" if isinstance(seen, int) else ""
+        weights = isolated(about.other.get("origin.weights") or "weights", 40)
+        return f"{weights} of the run {isolated(Path(str(origin)).name, 40)}{after}"
+    seed = about.other.get("origin.seed")
+    return name if seed is None else f"{name} (random weights, seed {shown(seed, 20)})"
+
+
 def ended(run: Run) -> str:
-    """How the run ended."""
+    """How the run ended, or where it stands."""
+    step, steps = run.about.outcome.get("step"), run.about.outcome.get("steps")
+    step = max(len(run.steps), step if isinstance(step, int) else 0)
+    where = f"step {count(step)} of {count(steps)}" if isinstance(steps, int) and steps else f"step {count(step)}"
+    again = f"packtrain train --resume {isolated(run.folder, 200)}"
+    if run.is_training:
+        return f"It is still training: {where}."
+    if run.status in ("running", "begun"):
+        return f"It ended at {where} without saying why: stopped from outside, or on another machine. {again} goes on."
+    if run.status == "interrupted":
+        return f"It was interrupted at {where}; {again} goes on."
+    if run.status == "failed":
+        why = shown(run.about.outcome.get("detail") or "", 200)
+        return f"It failed at {where}{f': {why}' if why else ''}."
     return _ENDED.get(run.status) or f"It says of itself: {isolated(run.status, 120)}."
 
 
@@ -96,14 +146,19 @@ def _trained(run: Run, one: Summary) -> str:
     return words + "."
 
 
-def _compared(both: Comparison, labels: Sequence[str]) -> str:
+def _compared(runs: Sequence[Run], both: Comparison, labels: Sequence[str]) -> str:
     subject, speed = labels[both.subject], both.runs[both.subject].speedup
     if both.apart is None:
         return "A loss is not a number"
     same = both.apart <= ALIKE
-    if speed is None or 1 / _FASTER < speed < _FASTER:
-        return "The same loss, equally fast" if same else f"Losses {percent(both.apart)} apart, equally fast"
-    return f"The same loss, {times(speed)} as fast" if same else f"{subject} is {times(speed)} as fast"
+    learned = "The same loss" if same else f"Losses {percent(both.apart)} apart"
+    if other_starts(runs):
+        learned += ", from different starting weights"
+    if speed is None:
+        return f"{learned}; too few steps to compare speed" if both.timed_steps < FEWEST else learned
+    if 1 / _FASTER < speed < _FASTER:
+        return f"{learned}, equally fast"
+    return f"{learned}, {times(speed)} as fast" if same else f"{learned}; {subject} is {times(speed)} as fast"
 
 
 def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
@@ -114,9 +169,14 @@ def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Co
         apart = f", {percent(both.apart)} apart" if both.apart is not None else ""
         which = "the loss on held-out data" if both.evaluated else "the loss"
         found.append(f"After {count(both.samples)} samples each {which} is {_listed(losses)}{apart}.")
+    if both.noise is not None and ALIKE < (both.apart or 0) <= both.noise:
+        found.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
+    if both.timed_steps < FEWEST:
+        few = plural(max(0, both.timed_steps), "step")
+        found.append(f"A speed-up is told from {FEWEST} steps behind the warm-up; one run has {few}.")
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
-    if spent:
-        found.append(f"Training on them took {_listed(spent)}.")
+    if spent and both.timed_steps >= FEWEST:
+        found.append(f"Training on them took {_listed(spent)}, warm-up left out.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]

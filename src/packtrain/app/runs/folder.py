@@ -25,9 +25,10 @@ import yaml
 
 import packtrain
 from packtrain.core.artifacts import atomic_path, read_json, refuse_links, write_json
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.locks import alone
 from packtrain.core.secrets import without_secrets
+from packtrain.models.tiny import PREFIX
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
@@ -42,9 +43,10 @@ class RunOutcome:
     status: str  # running, complete, interrupted, failed
     step: int = 0
     steps: int = 0
-    loss: float | None = None  # of the last step
+    loss: float | None = None  # the final one: a mean over the last samples, as the page has it
     eval_loss: float | None = None
     samples_seen: int = 0
+    tokens_per_second: float | None = None  # without the steps that warm up, as the page has it
     seconds: float = 0.0  # of the run: steps and evaluations of earlier processes, and all of this one
     detail: str = ""
 
@@ -139,6 +141,22 @@ class RunFolder:
     def _write(self, facts: Mapping[str, Any]) -> None:
         body = {name: value for name, value in facts.items() if name not in ("kind", "version")}
         write_json(self.path / RUN, KIND, VERSION, without_secrets(json.loads(json.dumps(body, default=str))))
+
+
+def origin(model: str, seed: int) -> dict[str, Any] | None:
+    """The run whose weights a model folder holds, or the seed that a tiny model is drawn from; else None."""
+    if model.startswith(PREFIX):
+        return {"seed": seed}
+    weights = Path(model).expanduser().absolute()
+    if not (weights.parent / RUN).is_file():
+        return None
+    try:
+        facts = RunFolder(weights.parent).facts()
+    except ArtifactError:
+        return None
+    ended = facts.get("outcome", {})
+    seen = {name: ended.get(name) for name in ("step", "samples_seen")} if weights.name == FINAL else {}
+    return {"run": str(weights.parent), "weights": weights.name, "model": facts.get("model"), **seen}
 
 
 def versions() -> dict[str, str]:

@@ -207,12 +207,13 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
     if ended.status == "not trained":
         console.print("nothing was trained; the same command without --dry-run trains", soft_wrap=True)
         return
-    loss = f", loss {ended.loss:.4f}" if ended.loss is not None else ""
+    loss = f", final loss {ended.loss:.4f}" if ended.loss is not None else ""
     evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
+    speed = f" ({ended.tokens_per_second:,.0f} tokens/s)" if ended.tokens_per_second is not None else ""
     why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
     console.print(
         f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
-        f"{ended.samples_seen:,} samples in {duration(ended.seconds)}",
+        f"{counted(ended.samples_seen, 'sample')} in {duration(ended.seconds)}{speed}",
         soft_wrap=True,
     )
     for problem in outcome.problems:

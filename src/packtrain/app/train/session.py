@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome
+from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome, origin
 from packtrain.app.train.check_arguments import check_arguments
 from packtrain.app.train.course import course_of, room_for
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
@@ -29,6 +29,8 @@ from packtrain.costs.table import LEDGER as MEASURED
 from packtrain.models.tiny import resolve
 from packtrain.plans.plan import LEDGER as PACKED
 from packtrain.reports.run_page import write_run_report
+from packtrain.reports.run_read import read_run
+from packtrain.reports.run_summary import Summary, summarise
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     import torch
@@ -195,6 +197,7 @@ class Session:
         facts = {
             "title": run.config.report.title,
             "model": run.model.name,
+            "origin": origin(run.model.name, run.arguments["seed"]),
             "mode": run.mode,
             "plan": str(plan.folder),
             "cost_table": plan.summary["cost_table"],
@@ -239,14 +242,15 @@ class Session:
     def _outcome(
         self, status: str, detail: str, trainer: PackedTrainer | None, watch: RunWatch, started: float
     ) -> RunOutcome:
-        last = watch.last
+        last, numbers = watch.last, _summary(self.prepared.run.folder) if self.here.first else None
         return RunOutcome(
             status=status,
             step=trainer.state.global_step if trainer is not None else self.ready.resumed,
             steps=self.prepared.numbers.steps,
-            loss=last.loss if last is not None else None,
+            loss=numbers.loss_end if numbers is not None else None,
             eval_loss=watch.eval_loss,
             samples_seen=last.samples_seen if last is not None else 0,
+            tokens_per_second=numbers.tokens_per_second if numbers is not None else None,
             seconds=round(watch.seconds_before + time.monotonic() - started, 3),
             detail=detail,
         )
@@ -342,6 +346,14 @@ class Session:
                 chat_template=run.data.own_template(),
             )
         return target
+
+
+def _summary(folder: Path) -> Summary | None:
+    """The numbers of the run's page; what cannot be read is no reason to hide how a run ended."""
+    try:
+        return summarise(read_run(folder))
+    except Exception:
+        return None
 
 
 def _ended(trainer: PackedTrainer) -> tuple[str, str]:
