@@ -219,7 +219,7 @@ class TestKeys:
         assert (schema.object_ordering, schema.emit_norm, schema.coord_tokens) == ("sorted", "none", False)
         said = " | ".join(run.notes)
         for words in (
-            "effective_batch_size 4 counts samples",
+            "effective_batch_size 4 is in samples",
             "packing_buffer 256 is a look-ahead",
             "packing_min_fill_ratio drops nothing",
             "optimizer multimodal is AdamW with a learning rate for each part",
@@ -236,7 +236,7 @@ class TestKeys:
 
     def test_b(self, tmp_path: Path) -> None:
         run = resolved(tmp_path, "B")
-        assert run.size.packs == 2, "packs of a process, times passes"
+        assert run.size.samples == 2, "samples of a process, times passes"
         assert (run.data.max_images_per_sample, run.data.max_sample_length) == (2, 2000)
         assert (run.data.max_images_per_pack, run.data.packing_length, run.data.packing) == (3, 2048, True)
         assert run.data.media_limits().given() == {"max_img_size": 512}

@@ -290,16 +290,21 @@ class TestTheConfig:
         assert not (tmp_path / "report").exists()
 
     def test_steps_counted_in_packs_or_in_samples(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
-        """128 of a config that packs are samples, unless it says packs; accumulation counts packs."""
+        """The step of a config that packs is counted in samples, however it is said, unless it says packs."""
         tokens = costs.column("tokens")
         assert tokens.max() > 4096, "a sample that is in no pack"
         per_pack = 4096 / np.mean(tokens[tokens <= 4096])
         packing = "data: {packing: true, packing_length: 4096}\n"
         for training, samples in (
             ("effective_batch_size: 16", 16),
-            ("effective_batch_size: 16, gradient_accumulation_steps: 3, per_device_train_batch_size: 1", 16),
+            ("effective_batch_size: 16, gradient_accumulation_steps: 8, per_device_train_batch_size: 1", 16),
             ("effective_batch_size: 16, effective_batch_unit: packs", 16 * per_pack),
-            ("gradient_accumulation_steps: 8, per_device_train_batch_size: 1", 16 * per_pack),
+            ("gradient_accumulation_steps: 8, per_device_train_batch_size: 1", 16),
+            ("per_device_train_batch_size: 5", 10),
+            (
+                "gradient_accumulation_steps: 8, per_device_train_batch_size: 1, effective_batch_unit: packs",
+                16 * per_pack,
+            ),
             ("packs_per_step: 20", 20 * per_pack),
         ):
             made = planned(costs, shape, tmp_path, f"{packing}training: {{{training}}}\n", gpus=2)

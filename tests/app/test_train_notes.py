@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,35 @@ def test_samples_that_fit_no_pack_are_counted_and_said(config: Path) -> None:
     assert f"{lost} of 40 usable samples ({lost / 40:.0%}) are left out" in note
     assert "data.packing_length 48" in note
     assert prepared(config, "data.packing_length=48", "data.overlong=split").numbers.too_large == 0
+
+
+class TestSamplesOfAStep:
+    """They are kept: by the length of packs where nobody said it, else it is said what would keep them."""
+
+    def test_packs_are_as_long_as_they_need(self, config: Path) -> None:
+        size = ("data.packing_length=null", "training.packs_per_step=null", "training.gradient_accumulation_steps=3")
+        found = prepared(config, *size, "training.per_device_train_batch_size=2")
+        assert found.numbers.samples_per_step == pytest.approx(6, rel=0.1)
+        assert found.numbers.packing_length < 2_000
+        assert said(found, "so that a step has its 6 samples")
+        assert (found.warnings, found.numbers.too_large) == ((), 0)
+
+    def test_a_step_that_changes_is_said_before_the_notes(self, config: Path) -> None:
+        long = ("data.packing_length=1024", "training.effective_batch_size=6")
+        (warning,) = prepared(config, *long).warnings
+        length = re.search(r"data\.packing_length: (\d+) would keep", warning)
+        assert "samples instead of 6 (+" in warning
+        assert length is not None
+        assert prepared(config, f"data.packing_length={length[1]}", long[1]).warnings == ()
+
+    def test_a_step_of_more_packs_than_an_epoch(self, config: Path) -> None:
+        (warning,) = prepared(config, "training.packs_per_step=99").warnings
+        assert "a step of 99 packs is more than an epoch has" in warning
+
+    def test_packing_is_shown_to_be_on(self, config: Path) -> None:
+        packs = prepared(config, "data.packing_length=256").numbers.first_packs
+        assert all(samples > 1 and 0.5 < fill <= 1 for samples, fill in packs[:2])
+        assert prepared(config, "data.packing=false").numbers.first_packs == ()
 
 
 def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_path: Path) -> None:

@@ -44,10 +44,26 @@ class TestSteps:
     def test_packs_of_a_step(self) -> None:
         assert resolved("packs_per_step=12").size == StepSize(packs=12, samples=None)
         assert resolved(world=4).size == StepSize(packs=4, samples=None), "one pack for each process"
-        both = ("per_device_train_batch_size=2", "gradient_accumulation_steps=3")
-        found = resolved(*both, world=2)
-        assert found.size == StepSize(packs=12, samples=None)
-        assert any("12 packs in an optimizer step" in note for note in found.notes)
+        both = ("per_device_train_batch_size=2", "gradient_accumulation_steps=3", "effective_batch_unit=packs")
+        assert resolved(*both, world=2).size == StepSize(packs=12, samples=None)
+
+    @pytest.mark.parametrize(
+        ("given", "samples"),
+        [
+            (("per_device_train_batch_size=2", "gradient_accumulation_steps=3"), 12),
+            (("per_device_train_batch_size=4",), 8),
+            (("gradient_accumulation_steps=4",), 16),
+            (("effective_batch_size=24", "gradient_accumulation_steps=3"), 24),
+            (("effective_batch_size=24",), 24),
+        ],
+        ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
+    )
+    def test_samples_of_a_step_are_the_same_packed_and_padded(self, given: tuple[str, ...], samples: int) -> None:
+        """However they are said; packs are only counted where packs are asked for."""
+        packed, padded = resolved(*given, world=2), resolved(*given, "packing=false", world=2)
+        assert packed.size == StepSize(packs=None, samples=samples)
+        assert padded.size == StepSize(packs=samples, samples=samples)
+        assert any("is in samples, packed or not" in note for note in packed.notes)
 
     def test_samples_of_a_step_are_counted_in_packs_later(self) -> None:
         found = resolved("effective_batch_size=128", world=4)
@@ -55,7 +71,7 @@ class TestSteps:
         for per_pack, packs in ((15.3, 8), (14.0, 9)):
             counted = found.counted(samples_per_pack=per_pack, packs_per_epoch=100)
             assert counted.data.packs_per_step == packs, "shared evenly where that moves the samples by less than 10 %"
-        assert any("counts samples" in note for note in found.notes), "elsewhere the same key counts packs"
+        assert any("is in samples" in note for note in found.notes), "elsewhere the same key counts packs"
         packs = resolved("effective_batch_size=12", "effective_batch_unit=packs", world=4)
         assert packs.size == StepSize(packs=12, samples=None)
 
@@ -130,7 +146,7 @@ class TestContradictions:
         ("given", "words"),
         [
             (("packs_per_step=3", "effective_batch_size=8"), "packs_per_step 3 and effective_batch_size 8"),
-            (("effective_batch_size=8", "gradient_accumulation_steps=2"), "effective_batch_size 8 (samples)"),
+            (("effective_batch_size=8", "gradient_accumulation_steps=3"), "8 samples, but 2 x 3 passes"),
             (
                 (
                     "packing=false",

@@ -85,4 +85,5 @@ class Baseline:
 
     def samples_per_step(self, gpus: int) -> int:
         """Samples of one optimizer step, over all GPUs."""
-        return self.per_device_batch_size * gpus * self.accumulation(gpus)
+        each = self.per_device_batch_size * gpus * self.accumulation(gpus)
+        return self.effective_batch_size or each  # rows of a step need not divide it

@@ -18,6 +18,7 @@ from packtrain.app.config.data import section_defaults
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
 from packtrain.app.config.sections import DataSection
 from packtrain.app.config.setup import ATTENTION, compiles, sharding_notes, training_setup
+from packtrain.app.config.steps import in_packs, said_packs, said_samples
 from packtrain.app.datasets.config import FILTERS, MEASURED_DEFAULTS
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
@@ -252,23 +253,21 @@ def _baseline(
 def _in_samples(
     found: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A config that packs already counts its steps in packs; a study counts them in samples."""
-    given, training = run.data, run.training
-    if given.packing is not True or given.packing_length is None:
+    """The samples of a step as `train` has them, where the config says its size; packs hold about so many."""
+    counts_packs = in_packs(run)
+    said = None if counts_packs else said_samples(run, gpus)
+    if run.data.packing is not True and not counts_packs:
+        if said is not None and run.training.effective_batch_size is None:
+            found.setdefault("gradient_accumulation_steps", 1)  # as transformers has it
         return found, ()
-    packs = training.packs_per_step
-    if packs is None and training.gradient_accumulation_steps is not None:
-        packs = training.gradient_accumulation_steps * (training.per_device_train_batch_size or 1) * gpus
-    if training.effective_batch_size is not None:
-        packs = training.effective_batch_size if training.effective_batch_unit == "packs" else None
-    found = {
-        name: value
-        for name, value in found.items()
-        if name not in ("per_device_batch_size", "gradient_accumulation_steps")
-    }
-    if packs is None:
+    rows = ("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size")  # of a run that packs
+    found = {name: value for name, value in found.items() if name not in rows}
+    if not counts_packs:
+        return found | ({} if said is None else {"effective_batch_size": said}), ()
+    if run.data.packing_length is None:
         return found, ()
-    samples = max(1, round(packs * _held(given, table)))
+    packs = said_packs(run, gpus)
+    samples = max(1, round(packs * _held(run.data, table)))
     note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
     return {**found, "effective_batch_size": samples}, (note,)
 

@@ -225,7 +225,8 @@ class DatasetSection(Section):
     packing_length: int | None = key(
         COUNT,
         "Tokens of one pack.",
-        shown="per_device_train_batch_size x cutoff_len, or what the model takes, up to 32,000",
+        shown="per_device_train_batch_size x cutoff_len, or what the model takes, up to 32,000; shorter where the "
+        "samples of a step need it",
         aliases={
             "global_max_length": {"overlong": "drop"},
             "sequence_len": {"overlong": "drop"},
@@ -380,12 +381,15 @@ class StepSection(Section):
         COUNT, "Samples of an optimizer step over all processes, packed or not.", resume="plan"
     )
     effective_batch_unit: str | None = key(
-        WORD, "samples or packs: what effective_batch_size counts.", default="samples", resume="plan"
+        WORD,
+        "samples or packs: what effective_batch_size, or batch size x accumulation, counts.",
+        default="samples",
+        resume="plan",
     )
     packs_per_step: int | None = key(
         COUNT,
         "Packs of an optimizer step over all processes.",
-        shown="one for each process",
+        shown="from the samples of a step; one for each process where they are not said",
         verbs=_PACK,
         resume="plan",
     )
@@ -440,7 +444,10 @@ class TrainingSection(StepSection):
     num_train_epochs: float | None = key(AMOUNT, default=1, resume="plan")
     max_steps: int | None = key(STEPS, resume="plan")
     per_device_train_batch_size: int | None = key(
-        COUNT, "Rows of a forward pass; where packs are trained, packs.", aliases=("batch_size",), resume="plan"
+        COUNT,
+        "Samples of a process in a forward pass; of packs, what counts is the samples of a step that follow from it.",
+        aliases=("batch_size",),
+        resume="plan",
     )
     gradient_accumulation_steps: int | None = key(COUNT, resume="plan")
     output_dir: str | None = key(WORD, "The run's folder.", shown="runs/ and the config's name", resume="place")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from packtrain.advice.sweep import step_shape
+from packtrain.advice.sweep import KEPT, StepShape, step_shape
 from packtrain.app.config.load import RunConfig
 from packtrain.core.errors import ConfigError, nearest
 
 ROWS = 2  # samples of a padded batch where nothing is said, as plans for padded runs assume
+_MULTIPLE = 8  # of which lengths of packs are that follow from the samples of a step
 _UNITS = ("samples", "packs")
 _NOT_SET = -1  # max_steps, as the trainer of transformers says it
 
@@ -32,6 +33,54 @@ class StepSize:
             return self.packs
         assert self.samples is not None
         return step_shape(self.samples, max(samples_per_pack, 1e-9), world).packs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedStep:
+    """An optimizer step of packs beside the samples that it was to have."""
+
+    wanted: int  # samples
+    world: int
+    samples_per_pack: float
+    tokens_per_sample: float
+    longest: int  # sample
+
+    @property
+    def shape(self) -> StepShape:
+        """The packs of a step."""
+        return step_shape(self.wanted, self.samples_per_pack, self.world)
+
+    @property
+    def moved(self) -> float:
+        """By which share the samples of a step change."""
+        return self.shape.samples / self.wanted - 1
+
+    @property
+    def idle(self) -> int:
+        """Places of a step that no pack is left for."""
+        return self.shape.micro_steps * self.world - self.shape.packs
+
+    @property
+    def is_kept(self) -> bool:
+        """Does a step have its samples, and every process a pack?"""
+        return abs(self.moved) <= KEPT and self.idle <= KEPT * self.shape.micro_steps * self.world
+
+    @property
+    def fewest_packs(self) -> int:
+        """Packs that hold the samples between them, the same number for every process where there are enough."""
+        passes = math.ceil(self.wanted / self.samples_per_pack / self.world - 1e-9)
+        return min(max(passes, 1) * self.world, self.wanted)
+
+    @property
+    def kept_length(self) -> int:
+        """The length at which these packs hold the samples; the longest sample fits.
+
+        >>> step = PackedStep(wanted=16, world=2, samples_per_pack=50.0, tokens_per_sample=320.0, longest=900)
+        >>> step.is_kept, step.kept_length
+        (False, 2560)
+        """
+        length = max(self.longest, self.tokens_per_sample * self.wanted / self.fewest_packs)
+        return math.ceil(length / _MULTIPLE) * _MULTIPLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,66 +134,81 @@ def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, 
     return _packed(config, world) if packs else _padded(config, world)
 
 
-def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def said_samples(config: RunConfig, world: int) -> int | None:
+    """Samples of a step as the config says them, in one way or the other, packed or not."""
     training = config.training
-    packs, wanted = training.packs_per_step, training.effective_batch_size
-    unit, passes = training.effective_batch_unit or "samples", training.gradient_accumulation_steps
+    rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    if training.effective_batch_size is None:
+        return None if rows is None and passes is None else (rows or ROWS) * (passes or 1) * world
+    _agree(training.effective_batch_size, rows, passes, world, "samples")
+    return training.effective_batch_size
+
+
+def in_packs(config: RunConfig) -> bool:
+    """Are the packs of a step said, not its samples?"""
+    unit = config.training.effective_batch_unit or "samples"
     if unit not in _UNITS:
         raise ConfigError(
             "training.effective_batch_unit", got=unit, expected="samples or packs", fix=nearest(str(unit), _UNITS)
         )
+    return config.training.packs_per_step is not None or unit == "packs"
+
+
+def said_packs(config: RunConfig, world: int) -> int:
+    """Packs of a step, where packs are asked for."""
+    training = config.training
+    packs, wanted = training.packs_per_step, training.effective_batch_size
+    rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
     if packs is not None and wanted is not None:
         got = f"packs_per_step {packs} and effective_batch_size {wanted}"
         raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
-    if packs is not None:
-        return StepSize(packs=packs, samples=None), 1, ()
-    each = training.per_device_train_batch_size or 1
-    if wanted is not None and unit == "samples":
-        if passes is not None:
-            got = f"effective_batch_size {wanted} (samples) and gradient_accumulation_steps {passes}"
-            fix = "leave one of them out; effective_batch_unit: packs counts packs"
-            raise ConfigError("training", got=got, expected="one of them", fix=fix)
-        note = f"effective_batch_size {wanted} counts samples of a step; effective_batch_unit: packs counts packs"
-        return StepSize(packs=None, samples=wanted), 1, (note,)
     if wanted is not None:
-        _agree(wanted, each, passes, world, "packs")
-        return StepSize(packs=wanted, samples=None), 1, ()
-    found = each * (passes or 1) * world
-    if training.per_device_train_batch_size is None and passes is None:
-        return (
-            StepSize(packs=found, samples=None),
-            1,
-            (f"no size of a step is set: {found} packs, one for each process",),
-        )
-    said = f"{each} x {passes or 1} passes x {world} processes: {found} packs in an optimizer step"
-    return StepSize(packs=found, samples=None), 1, (f"one pack is one row: {said}",) if each > 1 else ()
+        _agree(wanted, rows, passes, world, "packs")
+    return packs or wanted or (rows or 1) * (passes or 1) * world
+
+
+def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+    if in_packs(config):
+        return StepSize(packs=said_packs(config, world), samples=None), 1, ()
+    samples, training = said_samples(config, world), config.training
+    if samples is None:
+        note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
+        return StepSize(packs=world, samples=None), 1, (note,)
+    said = f"effective_batch_size {samples}"
+    if training.effective_batch_size is None:
+        rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1
+        by = "" if world == 1 else f" x {world} processes"
+        said = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
+    note = f"{said} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
+    return StepSize(packs=None, samples=samples), 1, (note,)
 
 
 def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
-    if training.packs_per_step is not None or training.effective_batch_unit not in (None, "samples"):
+    if in_packs(config):
         raise ConfigError(
             "training",
             got="a step counted in packs, and packing: false",
             expected="effective_batch_size, which counts samples whether they are packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
-    rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps
-    wanted = training.effective_batch_size
-    if wanted is None:
-        samples = rows * (passes or 1) * world
-        return StepSize(packs=samples, samples=samples), rows, ()
-    if training.per_device_train_batch_size is not None:
-        _agree(wanted, rows, passes, world, "samples")
-    rows = min(rows, math.ceil(wanted / world))
-    return StepSize(packs=wanted, samples=wanted), rows, ()
+    samples, passes = said_samples(config, world), training.gradient_accumulation_steps
+    rows = training.per_device_train_batch_size or ROWS
+    if samples is None:
+        samples = rows * world
+    elif training.per_device_train_batch_size is None and passes is not None:
+        rows = math.ceil(samples / (passes * world))
+    return StepSize(packs=samples, samples=samples), min(rows, math.ceil(samples / world)), ()
 
 
-def _agree(wanted: int, each: int, passes: int | None, world: int, unit: str) -> None:
-    if passes is not None and each * passes * world != wanted:
-        raise ConfigError(
-            "training.effective_batch_size",
-            got=f"{wanted} {unit}, but {each} x {passes} passes x {world} processes are {each * passes * world}",
-            expected="numbers that agree",
-            fix="leave gradient_accumulation_steps out",
-        )
+def _agree(wanted: int, rows: int | None, passes: int | None, world: int, unit: str) -> None:
+    """Batch and accumulation beside the whole step make the same number, or leave a whole one to the other."""
+    if passes is None or wanted == (each := rows or wanted // (passes * world)) * passes * world:
+        return
+    of = f"{each} x {passes} passes x {world} processes are {each * passes * world}"
+    raise ConfigError(
+        "training.effective_batch_size",
+        got=f"{wanted} {unit}, but {of}",
+        expected="numbers that agree",
+        fix="leave gradient_accumulation_steps out",
+    )

@@ -47,6 +47,8 @@ def show_ready(ready: Ready, console: Console) -> None:
     """Every derived number, before the first step."""
     for line in ready.done:
         console.print(f"  {escape(line)}", soft_wrap=True)
+    for warning in ready.warnings:
+        console.print(f"[bold yellow]warning: {escape(warning)}[/]", soft_wrap=True)
     for note in ready.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     table = Table(title=f"{ready.numbers.mode} training into {escape(str(ready.run.folder))}", title_justify="left")
@@ -82,6 +84,8 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
+        first = ", ".join(f"{samples} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
+        yield "packing is on", f"samples that share each of the first packs: {first}"
         yield "packing proof", _proof(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
@@ -89,6 +93,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         if run.data.pad_packs:
             each = f"the samples of a pack each, {numbers.samples_per_pack:.1f} of them"
         yield "batches", f"{each}, padded to the longest: {padding}"
+        yield "packing is off", "every sample has a row of its own"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
     yield "passes over each sample", f"{numbers.epochs:.3g}"
@@ -243,7 +248,7 @@ def ready_json(ready: Ready) -> dict[str, Any]:
             "learns": [asdict(one) for one in ready.learns],
         },
         "prepared": list(ready.done),
-        "notes": [*ready.notes, *ready.risks],
+        "notes": [*ready.warnings, *ready.notes, *ready.risks],
         "course": asdict(ready.course),
         "proof": None if ready.proof is None else ready.proof.as_json(),
         "expected": None if ready.expected is None else asdict(ready.expected),

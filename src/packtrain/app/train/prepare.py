@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packtrain.advice.sweep import KEPT
+from packtrain.advice.words import counted, signed_percent
 from packtrain.app.config.load import RunConfig
+from packtrain.app.config.steps import PackedStep
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.train.data_errors import data_of
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 Dataset = MultiModalDataset | MultiModalIterableDataset
 _KEYS = {"data": "dataset_path", "evaluation data": "eval_path"}  # of a config, by what a dataset is called
 _MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said
+_FIRST = 4  # packs that are shown
 _NAMED = 5  # reasons why something was made again
 
 
@@ -67,6 +71,7 @@ class RunNumbers:
     longest: int
     images: int
     world: int
+    first_packs: tuple[tuple[int, float], ...] = ()  # of the first steps: samples, and how full
     evaluation_samples: int = 0
     evaluation_left_out: int = 0
     evaluation_batches: int = 0  # over all processes
@@ -81,6 +86,7 @@ class Prepared:
     evaluation: Dataset | None
     numbers: RunNumbers
     done: tuple[str, ...]  # what was reused, and what was made because of what
+    warnings: tuple[str, ...] = ()  # what is not as it was asked for
 
 
 def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) -> Prepared:
@@ -89,7 +95,9 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
         config=run.config, progress=progress, streams=bool(run.config.data.streaming), packs=run.data.has_packs
     )
     if run.size.packs is None or run.length.max_steps is not None:
-        packs = builder.build(_first_epoch(run), "data", counting=True).plan.epoch(0)
+        first = builder.build(_first_epoch(run), "data", counting=True)
+        run, first = _keeping_samples(run, first, builder)
+        packs = first.plan.epoch(0)
         run = run.counted(samples_per_pack=packs.num_samples / packs.num_packs, packs_per_epoch=packs.num_packs)
     else:
         run = run.counted(samples_per_pack=1.0, packs_per_epoch=1)
@@ -106,6 +114,7 @@ def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) 
         evaluation=evaluation,
         numbers=numbers,
         done=tuple(dict.fromkeys(builder.done)),
+        warnings=_step_warnings(run, dataset, numbers),
     )
 
 
@@ -114,6 +123,73 @@ def _first_epoch(run: ResolvedRun) -> DatasetConfig:
     packs = 1 if run.data.has_packs else run.data.packs_per_step
     tail = run.data.packing_drop_last if run.data.plan is not None else False  # a given plan has it, or has it not
     return replace(run.data, epochs=1, packs_per_step=packs, packing_drop_last=tail)
+
+
+def _packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
+    """A step of these packs, where its samples are said and an epoch has as many."""
+    packs, counts = dataset.plan.epoch(0), dataset.plan.summary["epochs"][0]
+    wanted = run.size.samples
+    if wanted is None or not run.data.has_packs or packs.num_samples < wanted:
+        return None
+    return PackedStep(
+        wanted=wanted,
+        world=run.world,
+        samples_per_pack=packs.num_samples / packs.num_packs,
+        tokens_per_sample=counts["totals"]["tokens"] / packs.num_samples,
+        longest=counts["most"]["longest"],
+    )
+
+
+def _keeping_samples(run: ResolvedRun, first: Dataset, builder: _Builder) -> tuple[ResolvedRun, Dataset]:
+    """Shorter packs, where nobody said how long they are and a step could not keep its samples otherwise."""
+    step, said, length = _packed_step(run, first), run.config.data, first.plan.config.packing_length
+    if step is None or step.is_kept or said.packing_length is not None or said.plan is not None:
+        return run, first
+    evaluation = run.evaluation
+    if evaluation is not None:
+        evaluated = builder.build(evaluation, "evaluation data", counting=True).plan.summary["epochs"][0]
+        step = replace(step, longest=max(step.longest, evaluated["most"]["longest"]))
+    if step.kept_length >= length:
+        return run, first
+    run = replace(
+        run,
+        data=replace(run.data, packing_length=step.kept_length),
+        evaluation=None if evaluation is None else replace(evaluation, packing_length=step.kept_length),
+        notes=(
+            *run.notes,
+            f"packs have {step.kept_length:,} tokens, not {length:,}, so that a step has its {step.wanted:,} samples; "
+            "data.packing_length sets another length",
+        ),
+    )
+    return run, builder.build(_first_epoch(run), "data", counting=True)
+
+
+def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tuple[str, ...]:
+    """A step that is not the one that was asked for, and what would keep it."""
+    unit = "pack" if run.data.has_packs else "sample"
+    if numbers.packs_per_step > numbers.packs:
+        return (
+            f"a step of {counted(numbers.packs_per_step, unit)} is more than an epoch has ({numbers.packs:,}): every "
+            f"epoch is one step of {counted(numbers.samples, 'sample')}",
+        )
+    step = _packed_step(run, dataset)
+    if step is None or step.is_kept:
+        return ()
+    found = []
+    if abs(step.moved) > KEPT:
+        found.append(
+            f"a step has about {step.shape.samples:,.0f} samples instead of {step.wanted:,} "
+            f"({signed_percent(step.moved)}): a pack of {numbers.packing_length:,} tokens holds "
+            f"{step.samples_per_pack:.1f}"
+        )
+    if step.idle:
+        places = step.shape.micro_steps * step.world
+        found.append(f"{step.idle} of {counted(places, 'forward pass', 'forward passes')} of a step have no pack")
+    most = max(1, step.wanted // step.fewest_packs)
+    way = f"data.packing_length: {step.kept_length} would keep the samples and give every process a pack"
+    if step.kept_length >= numbers.packing_length:  # the longest sample has to fit
+        way = f"data.max_samples_per_pack: {most} would keep them; shorter packs would lose long samples"
+    return (f"{'; '.join(found)}. {way}",)
 
 
 @dataclass(slots=True)
@@ -210,9 +286,19 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         longest=counts["most"]["longest"],
         images=totals["images"],
         world=run.world,
+        first_packs=_first_packs(schedule) if config.has_packs else (),
         evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
         evaluation_left_out=_left_out(evaluation) if evaluation is not None else 0,
         evaluation_batches=_batches(evaluation) if evaluation is not None else 0,
+    )
+
+
+def _first_packs(schedule: Schedule) -> tuple[tuple[int, float], ...]:
+    """Samples and fill of the packs that are trained first."""
+    packs, length = schedule.plan.epoch(0), schedule.plan.config.packing_length
+    return tuple(
+        (int(packs.load("samples")[pack]), float(packs.load("tokens")[pack] / length))
+        for pack in schedule.order(0)[:_FIRST].tolist()
     )
 
 

@@ -64,6 +64,7 @@ class Ready:
     course: Course
     expected: Expected | None  # None without a GPU that is known
     batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for
+    warnings: tuple[str, ...] = ()  # what is not as it was asked for
     risks: tuple[str, ...] = ()  # what may end the run before its time
     resumed: int = 0  # the step that it goes on from
 
