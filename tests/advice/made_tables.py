@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.core.artifacts import write_json
+from packtrain.core.checksums import sums_of
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.costs.table import COSTS, KIND, LEDGER, MEDIA, SUMMARY, VERSION, CostTable
+from packtrain.costs.table import COSTS, LEDGER, MEDIA, SUMS, CostTable, write_summary
 from packtrain.estimates.values import LanguageShape, ModelShape, ParameterCounts, VisionShape
 
 Columns = Mapping[str, np.ndarray]
@@ -58,8 +58,9 @@ def write_table(
         "mixture": dict(mixture or {"data": {"repeats": None, "weight": None}}),
         "counts": counts,
         "files": [[0, "data.jsonl"]],
+        SUMS: sums_of(folder, (COSTS, MEDIA)),
     }
-    write_json(folder / SUMMARY, KIND, VERSION, summary)
+    write_summary(folder, summary)
     return CostTable.load(folder)
 
 
