@@ -38,9 +38,11 @@ class Terminal(Console):
 
     @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
-        """Nothing is cut or wrapped where no terminal has a width."""
-        found = super().size
-        return found if self.is_terminal or "COLUMNS" in os.environ else found._replace(width=_UNBOUNDED)
+        """As wide as COLUMNS says, or the terminal; nothing is cut or wrapped where neither has a width."""
+        found, said = super().size, os.environ.get("COLUMNS", "")
+        if said.isdecimal() and int(said) > 0:
+            return found._replace(width=int(said))
+        return found if self.is_terminal else found._replace(width=_UNBOUNDED)
 
 
 # Nothing in paths and data may turn into colours or emoji, or be broken into lines.
