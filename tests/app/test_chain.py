@@ -146,7 +146,11 @@ def test_all_that_the_config_says_is_recommended(tmp_path: Path) -> None:
         },
         "report": {"title": "Mine"},
     }
-    _, recommended = chain(tmp_path, data, {}, yaml.safe_dump(mine))
+    secret = {"training": {**mine["training"], "hub_token": "hf_SECRET"}, "report": {"title": "http://u:SECRET@host/x"}}
+    _, recommended = chain(tmp_path, data, {}, yaml.safe_dump({**mine, **secret}))
+    leaked = [path.name for path in recommended.parent.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
+    assert leaked == [], "a report is made to be passed on"
+    mine["report"]["title"] = "http://host/x"
     found = load_config(recommended).sections()
     kept = {(section, name) for section in mine for name in mine[section]}
     kept -= {("data", "packing_length"), ("training", "gradient_accumulation_steps")}

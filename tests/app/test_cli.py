@@ -140,6 +140,9 @@ def test_init_writes_a_config_that_loads(run: Run, tmp_path: Path) -> None:
     assert config.training.given() == {}
     code, _, err = run("init", path)
     assert (code, "not overwritten" in err) == (2, True)
+    said = run("init", tmp_path / "url.yaml", "--data", "http://me:SECRET@host/a.jsonl")[1]
+    assert "data.dataset_path=URL" in said
+    assert load_config(tmp_path / "url.yaml").data.dataset_path == "http://host/a.jsonl"
     # Every default stands as it would be said: with all of them the config still loads.
     said = [line.replace("#", "", 1) if re.match(r" *#\w+:( \S|$)", line) else line for line in path.open()]
     (tmp_path / "all.yaml").write_text("".join(line for line in said if not line.startswith("  #")))

@@ -22,6 +22,7 @@ from packtrain.app.config.steps import in_packs, said_packs, said_samples
 from packtrain.app.datasets.config import FILTERS, MEASURED_DEFAULTS
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
+from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.costs.table import CostTable
 from packtrain.estimates.calibration import Fit, coefficients_for
 from packtrain.estimates.gpus import find_gpu
@@ -128,6 +129,7 @@ def plan(
         *sharding_notes(run),
         *_family_note(table, shape),
         *_epochs_note(run, outcome.study),
+        *_secrets_note(run),
         *packing_notes(read_settings(folder)),
     )
     return Planned(study=outcome.study, files=files, notes=notes)
@@ -161,11 +163,18 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
 
 
 def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
-    """What is recommended with changes: all that was said to `measure` and in the config."""
-    sections = {name: values for name, values in run.sections().items() if values}
+    """What is recommended with changes: all that was said to `measure` and in the config, secrets aside."""
+    sections = without_secrets({name: values for name, values in run.sections().items() if values})
     if seed is not None:
         sections["training"] = {**sections.get("training", {}), "seed": seed}
     return sections
+
+
+def _secrets_note(run: RunConfig) -> tuple[str, ...]:
+    """Nothing here keeps secrets, so that a recommended config is not whole without them."""
+    urls = [f"data.{name}" for name, value in run.data.given("dataset_path", "eval_path").items() if has_secrets(value)]
+    named = [*(f"training.{name}" for name in secrets_of(run.training.given())), *urls]
+    return (f"not written into the config, give it to packtrain train: {', '.join(named)}",) if named else ()
 
 
 def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from packtrain.cli.common import output
 from packtrain.core.errors import ConfigError
+from packtrain.core.public import public
 
 _MODEL, _DATA = "Qwen/Qwen3-VL-2B-Instruct", "train.jsonl"
 
@@ -31,7 +32,7 @@ def init(
     """
     from packtrain.app.config.sample import sample_config
 
-    given = {"model_name_or_path": model, "dataset_path": data}
+    given = {"model_name_or_path": model, "dataset_path": public(data)}
     text = sample_config({**given, "output_dir": output_dir} if output_dir is not None else given)
     try:
         with file.open("x", encoding="utf-8") as stream:
@@ -39,4 +40,7 @@ def init(
     except FileExistsError:
         raise ConfigError(str(file), got="a file of that name", fix="name another one; it is not overwritten") from None
     output.print(f"Wrote [bold]{escape(str(file))}[/].", soft_wrap=True)
+    if given["dataset_path"] != data:
+        said = "user, password and signature of the URL are not in it: give data.dataset_path=URL to train"
+        output.print(f"note: {said}", soft_wrap=True)
     output.print(f"next: packtrain train {escape(str(file))} --dry-run", soft_wrap=True)

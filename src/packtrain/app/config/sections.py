@@ -14,6 +14,7 @@ from packtrain.app.config.kinds import (
     COUNT,
     DAY,
     FLAG,
+    FOLDER,
     LIMITS,
     NAMES,
     PLACE,
@@ -325,7 +326,7 @@ class DatasetSection(Section):
         resume="plan",
     )
     cache_dir: str | None = key(
-        WORD,
+        FOLDER,
         "Folder for cost tables, plans, rows and tokens.",
         shown="the user's cache",
         aliases=("preprocessing_cache_dir",),
@@ -450,7 +451,7 @@ class TrainingSection(StepSection):
         resume="plan",
     )
     gradient_accumulation_steps: int | None = key(COUNT, resume="plan")
-    output_dir: str | None = key(WORD, "The run's folder.", shown="runs/ and the config's name", resume="place")
+    output_dir: str | None = key(FOLDER, "The run's folder.", shown="runs/ and the config's name", resume="place")
     optim: str | None = key(
         WORD, "multimodal is AdamW, as another system names it.", aliases=("optimizer",), resume="refused"
     )
