@@ -134,10 +134,10 @@ def test_help_and_completion(run: Run) -> None:
 
 def test_init_writes_a_config_that_loads(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    assert run("init", path, "--model", "tiny:qwen3_vl", "--data", "a: b.jsonl")[0] == 0
+    assert run("init", path, "--model", "tiny:qwen3_vl", "--data", "a: b.jsonl", "-o", "1e5")[0] == 0
     config = load_config(path)
     assert (config.model.model_name_or_path, config.data.dataset_path) == ("tiny:qwen3_vl", "a: b.jsonl")
-    assert config.training.given() == {}
+    assert config.training.given() == {"output_dir": "1e5"}
     code, _, err = run("init", path)
     assert (code, "not overwritten" in err) == (2, True)
     said = run("init", tmp_path / "url.yaml", "--data", "http://me:SECRET@host/a.jsonl")[1]

@@ -552,7 +552,8 @@ class TestBadInput:
             pass
         with folder.alone():  # given back
             folder.check(resume=False)
-        folder.begin({}, {"outcome": {"status": "running"}})
+        folder.begin({"training": {"run_name": "1e5"}}, {"outcome": {"status": "running"}})
+        assert load_config(folder.path / "run.yaml").training.run_name == "1e5"
         with folder.alone(), pytest.raises(ConfigError, match=r"(?s)another process is training.*wait until"):
             folder.check(resume=False)
         with pytest.raises(ConfigError, match=r"(?s)stopped in the middle.*packtrain train --resume") as caught:

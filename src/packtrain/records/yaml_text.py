@@ -17,10 +17,18 @@ from packtrain.core.errors import ConfigError, in_one_line
 
 # The library follows an older YAML, to which 1e-5 is text: it wants a point before and a sign after the e.
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
+_FLOAT = ("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 _MOST_KEYS = 10_000  # of one mapping
 _MOST_BITS = 1024  # of one number
 _MOST_VALUES, _DEEPEST = 1_000_000, 100  # of a whole file, with everything that is referred to counted again
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what is read back here as it was: a text such as 1e5 is quoted, too."""
+
+
+Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def load_yaml(text: str) -> Any:
@@ -116,5 +124,5 @@ def _loader() -> type[yaml.SafeLoader]:
 
     Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
     Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+    Loader.add_implicit_resolver(*_FLOAT)
     return Loader

@@ -11,6 +11,7 @@ import yaml
 
 from packtrain.advice.configs import left_out
 from packtrain.advice.values import Reason, Recommendation
+from packtrain.records.yaml_text import Dumper
 from packtrain.reports.content import plain
 from packtrain.reports.numbers import shown
 
@@ -68,7 +69,7 @@ def _comment(text: str, indent: str) -> list[str]:
     return [f"{indent}# {line}" for line in textwrap.wrap(clean, _WIDTH - len(indent) - 2)]
 
 
-class _OneLine(yaml.SafeDumper):
+class _OneLine(Dumper):
     """Writes strings that are not one printable line with escapes."""
 
     def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:

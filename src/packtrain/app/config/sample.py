@@ -10,6 +10,7 @@ import yaml
 
 from packtrain.app.config.section import Key
 from packtrain.app.config.sections import SECTIONS
+from packtrain.records.yaml_text import Dumper
 
 _WIDTH = 110
 # Of transformers' own settings, those that most people set.
@@ -50,4 +51,6 @@ def _setting(name: str, one: Key, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+    return (
+        yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+    )

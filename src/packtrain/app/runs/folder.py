@@ -29,6 +29,7 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.locks import alone
 from packtrain.core.secrets import without_secrets
 from packtrain.models.tiny import PREFIX
+from packtrain.records.yaml_text import Dumper
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
@@ -116,8 +117,9 @@ class RunFolder:
     def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
         """Write what is about to be trained."""
         self.path.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(
+        text = yaml.dump(
             without_secrets(plain({name: dict(values) for name, values in sections.items() if values})),
+            Dumper=Dumper,
             sort_keys=False,
         )
         with atomic_path(self.path / CONFIG) as temporary:
