@@ -13,6 +13,8 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.public import public
 
 _MODEL, _DATA = "Qwen/Qwen3-VL-2B-Instruct", "train.jsonl"
+# A step of a usual size: by default a pack is as long as the model takes, and holds as many samples as fit.
+_BEGINNING = {"packing_length": 8192, "effective_batch_size": 16}
 
 
 def init(
@@ -28,11 +30,13 @@ def init(
 ) -> None:
     """Write a config to begin with: every setting, its meaning and its default, as comments.
 
+    Length and step are usual ones; packtrain plan finds those that suit your data and GPUs.
+
     Example: packtrain init run.yaml --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
     """
     from packtrain.app.config.sample import sample_config
 
-    given = {"model_name_or_path": model, "dataset_path": public(data)}
+    given: dict[str, object] = {"model_name_or_path": model, "dataset_path": public(data), **_BEGINNING}
     text = sample_config({**given, "output_dir": output_dir} if output_dir is not None else given)
     try:
         with file.open("x", encoding="utf-8") as stream:
