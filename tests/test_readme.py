@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from packtrain.app.demo.data import write_dataset
 from packtrain.cli import app
+from packtrain.families.registry import MODEL_TYPES
+from packtrain.models.tiny import TINY_FAMILIES
 
 ROOT = Path(__file__).parents[1]
 # So that a CPU is done in seconds.
@@ -55,7 +57,8 @@ def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """One after the other, with a tiny model in place of the one from the hub."""
     blocks = (ROOT / "README.md").read_text().split("```")[1::2]
     commands = [command for block in blocks for command in re.findall(r"^packtrain (.*)$", block, re.M)]
-    verbs = ["measure", "plan", "pack", "inspect", "verify", "train", "train", "report"]
+    first = ["doctor", "train", "train", "report"]  # the data alone
+    verbs = [*first, "measure", "plan", "pack", "inspect", "verify", "train", "train", "report"]
     assert [command.split()[0] for command in commands] == verbs
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -70,8 +73,16 @@ def test_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert done.exit_code == 0, done.output
     for name in ("costs/costs.parquet", "costs/ledger.jsonl", "report/report.html", "report/recommended.yaml"):
         assert (tmp_path / name).exists()
+    for name in ("comparison.html", "first/final/model.safetensors", "padded/metrics.jsonl"):
+        assert (tmp_path / name).exists()
     for name in ("plan/plan.json", "run/report.html", "run/final/model.safetensors", "run/metrics.jsonl"):
         assert (tmp_path / name).exists()
+
+
+def test_every_family_is_named() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Models")[2].partition("\n\n`tiny:FAMILY`")[0]
+    assert sorted(re.findall(r"`tiny:(\w+)`", table)) == sorted(TINY_FAMILIES)
+    assert {name for name in MODEL_TYPES if not name.endswith("text")} <= set(TINY_FAMILIES)
 
 
 def options_of(command: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import platform
@@ -187,6 +188,7 @@ def test_values_say_what_they_are(data: Path, model: Path, tmp_path: Path, monke
     assert "not built" in repr(dataset)
     dataset.build()
     table = packtrain.measure(data, model=str(model), out=tmp_path / "out", check=0, workers=1)
+    assert inspect.signature(packtrain.measure).return_annotation == "CostTable", "as help() shows it"
     assert repr(table) == f"CostTable('{tmp_path / 'out'}': 20 samples, 0 in the ledger)"
     assert "packs of 512 tokens (best_fit), epochs: 1)" in repr(dataset.plan)
     assert repr(dataset.plan) in repr(dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -123,6 +124,7 @@ def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:
 
     measure.__name__ = measure.__qualname__ = "measure"
     measure.__annotations__ = {**function.__annotations__, "return": "CostTable"}
+    measure.__signature__ = inspect.signature(function).replace(return_annotation="CostTable")  # type: ignore[attr-defined]
     measure.__doc__ = "Measure a dataset for a model; unchanged inputs are not measured twice."
     return measure
 

@@ -24,7 +24,8 @@ from packtrain.cli.verify import verify
 
 app = typer.Typer(
     cls=Verbs,
-    help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo",
+    help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo, or "
+    "with your own data: packtrain train --model MODEL --data DATA",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -57,7 +58,7 @@ def _root(
 
 app.command("init", short_help="Write a config to begin with: every setting, explained.")(init)
 app.command("measure", short_help="What every record will cost, exact, from headers alone.")(measure)
-app.command("plan", short_help="The config that model, data and GPUs deserve, and a report.")(plan)
+app.command("plan", short_help="The best config for your model, data and GPUs, and a report.")(plan)
 app.command("pack", short_help="Which samples share a pack, under any number of limits.")(pack)
 app.command("inspect", short_help="Look into a plan or a run: one pack, one sample, one step.")(inspect)
 app.command("verify", short_help="Prove that packing is correct for a model and a backend.")(verify)

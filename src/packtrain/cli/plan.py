@@ -49,7 +49,7 @@ def plan(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the config that a model, a dataset and your GPUs deserve, with the reasons, as files and one HTML page.
+    """Find the best config for your model, data and GPUs, with the reasons, as files and one HTML page.
 
     Packs the dataset at many lengths, predicts memory and time of each, computes what padding would waste on the
     batches it would form, and recommends.
