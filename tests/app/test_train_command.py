@@ -63,7 +63,7 @@ class TestBefore:
         assert numbers["packs_per_step"] == round(8 / (40 / numbers["packs"])), "8 samples, in packs"
         assert said["proof"]["passed"]
         assert said["course"]["rates"] == {"language": 1e-2}
-        assert said["course"]["saves"] == "every 100 steps and at the end; the newest 2 are kept"
+        assert said["course"]["saves"] == "one, at the end (save_steps: 100)"
         assert any("save_steps 100 is beyond the run's 3 steps" in note for note in said["notes"])
         assert said["model"]["learns"] == [{"part": "language", "weights": 266_688, "trained": 266_688}]
         assert [len(batches) for batches in said["batches"]] == [2]
@@ -87,8 +87,12 @@ class TestBefore:
         code, out, _ = run("train", config, "--dry-run")
         assert code == 0
         for words in (
-            *("packed training into", "packing proof", "passed in ", "samples in one", "8 were asked for"),
-            *("3 (0.6 epochs of 5 steps)", "passes over each sample 0.6", "language 0.01; linear, warm-up 0 steps"),
+            *("packed training into", "packing proof", "passed in ", "samples in one", "8 requested"),
+            *(
+                "3 (0.6 epochs of 5 steps)",
+                "passes over each sample 0.6",
+                "0.01 (language); linear schedule, no warm-up",
+            ),
         ):
             assert words in unframed(out), words
         code, out, _ = run("train", config, "data.packing=false", "--dry-run")
@@ -104,7 +108,7 @@ class TestBefore:
             return "\n".join(json.loads(out)["prepared"])
 
         first = prepared()
-        assert "data: measured: it was not in the cache" in first
+        assert "data: measured now, no cached table fits" in first
         assert "data: packed" in first
         again = prepared()
         assert "cost table reused" in again
@@ -127,7 +131,7 @@ class TestBefore:
         said = json.loads(out)
         assert code == 0
         assert any("--clear-cache: " in note and "removed" in note for note in said["notes"])
-        assert any("measured: it was not in the cache" in line for line in said["prepared"])
+        assert any("measured now, no cached table fits" in line for line in said["prepared"])
         _, out, _ = run("cache", "ls", "--json")
         after = {entry["path"] for entry in json.loads(out)["entries"]}
         padded = {entry["path"] for entry in json.loads(out)["entries"] if "padded" in entry["about"]}

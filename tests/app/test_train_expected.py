@@ -98,15 +98,19 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
         ("save_steps=2", ""),
         ("save_steps=10", "save_steps 10 is beyond the run's 9 steps"),
         ("save_delay_steps=10", "no checkpoint is saved"),
+        ("num_train_epochs=9.9", ""),
+        ("num_train_epochs=1230", "every sample is trained on 1,230 times"),
         ("warmup_steps=9", "the warm-up of 9 steps is not over"),
     ],
 )
 def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:
     run = resolve_run(load_config_of(given))
     args = accepted_arguments({**run.arguments, "output_dir": "none", "use_cpu": True}, given=())
-    notes = course_of(args, run, steps=9, epochs=1.0, learns=[], dtype="float32").notes
-    assert words in " ".join(notes)
-    assert bool(notes) == bool(words)
+    course = course_of(args, run, steps=9, epochs=run.length.epochs or 1.0, learns=[], dtype="float32")
+    assert words in " ".join(course.notes)
+    assert bool(course.notes) == bool(words)
+    saved = {"save_steps=2": "every 2 steps and at the end", "save_delay_steps=10": "none (save_delay_steps: 10)"}
+    assert course.saves.startswith(saved.get(given, "one, at the end"))
 
 
 def load_config_of(given: str) -> RunConfig:

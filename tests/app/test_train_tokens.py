@@ -37,7 +37,7 @@ def test_what_is_said(config: Path, tmp_path: Path) -> None:
     assert about_tokens(config) == [], "packs are tokenized as they are read"
     write_chats(tmp_path / "eval.jsonl", 8, seed=1)
     padded = ("data.packing=false", f"data.eval_path={tmp_path / 'eval.jsonl'}")
-    made = "tokenized: it was not in the cache"
+    made = "tokenized now, no cached tokens fit"
     assert about_tokens(config, *padded) == [f"data: {made}", f"evaluation data: {made}"]
     again = about_tokens(config, *padded)
     assert ["tokens reused" in line for line in again] == [True, True]
@@ -58,7 +58,7 @@ def test_clearing_what_the_config_made(config: Path, cache: Path) -> None:
     about_tokens(config, clear=True)
     assert folder.exists(), "the other mode's stay"
     made = about_tokens(config, "data.packing=false", clear=True)
-    assert made == ["data: tokenized: it was not in the cache"]
+    assert made == ["data: tokenized now, no cached tokens fit"]
 
 
 def test_a_damaged_cache_is_made_again_and_said(config: Path, cache: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def test_what_a_step_was() -> None:
     assert (found.rank_seconds, found.spread) == ((2.0,), 1.0)
     assert (found.samples_seen, found.tokens_seen) == (3, 170)
     assert (found.mfu, found.work_spread, found.predicted_seconds, found.predicted_memory_bytes) == (None,) * 4
+    shown = replace(BATCHES[0], videos=2, frames=16)
+    assert [(one.videos, one.frames) for one in (found, measured(shown, shown))] == [(0, 0), (4, 32)]
 
 
 def test_without_a_capacity_fill_is_what_is_no_padding() -> None:

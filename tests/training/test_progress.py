@@ -105,7 +105,11 @@ def test_a_bar_where_somebody_does() -> None:
         run(progress, clock, 10)
         progress.warn(WARNING)
         progress._bar.refresh()
+        assert " ago" not in stream.getvalue()
+        clock.now += 83.0  # a long step
+        progress._bar.refresh()
     text = stream.getvalue()
+    assert "1:43, last step 1:23 ago step 10/20" in text
     assert "train" in text
     assert "step 10/20" in text
     assert "20 s left" in text

@@ -70,3 +70,14 @@ def counted(number: int, one: str, several: str = "") -> str:
     ('1 sample', '1,200 samples', '2 batches')
     """
     return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def clock(seconds: float | None) -> str:
+    """A time as clocks show it.
+
+    >>> clock(None), clock(72.4), clock(3725)
+    ('0:00', '1:12', '1:02:05')
+    """
+    minutes, rest = divmod(int(seconds or 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -163,9 +163,10 @@ def compare(runs: Sequence[Run]) -> Comparison | None:
 
 
 def window_of(steps: Steps, samples: float | None = None) -> float:
-    """The samples that a loss is a mean over: the last tenth, and those of a step at least."""
-    seen = samples if samples is not None else _last(steps["samples_seen"])
-    return max(LAST * (seen or 1.0), _mean(steps["samples"]) or 0.0)
+    """The samples that a loss is a mean over: the last tenth, and those of the last step at least."""
+    seen = (samples if samples is not None else _last(steps["samples_seen"])) or 1.0
+    last = steps["samples"][: np.searchsorted(steps["samples_seen"], seen * (1 - 1e-9)) + 1][-1:]
+    return float(max(LAST * seen, np.nan_to_num(last).sum()))
 
 
 def smooth_loss(steps: Steps, window: float) -> np.ndarray:

@@ -60,6 +60,8 @@ class RankShare:
     supervised_tokens: float
     padding: float
     images: float
+    videos: float
+    frames: float
     patches: float
     shortest: float  # batch, in real tokens
     longest: float
@@ -202,6 +204,8 @@ class StepMeter:
             supervised_tokens=sum(info.supervised_tokens for info in real),
             padding=sum(info.padding for info in facts.batches),
             images=sum(info.images for info in real),
+            videos=sum(info.videos for info in real),
+            frames=sum(info.frames for info in real),
             patches=math.nan if any(info.patches is None for info in real) else sum(info.patches or 0 for info in real),
             shortest=min((info.tokens for info in real), default=math.inf),
             longest=max((info.tokens for info in real), default=0),
@@ -281,6 +285,8 @@ class StepMeter:
             tokens_seen=self._tokens_seen,
             predicted_seconds=_known(most("predicted_seconds")),
             predicted_memory_bytes=_whole(most("predicted_memory")),
+            videos=int(total("videos")),
+            frames=int(total("frames")),
         )
 
 

@@ -14,13 +14,16 @@ from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
 
+from packtrain.advice.words import clock as as_clock
 from packtrain.advice.words import duration
 from packtrain.training.history import EarlyWarning
 from packtrain.training.step_metrics import EvalMetrics, StepMetrics
 
 _RECENT = 50  # steps that the rate is taken from
+_LONG = 5.0  # seconds since the last step from which on they are shown
 
 
 class RemainingTime:
@@ -63,6 +66,23 @@ class RemainingTime:
         return max(1.0, (self._clock() - self._began) / self._in_steps)
 
 
+class _Since(ProgressColumn):
+    """How long training has taken, and how long ago the last step ended: a long step does not look like a dead one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self.began = self.stepped = clock()
+
+    def render(self, task: Task) -> Text:
+        """Written anew ten times a second, whatever the steps do."""
+        now = self._clock()
+        said = as_clock(now - self.began)
+        if self.stepped > self.began and now - self.stepped >= _LONG:
+            said += f", last step {as_clock(now - self.stepped)} ago"
+        return Text(said, style="progress.elapsed", no_wrap=True)
+
+
 class TrainingProgress:
     """Shows a run on a console, or as a line for `every` so many steps.
 
@@ -81,15 +101,18 @@ class TrainingProgress:
         every: int = 10,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console, self._steps, self._by_work = console, steps, bool(work)
+        self._console, self._steps, self._by_work, self._clock = console, steps, bool(work), clock
         total, done = (float(work), done_work) if work else (float(steps), float(done_steps))
         self._remaining = RemainingTime(total, done=done, clock=clock)
         self._quiet, self._every = quiet, every
         self._drawn = console.is_terminal and not quiet
         self._last: StepMetrics | None = None
+        self._since = _Since(clock)
         self._bar = Progress(
+            SpinnerColumn(),
             TextColumn("train"),
-            BarColumn(),
+            BarColumn(bar_width=16),
+            self._since,
             TextColumn("{task.fields[text]}"),
             console=console,
             disable=not self._drawn,
@@ -101,6 +124,7 @@ class TrainingProgress:
         """A step is done."""
         self._remaining.add(metrics.tokens if self._by_work else 1.0, metrics.step_seconds)
         first, self._last = self._last is None, metrics
+        self._since.stepped = self._clock()
         self._bar.update(self._task, completed=self._remaining.share, text=self._text(metrics))
         due = first or metrics.step % self._every == 0 or metrics.step >= self._steps
         if not self._drawn and due:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 Plain = str | int | float | None | list[float] | dict[str, float]  # what one value of a line can be
 
@@ -54,6 +54,8 @@ class StepMetrics:
     tokens_seen: int
     predicted_seconds: float | None = None
     predicted_memory_bytes: int | None = None
+    videos: int = 0
+    frames: int = 0  # of them, that the model sees
 
     @property
     def slowest_rank(self) -> int:
@@ -87,7 +89,9 @@ def step_from_plain(line: Mapping[str, object]) -> StepMetrics:
     """The step that a line is about; KeyError where it is not one. Names of later versions are passed over."""
     values: dict[str, object] = {}
     for one in fields(StepMetrics):
-        values[one.name] = line[_KEYS.get(one.name, one.name)]
+        name = _KEYS.get(one.name, one.name)
+        if name in line or one.default is MISSING:  # lines of earlier versions do not have all of them
+            values[one.name] = line[name]
     values["rank_seconds"] = tuple(values["rank_seconds"])  # type: ignore[arg-type]
     return StepMetrics(**values)  # type: ignore[arg-type]
 

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
+from packtrain.advice.words import clock
+
 
 class Clock(ProgressColumn):
     """How long it has taken, and about how long it still takes."""
@@ -18,16 +20,6 @@ class Clock(ProgressColumn):
         if not task.finished and task.time_remaining is not None:
             said += f", ~{clock(task.time_remaining)} left"
         return Text(said, style="progress.elapsed")
-
-
-def clock(seconds: float | None) -> str:
-    """
-    >>> clock(None), clock(72.4), clock(3725)
-    ('0:00', '1:12', '1:02:05')
-    """
-    minutes, rest = divmod(int(seconds or 0), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Bar:

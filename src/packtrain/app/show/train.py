@@ -13,6 +13,7 @@ from rich.table import Table
 
 from packtrain.advice.words import counted, duration
 from packtrain.app.show.bars import Bar
+from packtrain.app.train.course import Course
 from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.values import Learning, Ready, TrainOutcome
 from packtrain.core.checksums import Checking
@@ -52,8 +53,8 @@ def show_ready(ready: Ready, console: Console) -> None:
     for note in ready.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     table = Table(title=f"{ready.numbers.mode} training into {escape(str(ready.run.folder))}", title_justify="left")
-    table.add_column("what", no_wrap=True)
-    table.add_column("is", overflow="fold")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
     for name, text in _rows(ready):
         table.add_row(name, escape(text))
     console.print(table)
@@ -67,7 +68,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     numbers, run = ready.numbers, ready.run
     masters = " with fp32 masters" if ready.masters else ""
     yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
-    yield "learns", f"{run.model.method}: {', '.join(map(_learning, ready.learns))}"
+    yield "trained weights", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
     data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
     ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
     ledger += _in_the_ledger(numbers.left_out)
@@ -80,7 +81,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         ledger += f"; {counted(numbers.cut, 'sample')} cut to the length of a pack, {lost}"
     if numbers.waiting:
         ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
-    yield "data", f"{data}, {numbers.images:,} images; longest {numbers.longest:,}{ledger}"
+    yield "data", f"{data}{_media(numbers)}; longest {numbers.longest:,}{ledger}"
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
@@ -96,11 +97,13 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "packing is off", "every sample has a row of its own"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
-    yield "passes over each sample", f"{numbers.epochs:.3g}"
+    yield "passes over each sample", _passes(numbers.epochs)
     course = ready.course
-    rates = ", ".join(f"{part} {rate:g}" for part, rate in course.rates.items())
-    yield "learning rate", f"{rates}; {course.schedule}, warm-up {counted(course.warmup_steps, 'step')}"
-    yield "optimizer", f"{course.optimizer}, computing in {course.precision}"
+    warmup = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
+    yield "learning rate", f"{_rates(course)}; {course.schedule} schedule, {warmup}"
+    clipped = f"gradients clipped at {course.max_grad_norm:g}" if course.max_grad_norm else "gradients not clipped"
+    decay = f"weight decay {course.weight_decay:g}"
+    yield "optimizer", f"{course.optimizer}, {decay}, {clipped}; computing in {course.precision}"
     yield "checkpoints", course.saves
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
@@ -108,7 +111,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "evaluation", f"{course.evaluates}: {numbers.evaluation_samples:,} samples in {batches}{ledger}"
     yield from _expected(ready)
     if ready.resumed:
-        yield "goes on", f"from the checkpoint of step {ready.resumed:,}"
+        yield "resuming", f"from checkpoint-{ready.resumed}"
 
 
 def _in_the_ledger(entries: int) -> str:
@@ -126,7 +129,50 @@ def _steps(numbers: RunNumbers) -> str:
     each, epochs = counted(numbers.steps_per_epoch, "step"), numbers.epochs
     if epochs * numbers.steps_per_epoch == numbers.steps and epochs == int(epochs):
         return f"{numbers.steps:,} ({counted(int(epochs), 'epoch')} x {each})"
-    return f"{numbers.steps:,} ({epochs:.3g} epochs of {each})"
+    return f"{numbers.steps:,} ({_passes(epochs)} epochs of {each})"
+
+
+def _passes(epochs: float) -> str:
+    """
+    >>> _passes(0.6), _passes(3.0), _passes(1230.0)
+    ('0.6', '3', '1,230')
+    """
+    return f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+
+
+def _rates(course: Course) -> str:
+    """Learning rates, with the parts that have each.
+
+    >>> from types import SimpleNamespace as Course
+    >>> _rates(Course(rates={"language": 1e-4, "vision": 1e-5, "connector": 1e-4}))
+    '0.0001 (language, connector), 1e-05 (vision)'
+    """
+    parts: dict[float, list[str]] = {}
+    for part, rate in course.rates.items():
+        parts.setdefault(rate, []).append(part)
+    return ", ".join(f"{rate:g} ({', '.join(names)})" for rate, names in parts.items())
+
+
+def _media(numbers: RunNumbers) -> str:
+    """What there is beside text.
+
+    >>> from types import SimpleNamespace as Numbers
+    >>> _media(Numbers(images=0, videos=1, frames=16)), _media(Numbers(images=2, videos=0, frames=0))
+    (', 1 video (16 frames)', ', 2 images')
+    """
+    said = f", {counted(numbers.images, 'image')}" if numbers.images else ""
+    if numbers.videos:
+        said += f", {counted(numbers.videos, 'video')} ({counted(numbers.frames, 'frame')})"
+    return said
+
+
+def _method(ready: Ready) -> str:
+    model = ready.run.model
+    if not model.has_adapters:
+        return model.method
+    alpha = 2 * model.lora_rank if model.lora_alpha is None else model.lora_alpha
+    targets = ", ".join(model.lora_target_modules or ("every linear layer of the decoder",))
+    return f"{model.method} (rank {model.lora_rank}, alpha {alpha:g}, {targets})"
 
 
 def _step(ready: Ready) -> str:
@@ -136,23 +182,28 @@ def _step(ready: Ready) -> str:
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
         said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
-        return f"{numbers.packs_per_step:,} {said}samples: {passes}"
+        return f"{numbers.packs_per_step:,} {said}samples in {passes}"
     wanted = ready.run.size.samples
-    said = f" ({wanted:,} were asked for)" if wanted is not None else ""
+    said = f" ({wanted:,} requested)" if wanted is not None else ""
     return (
-        f"{counted(numbers.packs_per_step, 'pack')}, about {numbers.samples_per_step:,.0f} samples{said}: "
-        f"{passes}{_empty(numbers)}"
+        f"{counted(numbers.packs_per_step, 'pack')}, about {numbers.samples_per_step:,.0f} samples{said}, "
+        f"in {passes}{_empty(numbers)}"
     )
 
 
 def _empty(numbers: RunNumbers) -> str:
-    """Places of a step that no pack is left for."""
+    """Passes of a step that no pack is left for."""
     places = numbers.micro_steps * numbers.world
-    return f", {places - numbers.packs_per_step} of {places} empty" if places > numbers.packs_per_step else ""
+    idle = places - numbers.packs_per_step
+    return f"; {idle} of {places} passes idle, packs_per_step {places} would use them" if idle > 0 else ""
 
 
 def _learning(one: Learning) -> str:
-    return f"{one.part} {one.trained:,} of {one.weights:,}" if one.trained else f"{one.part} frozen"
+    if not one.trained:
+        return f"{one.part} frozen"
+    if one.trained == one.weights:
+        return f"{one.part} {one.weights:,}"
+    return f"{one.part} {one.trained:,} of {one.weights:,} ({one.trained / one.weights:.2%})"
 
 
 def _compiled(ready: Ready) -> str:
@@ -170,7 +221,7 @@ def _proof(ready: Ready) -> str:
 def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
     found = ready.expected
     if found is None:
-        yield "expected", "no speed or memory is predicted: there is no GPU, or one that is not known"
+        yield "expected", "no prediction of speed and memory: no GPU, or one that is not known"
         return
     by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
     speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 _GIB = 1 << 30
+_MANY_PASSES = 10  # over each sample, that are said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,8 @@ class Course:
     schedule: str
     warmup_steps: int
     optimizer: str
+    weight_decay: float
+    max_grad_norm: float  # 0: gradients are not clipped
     precision: str  # of computing
     saves: str
     saved_times: int  # checkpoints that the run makes
@@ -50,13 +53,15 @@ def course_of(
         schedule=str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
         warmup_steps=args.get_warmup_steps(steps),
         optimizer=str(getattr(args.optim, "value", args.optim)),
+        weight_decay=args.weight_decay,
+        max_grad_norm=args.max_grad_norm or 0.0,
         precision="bf16 autocast" if args.bf16 else "fp16 autocast, scaled loss" if args.fp16 else dtype,
-        saves=_saves(strategy, every, delay, args.save_total_limit),
+        saves=_saves(strategy, every, delay, args.save_total_limit, steps),
         saved_times=0 if delay > steps else times,
         kept=args.save_total_limit,
         evaluates=_evaluates(args, steps),
         logged_every=_every(args.logging_steps, steps) if args.logging_strategy == "steps" else steps,
-        notes=tuple(_beyond(args, run, steps)),
+        notes=(*_beyond(args, run, steps), *_often(epochs, evaluates=run.evaluation is not None)),
     )
 
 
@@ -87,9 +92,12 @@ def _every(interval: float, steps: int) -> int:
     return max(1, math.ceil(interval * steps) if interval < 1 else int(interval))
 
 
-def _saves(strategy: str, every: int, delay: int, kept: int | None) -> str:
-    if strategy == "no":
-        return "no checkpoints (save_strategy: no), unless it is interrupted"
+def _saves(strategy: str, every: int, delay: int, kept: int | None, steps: int) -> str:
+    if strategy == "no" or delay > steps:
+        why = "save_strategy: no" if strategy == "no" else f"save_delay_steps: {delay}"
+        return f"none ({why}), unless the run is interrupted"
+    if strategy == "steps" and every >= steps:
+        return f"one, at the end (save_steps: {every})"
     when = {"steps": f"every {every:,} steps and at the end", "epoch": "after every epoch"}.get(
         strategy, "after every evaluation that is the best"
     )
@@ -101,6 +109,14 @@ def _evaluates(args: TrainingArguments, steps: int) -> str:
     strategy = str(args.eval_strategy.value)
     every = f"every {_every(args.eval_steps or args.logging_steps, steps):,} steps"
     return {"no": "", "epoch": "after every epoch"}.get(strategy, every)
+
+
+def _often(epochs: float, *, evaluates: bool) -> Iterator[str]:
+    """Many passes over the same samples."""
+    if epochs < _MANY_PASSES:
+        return
+    see = "watch the evaluation loss" if evaluates else "set data.eval_path to see it in the evaluation loss"
+    yield f"every sample is trained on {epochs:,.4g} times; so many passes tend to overfit: {see}"
 
 
 def _beyond(args: TrainingArguments, run: ResolvedRun, steps: int) -> Iterator[str]:

@@ -70,6 +70,8 @@ class RunNumbers:
     supervised_tokens: int
     longest: int
     images: int
+    videos: int
+    frames: int
     world: int
     first_packs: tuple[tuple[int, float], ...] = ()  # of the first steps: samples, and how full
     evaluation_samples: int = 0
@@ -233,13 +235,12 @@ class _Builder:
         if table not in self.measured:
             return f"cost table reused, nothing it depends on has changed ({table})"
         why = self.measured[table]
-        return f"measured again because {'; '.join(why[:_NAMED])}" if why else "measured: it was not in the cache"
+        return f"measured again because {'; '.join(why[:_NAMED])}" if why else "measured now, no cached table fits"
 
     def _of_plan(self, plan: str) -> str:
         if plan not in self.packed:
             return f"plan reused ({plan})"
-        made = "packed" if self.packs else "batches planned"
-        return f"{made}; no plan of this table and these settings was in the cache"
+        return f"{'packed' if self.packs else 'batches planned'} now, no cached plan fits"
 
     def _of_tokens(self, table: str, tokens: TokenTable) -> str:
         late = f"; {tokens.not_kept:,} samples are tokenized when they are read" if tokens.not_kept else ""
@@ -249,7 +250,7 @@ class _Builder:
         if made.changed:
             return f"tokenized again because {'; '.join(made.changed[:_NAMED])}{late}"
         more = f", {made.resumed:,} samples were there from an interrupted run" if made.resumed else ""
-        return f"tokenized: it was not in the cache{more}{late}"
+        return f"tokenized now, no cached tokens fit{more}{late}"
 
 
 def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> RunNumbers:
@@ -285,6 +286,8 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         supervised_tokens=totals["supervised_tokens"],
         longest=counts["most"]["longest"],
         images=totals["images"],
+        videos=totals["videos"],
+        frames=totals["frames"],
         world=run.world,
         first_packs=_first_packs(schedule) if config.has_packs else (),
         evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
