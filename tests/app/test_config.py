@@ -54,6 +54,33 @@ TABLE = {
     "preprocessing_num_workers": ("data", "workers", 2, {}),
     "dataset_num_proc": ("data", "workers", 2, {}),
     "max_train_samples": ("data", "max_samples", 9, {}),
+    "base_model": ("model", "model_name_or_path", "org/name", {}),
+    "adapter": ("model", "method", "lora", {}),
+    "lora_target": ("model", "lora_target_modules", "all", {}),
+    "torch_dtype": ("model", "dtype", "bfloat16", {}),
+    "dataset_name": ("data", "dataset_path", "org/name", {}),
+    "train_dataset_path": ("data", "dataset_path", "org/name", {}),
+    "dataset_train_split": ("data", "split", "train", {}),
+    "eval_dataset": ("data", "eval_path", "val.jsonl", {}),
+    "sample_packing": ("data", "packing", True, {}),
+    "eval_sample_packing": ("data", "eval_packing", True, {}),
+    "dataset_prepared_path": ("data", "cache_dir", "cache", {}),
+    "micro_batch_size": ("training", "per_device_train_batch_size", 4, {}),
+    "eval_batch_size": ("training", "per_device_eval_batch_size", 4, {}),
+    "num_epochs": ("training", "num_train_epochs", 2, {}),
+    "max_training_steps": ("training", "max_steps", 9, {}),
+    "lr_scheduler": ("training", "lr_scheduler_type", "cosine", {}),
+    "evaluation_strategy": ("training", "eval_strategy", "epoch", {}),
+    "eval_interval": ("training", "eval_steps", 9, {}),
+    "wandb_name": ("training", "run_name", "mine", {}),
+    "enable_liger_kernel": ("training", "use_liger_kernel", False, {}),
+}
+# Those of limits of media, which have a section of their own.
+LIMIT_TABLE = {
+    "image_max_pixels": "max_pixels",
+    "image_min_pixels": "min_pixels",
+    "video_fps": "fps",
+    "video_maxlen": "max_frames",
 }
 OURS = (
     *("packing", "packing_length", "packing_strategy", "dataset_type", "dataset_format", "dataset_path"),
@@ -80,7 +107,7 @@ def problems(load: Load, text: str) -> str:
 
 
 def test_the_table_has_every_alias() -> None:
-    assert set(TABLE) == set(ALIASES)
+    assert set(TABLE) | set(LIMIT_TABLE) == set(ALIASES)
     assert set(OURS) <= set(SECTIONS["data"].known())
 
 
@@ -94,8 +121,10 @@ def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> 
     assert getattr(found, home).given() == {name: value, **brings}
     assert all(not getattr(found, other).given() for other in SECTIONS if other != home)
     said = f"{section}.{alias} is {home}.{name}" if section else f"{alias} is {home}.{name}"
-    assert found.notes[-1] == ", ".join([said, *(f"{key}: {given}" for key, given in brings.items())])
-    assert (f"section {section} is data" in found.notes) == (section in ("dataset", "custom"))
+    (note,) = found.notes
+    assert note.startswith("read as: ")
+    assert note.endswith(", ".join([said, *(f"{key}: {given}" for key, given in brings.items())]))
+    assert (f"section {section} is data" in note) == (section in ("dataset", "custom"))
 
 
 @pytest.mark.parametrize("key", OURS)
@@ -108,14 +137,14 @@ def test_our_own_names_need_no_note_in_their_section(load: Load, key: str) -> No
     assert (found.data.given(), found.notes) == ({key: value}, ())
     flat, packed = load(yaml.safe_dump({key: value})), load(yaml.safe_dump({"training": {key: value}}))
     assert flat.data.given() == packed.data.given() == found.data.given()
-    assert (flat.notes, packed.notes) == ((f"{key} is data.{key}",), (f"training.{key} is data.{key}",))
+    assert flat.notes == packed.notes == (), "nor where they stand elsewhere: there is one of each"
 
 
 def test_what_is_done_with_overlong_samples(load: Load) -> None:
     drop, error = load("dataset: {filter_overlong: true}"), load("filter_overlong: false")
     assert (drop.data.given(), error.data.given()) == ({"overlong": "drop"}, {"overlong": "error"})
-    assert drop.notes == ("section dataset is data", "dataset.filter_overlong is data.overlong, overlong: drop")
-    assert error.notes == ("filter_overlong is data.overlong, overlong: error",)
+    assert drop.notes == ("read as: section dataset is data; dataset.filter_overlong is overlong: drop",)
+    assert error.notes == ("read as: filter_overlong is overlong: error",)
     assert "'maybe' instead of true or false" in problems(load, "data: {filter_overlong: maybe}")
     assert load("data: {max_length: 9}").data.overlong == "truncate"
     assert load("data: {global_max_length: 9}").data.overlong == "drop"
@@ -127,7 +156,7 @@ def test_what_is_done_with_overlong_samples(load: Load) -> None:
 def test_what_is_said_overrules_what_a_name_brings(load: Load, text: str) -> None:
     found = load(f"data: {text}")
     assert found.data.given() == {"packing_length": 9, "overlong": "split"}
-    assert found.notes == ("data.max_length is data.packing_length",), "truncate is not claimed where it is not done"
+    assert found.notes == ("read as: data.max_length is data.packing_length",), "truncate is not claimed"
 
 
 @pytest.mark.parametrize(
@@ -135,12 +164,116 @@ def test_what_is_said_overrules_what_a_name_brings(load: Load, text: str) -> Non
     [
         "data: {max_length: 9, packing_length: 9}",
         "packing_length: 9\ndata: {packing_length: 8}",
-        "data: {overlong: drop, filter_overlong: true}",
+        "data: {overlong: split, filter_overlong: true}",
         "dataset: {shuffle: true}\ncustom: {shuffle: true}",
     ],
 )
 def test_one_setting_under_two_names(load: Load, text: str) -> None:
     assert "are the same setting" in problems(load, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("neat_packing: true\npacking: true", {"packing": True}),
+        ("freeze_vision_tower: true\nfreeze_language_model: false", {"train_vision": False}),
+        ("train_on_inputs: true", {"loss_on": "all"}),
+        ("assistant_only_loss: true", {"loss_on": "assistant"}),
+        ("load_in_4bit: true\nload_in_8bit: false", {"quantization_bit": 4}),
+        ("flash_attn: fa2", {"attention": "flash_attention_2"}),
+        ("saves_per_epoch: 1\nevals_per_epoch: 0", {"save_strategy": "epoch", "eval_strategy": "no"}),
+        (
+            "datasets: [{path: org/name, type: chat, split: held}]",
+            {"dataset_path": "org/name", "split": "held"},
+        ),
+        ("dataset: a/b.jsonl", {"dataset_path": "a/b.jsonl"}),
+        ("bf16: auto\nchat_template: tokenizer_default\nspecial_tokens:\nval_set_size: 0.0", {}),
+        ("stage: sft\nplot_loss: true\noverwrite_output_dir: true\ncustom: {coord_offset: {enabled: false}}", {}),
+    ],
+    ids=lambda value: value.partition("\n")[0] if isinstance(value, str) else "",
+)
+def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -> None:
+    """Keys that are no other name of one of ours; all that change nothing are in one line."""
+    found = load(text)
+    assert {name: value for section in found.sections().values() for name, value in section.items()} == given
+    assert len([note for note in found.notes if note.startswith("no effect here: ")]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stage: dpo", "only supervised fine-tuning"),
+        ("template: qwen2_vl", "the model's own template"),
+        ("dataset: identity,alpaca", "no dataset_info.json is read"),
+        ("val_size: 0.1", "data.eval_path"),
+        ("load_in_8bit: true", "load_in_4bit is"),
+        ("datasets: [{path: a}, {path: b}]", "a mixture"),
+        ("saves_per_epoch: 4", "save_steps below 1"),
+        ("data:\n  packing: true\n\n  neat_packing: 3", "run.yaml:4: data.neat_packing: 3 instead of true or false"),
+        ("custom: {coord_offset: {enabled: true}}", "not supported"),
+        ("neat_packing: true\npacking: false", "are the same setting"),
+    ],
+    ids=lambda value: value.partition("\n")[0],
+)
+def test_what_other_systems_mean_and_cannot_be(load: Load, text: str, words: str) -> None:
+    assert words in problems(load, text)
+
+
+@pytest.mark.parametrize("key", ["checkpoints_per_epoch", "logging_place", "prompt_template", "valset"])
+def test_hints_are_near(load: Load, key: str) -> None:
+    assert problems(load, f"{key}: 3").endswith("unknown key.")
+
+
+class TestPythonFiles:
+    """Dataclasses of a file that is never run."""
+
+    TEXT = (
+        "import os\nos.system('touch MARKER')\n@dataclass\nclass TrainConfig:\n"
+        "    batch_size: int = 2  # of one GPU\n    max_images_per_knapsack: int = 2 * 4\n"
+        "    max_images_per_example: int = 3\n    lr_mp: float = 10 ** -3\n    compile: bool = False\n"
+        "    max_training_steps: int = field(default=7)\n    notes: str\n\n"
+        "class VLMConfig:\n    vit_hidden_dim: int = 768\n    vit_inter_dim: int = 4 * vit_hidden_dim\n"
+        "    max_img_size: int = 1536\n    lm_max_length = 4096\n"
+        "    vlm_extra_tokens: dict = field(default_factory=lambda: open('MARKER', 'w'))\n"
+        "class Other:\n    x = 1\n"
+    )
+
+    def test_fields_are_read(self, tmp_path: Path) -> None:
+        (tmp_path / "config.py").write_text(self.TEXT.replace("MARKER", str(tmp_path / "ran")))
+        found = load_config(tmp_path / "config.py", ["model=tiny:smolvlm"])
+        assert found.training.given() == {
+            **{"per_device_train_batch_size": 2, "aligner_lr": 0.001, "compile": False, "max_steps": 7}
+        }
+        assert found.data.given() == {
+            **{"max_images_per_pack": 8, "max_images_per_sample": 3, "packing_length": 4096},
+            "processor_config": {"max_img_size": 1536},
+        }
+        assert "VLMConfig.vit_inter_dim (the model has its own)" in " ".join(found.notes)
+        assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("batch_size: int = int('2')", "config.py:2: TrainConfig.batch_size: int('2'): only literals"),
+            ("batch_size = 9 ** 9 ** 9", "only literals"),
+            ("batch_size = 'a' * 10", "only literals"),
+            ("batch_size = [2] * 3", "only literals"),
+            ("batch_size = other", "only literals"),
+            ("batch_size = 1.5", "config.py:2: training.per_device_train_batch_size: 1.5 instead of"),
+            ("batch_sise = 1", "config.py:2: TrainConfig.batch_sise: unknown key. did you mean 'batch_size'?"),
+            ("def", "line 2: "),
+        ],
+    )
+    def test_what_is_not_read(self, tmp_path: Path, line: str, words: str) -> None:
+        (tmp_path / "config.py").write_text(f"class TrainConfig:\n    {line}\n")
+        with pytest.raises(ConfigError) as caught:
+            load_config(tmp_path / "config.py")
+        assert words in str(caught.value)
+
+    def test_a_file_without_a_section(self, tmp_path: Path) -> None:
+        (tmp_path / "config.py").write_text("class Other:\n    x = 1\n")
+        with pytest.raises(ConfigError, match="TrainConfig, VLMConfig"):
+            load_config(tmp_path / "config.py")
 
 
 def test_the_configs_of_other_systems(load: Load) -> None:
@@ -230,7 +363,8 @@ def test_limits_of_media_find_their_section(load: Load) -> None:
         for text in (f"{key}: 9", f"data: {{{key}: 9}}", f"training: {{{key}: 9}}"):
             found = load(text)
             assert found.data.given() == {"processor_config": {key: 9}}
-            assert found.notes[0].endswith(f"{key} is data.processor_config.{key}")
+    for alias, key in LIMIT_TABLE.items():
+        assert load(f"{alias}: 9").data.given() == {"processor_config": {key: 9}}
     assert "where they belong" in problems(load, "fps: 2\ndata: {processor_config: {max_frames: 3}}")
     assert "instead of a section" in problems(load, "data: {processor_config: [3]}")
 
@@ -265,7 +399,7 @@ class TestOverrides:
         }
         assert found.training.given() == {"seed": 3, "learning_rate": 1e-4}
         assert found.model.given() == {"lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
-        assert "lora_r is model.lora_rank" in found.notes
+        assert "read as: lora_r is model.lora_rank" in found.notes
 
     def test_all_that_is_wrong_at_once(self, load: Load) -> None:
         given = ("data.packing_lenght=9", "seed", "=3", "training.=1", "a.b=[", "training.learning_rate=high")
@@ -289,7 +423,7 @@ def test_the_name_of_the_model_in_a_processor_config(load: Load) -> None:
         {"model_name_or_path": "org/name"},
         {"processor_config": {"max_pixels": 9}},
     )
-    assert "dataset.processor_config.processor_name is model.model_name_or_path" in found.notes
+    assert "dataset.processor_config.processor_name is model.model_name_or_path" in found.notes[0]
     assert found.written_as == ("dataset",)
 
 
@@ -307,13 +441,13 @@ class TestExtends:
             "processor_config": {"fps": 1, "max_frames": 8},
         }
         assert (found.training.given(), found.model.given()) == ({"seed": 3}, {"model_name_or_path": "org/name"})
-        assert "data.max_length is data.packing_length, overlong: truncate" in found.notes
+        assert "data.max_length is data.packing_length, overlong: truncate" in found.notes[0]
 
     def test_a_problem_names_its_file(self, load: Load, tmp_path: Path) -> None:
         (tmp_path / "base.yaml").write_text("data: {x: 1}")
         said = problems(load, "extends: base.yaml\ndata: {y: 1}")
-        assert "base.yaml: data.x" in said
-        assert "run.yaml: data.y" in said
+        assert "base.yaml:1: data.x" in said
+        assert "run.yaml:2: data.y" in said
 
     @pytest.mark.parametrize("text", ["extends: run.yaml", "extends: ./../{folder}/run.yaml", "extends: a.yaml"])
     def test_loops(self, load: Load, tmp_path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from packtrain.app.config import arguments as config_arguments
 from packtrain.app.config import setup as config_setup
 from packtrain.app.config.load import load_config
+from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.core.errors import ConfigError
 
@@ -38,40 +39,62 @@ training:
   packing_min_fill_ratio: 0.7
   packing_drop_last: true
   eval_packing: true
+  per_device_train_batch_size: 1
+  per_device_eval_batch_size: 1
   effective_batch_size: 4
+  num_gpus: 1
   num_train_epochs: 2
   save_steps: 1
   save_delay_steps: 2
+  save_strategy: steps
+  save_total_limit: 2
   eval_steps: 2
   logging_steps: 1
   output_dir: OUT
+  run_name: packed-2k
+  logging_dir: OUT/tb
 custom:
   train_jsonl: FOLDER/train.jsonl
   val_jsonl: FOLDER/val.jsonl
   object_ordering: sorted
   emit_norm: none
-  coord_tokens: {enabled: false}
+  coord_tokens:
+    enabled: false
+    skip_bbox_norm: false
+  coord_offset:
+    enabled: false
 """
-# B: two dataclasses.
+# B: two dataclasses of a Python file, which is read and never run.
 B = """
-TrainConfig:
-  batch_size: 1
-  gradient_accumulation_steps: 2
-  max_images_per_example: 2
-  max_images_per_knapsack: 3
-  max_sample_length: 2000
-  lr_mp: 0.001
-  lr_vision_backbone: 0
-  lr_language_backbone: 5e-4
-  max_steps: 2
-  output_dir: OUT
-VLMConfig:
-  model: MODEL
-  max_img_size: 512
-  vit_img_size: 512
-  mp_image_token_length: 64
-  lm_max_length: 2048
-dataset_path: FOLDER/train.jsonl
+from dataclasses import dataclass
+
+from nowhere import nothing
+
+
+@dataclass
+class TrainConfig:
+    batch_size: int = 1
+    gradient_accumulation_steps: int = 2
+    max_images_per_example: int = 2  # in a record
+    max_images_per_knapsack: int = 3
+    max_sample_length: int = 2_000
+    lr_mp: float = 0.001
+    lr_vision_backbone: float = 0
+    lr_language_backbone: float = 5e-4
+    max_training_steps: int = 2
+    output_dir: str = "OUT"
+    train_dataset_path: str = "FOLDER/train.jsonl"
+
+
+@dataclass
+class VLMConfig:
+    model: str = "MODEL"
+    vit_hidden_dim: int = 768
+    vit_inter_dim: int = 4 * vit_hidden_dim
+    max_img_size: int = 512
+    vit_img_size: int = 512
+    mp_image_token_length: int = 64
+    lm_max_length: int = 2 * 1024
 """
 # C: the fields of a dataset with its own defaults, and the trainer's arguments.
 C = """
@@ -95,7 +118,7 @@ dataset_path: FOLDER/train.jsonl
 eval_dataset_path: FOLDER/val.jsonl
 formatting_func: my_ratings:to_chat
 cutoff_len: 48
-packing: true
+packing: true  # without this line nothing is packed
 preprocessing_cache_dir: FOLDER/prepared
 max_eval_samples: 5
 add_eos: true
@@ -124,14 +147,15 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(folder: Path, system: str) -> Path:
     """The config of a system, and the data that it names."""
-    texts = {"run.yaml": TEXTS[system]} | ({"base.yaml": A_BASE} if system == "A" else {})
+    main = "run.py" if system == "B" else "run.yaml"
+    texts = {main: TEXTS[system]} | ({"base.yaml": A_BASE} if system == "A" else {})
     for name, text in texts.items():
         filled = (
             text.replace("MODEL", MODELS[system]).replace("FOLDER", str(folder)).replace("OUT", str(folder / "out"))
         )
         (folder / name).write_text(filled.replace(", target_modules_are: all", ""), encoding="utf-8")
     _DATA[system](folder)
-    return folder / "run.yaml"
+    return folder / main
 
 
 def _objects(folder: Path) -> None:
@@ -221,14 +245,21 @@ class TestKeys:
         for words in (
             "effective_batch_size 4 is in samples",
             "packing_buffer 256 is a look-ahead",
-            "packing_min_fill_ratio drops nothing",
+            "packing_min_fill_ratio 0.7 with packing_drop_last",
             "optimizer multimodal is AdamW with a learning rate for each part",
             "so the vision tower learns",
             "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed",
             "training.global_max_length is data.packing_length, overlong: drop",
             "custom.train_jsonl is data.dataset_path",
+            "no effect here: custom.coord_offset",
         ):
             assert words in said, words
+        assert run.config.training.logging_dir == str(tmp_path / "out" / "tb")
+        assert "num_gpus is 1" not in said
+        many = resolve_run(run.config, overrides=("num_gpus=4",))
+        assert "num_gpus is 4, and this run has 1 process: torchrun" in " | ".join(many.notes)
+        bare = resolved(tmp_path, "A", "training.deepspeed=null", "packing=null")
+        assert bare.mode == "padded", "what its users mean where they leave it out"
 
     def test_a_with_the_experiment_switched_on(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="an experiment that is not supported"):
@@ -258,12 +289,29 @@ class TestKeys:
         assert (run.data.group_by_length, run.data.order, run.data.rows_per_batch) == (True, "length", 3)
         assert run.model.name == "tiny:qwen2_5_vl"
         assert run.data.overlong == "drop"
-        assert "section dataset leaves out what it means by default: packing: false" in " | ".join(run.notes)
+        assert "what lmms-engine means where it is left out; data.packing: true packs" in " | ".join(run.notes)
         packed = resolved(tmp_path, "C", "dataset.packing=true", "training.group_by_length=null")
         assert (packed.mode, packed.data.packing_strategy) == ("packed", "first_fit")
         assert "first_fit looks at every open pack here" in " | ".join(packed.notes)
-        with pytest.raises(ConfigError, match="group_by_length: true with packing: true"):
-            resolved(tmp_path, "C", "dataset.packing=true")
+        grouped = resolved(tmp_path, "C", "dataset.packing=true")
+        assert (grouped.mode, grouped.data.order) == ("packed", "strict")
+
+    def test_c_in_python(self, tmp_path: Path) -> None:
+        """The dataset as its users write it; a processor that is named by its class alone has no files."""
+        write_chats(tmp_path / "train.jsonl", 30)
+        given: dict[str, Any] = {
+            **{"dataset_type": "vision", "dataset_format": "jsonl", "dataset_path": str(tmp_path / "train.jsonl")},
+            **{"shuffle": True, "packing": True, "packing_length": 320, "filter_overlong": True},
+            **{"packing_strategy": "first_fit", "cache_dir": str(tmp_path / "cache"), "group_by_length": True},
+        }
+        config = DatasetConfig(processor_config={"processor_type": "tiny:qwen3"}, **given)
+        assert config.model_name == "tiny:qwen3"
+        for made in (MultiModalDataset(config), MultiModalIterableDataset(config)):
+            made.build()
+            assert made.schedule.balance == "strict"
+            assert "group_by_length is balance: strict for packs" in " ".join(made.notes)
+        with pytest.raises(ConfigError, match="model: none"):
+            DatasetConfig(processor_config={"processor_type": "qwen2_5_vl"}, **given)
 
     def test_a_section_named_data_packs(self, tmp_path: Path) -> None:
         (tmp_path / "run.yaml").write_text("model: tiny:llama\ndata: {dataset_path: x.jsonl, packing_length: 64}\n")
@@ -286,8 +334,11 @@ class TestKeys:
         assert (longer.data.cutoff_len, longer.data.packing_length) == (48, 192)
         assert longer.evaluation is not None
         assert longer.evaluation.packing_length == 192
-        assert "packs have 192 tokens, per_device_train_batch_size 4 x cutoff_len 48" in " | ".join(longer.notes)
+        assert "packs have up to 192 tokens, per_device_train_batch_size 4 x cutoff_len 48" in " | ".join(longer.notes)
         assert resolved(tmp_path, "E", "packing_length=99").data.packing_length == 99
+        left_out = resolved(tmp_path, "E", "packing=null")
+        assert (left_out.mode, left_out.size.samples) == ("padded", run.size.samples)
+        assert "packing: false: what LLaMA-Factory means where it is left out" in " | ".join(left_out.notes)
 
 
 def outcome(run: Run, folder: Path, system: str, *more: object) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def plan(
     out: str | Path,
     model: str | None = None,
     gpu: str = "h200",
-    gpus: int = 1,
+    gpus: int | None = None,
     config: RunConfig | str | Path | None = None,
     lengths: Sequence[int] | None = None,
     limits: Mapping[str, Sequence[int]] | None = None,
@@ -88,6 +88,7 @@ def plan(
     measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     given = load_config(config) if isinstance(config, str | Path) else config or RunConfig()
     run, carried = with_measured(measured, given)
+    gpus = gpus if gpus is not None else run.training.num_gpus or 1
     table, relimited = _under_limits(measured, run)
     table, filtered = _filtered(table, run)
     name, folder, shape = _model(table, model or run.model.model_name_or_path)

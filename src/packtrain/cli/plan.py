@@ -19,7 +19,7 @@ def plan(
         typer.Option("--model", "-m", help="A model folder, hub name or tiny:FAMILY. Default: the one measured for."),
     ] = None,
     gpu: Annotated[str, typer.Option(help="Name of the GPU: h200, h100, a100-80, l40s, 4090, mi300x, ...")] = "h200",
-    gpus: Annotated[int, typer.Option(help="How many GPUs.")] = 1,
+    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", show_default="the config's num_gpus, or 1")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The config you train with today; its choices are kept.")
     ] = None,

@@ -97,9 +97,9 @@ def of_missing(error: ImportError) -> PacktrainError:
     return PacktrainError("a package that this needs", got=str(error).strip().splitlines()[0][:300], fix=fix)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], *, least: float = 0.6) -> str:
     """A "did you mean" hint for an unknown name, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=least)
     return f"did you mean {close[0]!r}?" if close else ""
 
 

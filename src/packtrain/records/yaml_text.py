@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from packtrain.core.errors import ConfigError, in_one_line
+from packtrain.core.errors import ConfigError
 
 # The library follows an older YAML, to which 1e-5 is text: it wants a point before and a sign after the e.
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
@@ -35,6 +35,10 @@ def load_yaml(text: str) -> Any:
     """What a text says. ValueError in one line where it is no YAML, or too much of it."""
     try:
         content = yaml.load(text, Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ValueError(f"{line}{' '.join((error.problem or error.context or 'no YAML').split())}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     _require_bounded(content)
@@ -46,7 +50,7 @@ def read_any(path: Path, expected: str = "a YAML file") -> Any:
     try:
         return load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(str(path), got=in_one_line(error), expected=expected) from None
+        raise ConfigError(str(path), got=error.strerror or str(error), expected=expected) from None
     except ValueError as error:
         raise ConfigError(str(path), got=str(error), expected=expected) from None
 
@@ -61,6 +65,17 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     return content
 
 
+def key_lines(path: Path) -> dict[str, int]:
+    """The line of every key of a file and of its sections, as `section.key`."""
+    found: dict[str, int] = {}
+    top = yaml.compose(path.read_text(encoding="utf-8"), Loader=_loader())
+    for key, value in top.value if isinstance(top, yaml.MappingNode) else ():
+        found[str(key.value)] = key.start_mark.line + 1
+        for inner, _ in value.value if isinstance(value, yaml.MappingNode) else ():
+            found[f"{key.value}.{inner.value}"] = inner.start_mark.line + 1
+    return found
+
+
 def read_value(text: str) -> Any:
     """One YAML value, as the command line gives it.
 
@@ -69,8 +84,8 @@ def read_value(text: str) -> Any:
     """
     try:
         return load_yaml(text)
-    except ValueError as error:  # the rest of it may show the value, which may be a secret
-        raise ValueError(f"no YAML value ({str(error).partition(':')[0]})") from None
+    except ValueError:  # it may show the value, which may be a secret
+        raise ValueError("no YAML value") from None
 
 
 def brief(value: Any) -> str:

@@ -169,6 +169,8 @@ def _contradictions(config: RunConfig) -> list[str]:
             "training.neftune_noise_alpha with packed rows: its noise shrinks with the length of a row, so a sample "
             "would get less of it than alone: leave it out, or set data.packing: false"
         )
+    if training.fp16 and training.bf16:
+        found.append("training.fp16 and training.bf16: leave one of them out")
     if training.fp16 and model.dtype in ("bf16", "bfloat16"):
         found.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
     optim = training.optim or MULTIMODAL

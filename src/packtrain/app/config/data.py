@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packtrain.app.config.load import RunConfig
 from packtrain.app.config.sections import DatasetSection
+from packtrain.app.config.theirs import SYSTEMS, THEIR_DEFAULTS
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.core.errors import ConfigError
 from packtrain.core.places import cache_dir
 from packtrain.plans.config import LIMITS
 
-# The section `dataset` comes from a system whose users leave these out and mean this.
-_DATASET_SECTION: Mapping[str, Any] = {"packing": False, "packing_length": 32_000, "packing_strategy": "first_fit"}
-_DATASET_SECTIONS = ("dataset", "dataset_config")
 _PACKS_ONLY = (
     *(limit for limit in LIMITS if limit != "packing_length"),
     *("packing_window", "packing_min_fill_ratio", "packing_buffer", "packing_drop_last", "effort"),
@@ -27,14 +24,17 @@ _PACKS_ONLY = (
 def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with what its sections mean where they come from, and what is different here."""
     notes: list[str] = []
-    if any(name in config.written_as for name in _DATASET_SECTIONS):
-        missing = {name: value for name, value in _DATASET_SECTION.items() if getattr(config.data, name) is None}
+    systems = list(dict.fromkeys(SYSTEMS[name] for name in config.written_as if name in SYSTEMS))
+    for system in systems:
+        usual = THEIR_DEFAULTS[system]
+        missing = {name: value for name, value in usual.items() if getattr(config.data, name) is None}
         config = replace(config, data=replace(config.data, **missing))
         if missing:
             said = ", ".join(f"{name}: {str(value).lower()}" for name, value in missing.items())
-            notes.append(f"section dataset leaves out what it means by default: {said}; section data packs by default")
-        if config.data.packing_strategy == "first_fit" and config.data.packing:
-            notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
+            way = "; data.packing: true packs" if "packing" in missing else ""
+            notes.append(f"{said}: what {system} means where it is left out{way}")
+    if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
+        notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
     return config, (*notes, *_meanings(config))
 
 
@@ -48,9 +48,12 @@ def _meanings(config: RunConfig) -> list[str]:
                 " measured first; this dataset is measured and packed as a whole, so it changes nothing"
             )
         if data.packing_min_fill_ratio and data.packing_window is None:
-            found.append(
-                "packing_min_fill_ratio drops nothing: emptier packs of a window join the next; there is no window"
-            )
+            drops = "drops nothing: emptier packs of a window join the next; there is no window"
+            if data.packing_drop_last:
+                drops = (
+                    f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are left out of an epoch"
+                )
+            found.append(f"packing_min_fill_ratio {drops}")
         if any(name in config.written_as for name in ("TrainConfig", "VLMConfig")):
             found.append("samples that share a pack do not see each other here")
     if data.max_sample_length is not None:
@@ -94,7 +97,7 @@ def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
     if data.packing is False and not data.pad_packs:
         return {"packing_length": data.cutoff_len}, ()
     length = rows * data.cutoff_len
-    said = f"packs have {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
+    said = f"packs have up to {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
     return {"packing_length": length}, (f"{said}; data.packing_length says another",)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from packtrain.core.values import MediaLimits
 from packtrain.families.template_date import A_DAY, is_date
 from packtrain.records.yaml_text import brief
 
+_NEAR = 0.8  # of two names: the share that they have in common
 _LARGEST = 1 << 53  # beyond it whole numbers are no longer told apart as floats
 
 
@@ -37,7 +38,7 @@ class Kind:
             return
         for key, given in value.items():
             if key not in self.inside:
-                yield f"{name}.{brief_name(key)}: unknown key. {nearest(str(key)[:100], self.inside)}".rstrip()
+                yield f"{name}.{brief_name(key)}: unknown key. {nearest_key(key, self.inside)}".rstrip()
             elif given is not None:
                 yield from self.inside[key].faults(f"{name}.{key}", given)
 
@@ -105,6 +106,15 @@ DAY = Kind(A_DAY, (str,), is_date)
 SECONDS = number("a number of seconds", lambda value: value >= 0)
 _LIMITS = {**dict.fromkeys(MediaLimits.__slots__, COUNT), "fps": POSITIVE}
 LIMITS = Kind("a section of limits", (dict,), _plain, inside=_LIMITS)
+
+
+def nearest_key(name: object, names: Iterable[str]) -> str:
+    """A hint for a misspelt key: only what is really near, since names share many words.
+
+    >>> nearest_key("packing_lenght", ["packing_length"]), nearest_key("saves_per_epoch", ["max_videos_per_pack"])
+    ("did you mean 'packing_length'?", '')
+    """
+    return nearest(str(name)[:100], names, least=_NEAR)
 
 
 def brief_name(name: object) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.config.kinds import brief_name
+from packtrain.app.config.kinds import brief_name, nearest_key
+from packtrain.app.config.python_file import Unread, read_python
 from packtrain.app.config.sections import (
     ALIASES,
     HOMES,
@@ -22,10 +23,12 @@ from packtrain.app.config.sections import (
     ModelSection,
     ReportSection,
     TrainingSection,
+    names_model,
 )
-from packtrain.core.errors import ConfigError, nearest
+from packtrain.app.config.theirs import OF_MODEL, SYSTEMS, THEIRS
+from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
-from packtrain.records.yaml_text import brief, read_value, read_yaml
+from packtrain.records.yaml_text import brief, key_lines, read_value, read_yaml
 
 _MOST_EXTENDS = 16
 _PATHS = (
@@ -45,6 +48,8 @@ _INSTEAD_OF: Mapping[str, tuple[str, ...]] = {
     "effective_batch_size": ("packs_per_step", "gradient_accumulation_steps"),
     "gradient_accumulation_steps": ("packs_per_step", "effective_batch_size", "effective_batch_unit"),
 }
+# Values of other systems that are the default here.
+_AS_DEFAULT = (("bf16", "auto"), ("tf32", "auto"), ("chat_template", "tokenizer_default"))
 _NO = ("save_strategy", "eval_strategy", "logging_strategy")  # whose `no` is false in YAML
 
 
@@ -57,7 +62,7 @@ class RunConfig:
     training: TrainingSection = field(default_factory=TrainingSection)
     report: ReportSection = field(default_factory=ReportSection)
     notes: tuple[str, ...] = ()  # names of other systems that were understood, and what they mean here
-    written_as: tuple[str, ...] = ()  # other systems' names of sections that it was written with
+    written_as: tuple[str, ...] = ()  # names of sections and keys by which another system is known
 
     @classmethod
     def of(cls, sections: Mapping[str, Mapping[str, Any]], where: str = "config") -> RunConfig:
@@ -71,12 +76,26 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Understood:
-    """A key that was written otherwise than by our own name in its own section."""
+    """A key that was written by another name than our own."""
 
     at: str
     home: str
     name: str
     brings: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    """A config as it was written."""
+
+    name: str
+    content: Mapping[Any, Any]
+    lines: Callable[[], Mapping[str, int]] = dict  # of keys, as they are written
+
+    def place(self, at: str) -> str:
+        """Where a key stands, for messages."""
+        line = self.lines().get(at)
+        return self.name if line is None else f"{self.name}:{line}"
 
 
 @dataclass(slots=True)
@@ -86,28 +105,32 @@ class _Reading:
     merged: dict[str, dict[str, Any]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)  # other names of sections
     understood: list[_Understood] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)  # keys of other systems that change nothing here
+    marks: list[str] = field(default_factory=list)  # by which another system is known
+    places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings stand
     problems: list[str] = field(default_factory=list)
 
-    def file(self, name: str, content: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
+    def file(self, written: _Written) -> dict[str, dict[str, Any]]:
         """One file, over what it extends; what it says itself."""
-        found = _File(name=name, reading=self)
-        for key, value in content.items():
+        found = _File(written=written, reading=self)
+        for key, value in written.content.items():
             section = SECTION_ALIASES.get(str(key), str(key))
             if key == "extends":
                 continue
-            if section not in SECTIONS:
-                found.place(None, str(key), value, written=str(key))
+            if section not in SECTIONS or (key in THEIRS and not isinstance(value, Mapping | None)):
+                found.place(None, str(key), value, at=str(key))
                 continue
             if section == "model" and isinstance(value, str):
                 value = {"model_name_or_path": value}
             if not isinstance(value, Mapping):
                 if value is not None:
-                    self.problems.append(f"{name}: {key}: {type(value).__name__} instead of a section")
+                    found.problem(str(key), f"{key}: {type(value).__name__} instead of a section")
                 continue
             if section != key:
                 self.sections[str(key)] = section
+                self.marks += [str(key)] if key in SYSTEMS else []
             for inner, given in value.items():
-                found.place(section, str(inner), given, written=f"{key}.{inner}")
+                found.place(section, str(inner), given, at=f"{key}.{inner}")
         said = found.finished()
         for home, values in said.items():
             self.merged.setdefault(home, {}).update(values)
@@ -118,9 +141,13 @@ class _Reading:
         found = [f"section {name} is {section}" for name, section in self.sections.items()]
         for one in self.understood:
             values = self.merged.get(one.home, {})
-            kept = [f"{other}: {given}" for other, given in one.brings.items() if values.get(other) == given]
-            found.append(", ".join([f"{one.at} is {one.home}.{one.name}", *kept]))
-        return tuple(dict.fromkeys(found))
+            kept = [f"{other}: {_plainly(given)}" for other, given in one.brings.items() if values.get(other) == given]
+            named = [f"{one.home}.{one.name}"] if one.name else []
+            found.append(f"{one.at} is {', '.join([*named, *kept])}" if named or kept else f"{one.at} is overruled")
+        said = [f"read as: {'; '.join(dict.fromkeys(found))}"] if found else []
+        if self.unused:
+            said.append(f"no effect here: {', '.join(dict.fromkeys(self.unused))}")
+        return tuple(said)
 
     def finished(self, where: str, notes: tuple[str, ...] = (), written_as: tuple[str, ...] = ()) -> RunConfig:
         """The config, or everything that is wrong with it."""
@@ -131,7 +158,11 @@ class _Reading:
         }
         problems = list(self.problems)
         for section, values in merged.items():  # what does not go together is said by the stages
-            problems += SECTIONS[section].problems(values, f"{section}.")
+            for name, value in values.items():
+                place = self.places.get((section, name))
+                where_it_stands = f"{place()}: " if place else ""
+                wrong = SECTIONS[section].problems({name: value}, f"{section}.")
+                problems += (f"{where_it_stands}{problem}" for problem in wrong)
         if problems:
             raise ConfigError(where, problems=problems)
         for name in _URLS & merged.get("data", {}).keys():  # which from here on have no secrets
@@ -140,7 +171,7 @@ class _Reading:
         return RunConfig(
             **{name: cls.of(merged.get(name, {})) for name, cls in SECTIONS.items()},  # type: ignore[arg-type]
             notes=tuple(dict.fromkeys((*notes, *self.notes()))),
-            written_as=tuple(dict.fromkeys((*written_as, *self.sections))),
+            written_as=tuple(dict.fromkeys((*written_as, *self.sections, *self.marks))),
         )
 
 
@@ -148,22 +179,26 @@ class _Reading:
 class _File:
     """The keys of one file, each put where it belongs."""
 
-    name: str
+    written: _Written
     reading: _Reading
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    written: dict[tuple[str, str], str] = field(default_factory=dict)
+    said: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key
+    implied: list[tuple[str, str, Any]] = field(default_factory=list)  # by keys of other systems
     limits: dict[str, Any] = field(default_factory=dict)  # of media, that stand outside processor_config
 
-    def place(self, section: str | None, key: str, value: Any, written: str) -> None:
+    def place(self, section: str | None, key: str, value: Any, at: str) -> None:
         """Put one key where it belongs; flat keys and keys of a neighbouring section find their own."""
-        at = brief_name(written)
         name, brings = ALIASES.get(key, (key, {}))
-        if key == "filter_overlong":
-            if not isinstance(value, bool):
-                self._problem(f"{at}: {brief(value)} instead of true or false")
-                return
-            name, value = "overlong", "drop" if value else "error"
-            brings = {"overlong": value}
+        if section is None and key in SYSTEMS and key not in SECTION_ALIASES:
+            self.reading.marks.append(key)
+        if name in THEIRS:
+            self._theirs(at, name, value)
+            return
+        if isinstance(value, Unread) and not (section == "model" and key.startswith(OF_MODEL)):
+            self.problem(at, f"{at}: {value.text}: only literals and arithmetic are read, nothing is run")
+            return
+        if any(name == one and value == default for one, default in _AS_DEFAULT):
+            value = None
         if name in _NO and value is False:
             value = "no"
         if name in MEDIA_LIMITS:
@@ -175,55 +210,88 @@ class _File:
         if home is None:
             self._unknown(section, key, at)
             return
-        if (home, name) in self.written:
-            self._problem(f"{at} and {self.written[home, name]} are the same setting")
+        if (home, name) in self.said:
+            self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
             return
-        self.written[home, name] = at
-        if (section, key) != (home, name):
-            self.reading.understood.append(_Understood(at, home, name, brings))
-        self.values.setdefault(home, {})[name] = value
+        self._set(at, home, name, value)
+        if key != name:
+            self.reading.understood.append(_Understood(brief_name(at), home, name, brings))
         for other, given in brings.items():
-            if (home, other) not in self.written:
+            if (home, other) not in self.said:
                 self.values[home][other] = given
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """All values, with the limits of media in their section, over those of the files that are extended."""
+        for at, name, value in self.implied:
+            home = HOMES[name]
+            if (home, name) not in self.said:
+                self._set(at, home, name, value)
+            elif self.values[home][name] != value:
+                self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
         data = self.values.setdefault("data", {})
         given = data.get("processor_config") or {}
         if self.limits and given:
-            self._problem(f"{', '.join(self.limits)} beside data.processor_config, where they belong")
+            self.problem("", f"{', '.join(self.limits)} beside data.processor_config, where they belong")
         elif isinstance(given, Mapping) and (self.limits or given):
             below = self.reading.merged.get("data", {}).get("processor_config")
             data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **self.limits}
         return self.values
 
+    def problem(self, at: str, text: str) -> None:
+        """Something that is wrong with a key."""
+        self.reading.problems.append(f"{self.written.place(at)}: {text.replace(at, brief_name(at))}")
+
+    def _set(self, at: str, home: str, name: str, value: Any) -> None:
+        self.said[home, name] = brief_name(at)
+        self.reading.places[home, name] = lambda: self.written.place(at)
+        self.values.setdefault(home, {})[name] = value
+
+    def _theirs(self, at: str, key: str, value: Any) -> None:
+        """A key that other systems have: it means settings of ours, nothing, or cannot be."""
+        if value is None:
+            return
+        meaning = THEIRS[key](value)
+        if isinstance(meaning, str):
+            self.problem(at, f"{at}: {meaning}")
+        elif not meaning:
+            self.reading.unused.append(brief_name(at))
+        else:
+            self.implied += [(at, name, given) for name, given in meaning.items()]
+            home = HOMES[next(iter(meaning))]
+            self.reading.understood.append(_Understood(brief_name(at), home, "", meaning))
+
     def _media_limit(self, at: str, name: str, value: Any) -> None:
         if name in self.limits:
-            self._problem(f"{at}: {name} is set twice")
+            self.problem(at, f"{at}: {name} is set twice")
         self.limits[name] = value
-        self.reading.understood.append(_Understood(at, "data.processor_config", name, {}))
+        self.reading.places["data", "processor_config"] = lambda: self.written.place(at)
 
     def _processor(self, at: str, given: Mapping[Any, Any]) -> dict[Any, Any]:
         """The limits of media in it; the model's name goes where models are named."""
-        for name in PROCESSOR_NAMES:
-            if given.get(name) is not None and ("model", "model_name_or_path") not in self.written:
-                self.place("model", "name", given[name], written=f"{at}.{name}")
+        model = (PROCESSOR_CLASS,) if names_model(given.get(PROCESSOR_CLASS)) else ()
+        for name in (*PROCESSOR_NAMES, *model):
+            if given.get(name) is not None and ("model", "model_name_or_path") not in self.said:
+                self.place("model", "name", given[name], at=f"{at}.{name}")
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
     def _unknown(self, section: str | None, key: str, at: str) -> None:
+        if section == "model" and key.startswith(OF_MODEL):
+            self.reading.unused.append(f"{brief_name(at)} (the model has its own)")
+            return
         known = SECTIONS[section].known() if section else KEYS
-        hint = nearest(key[:100], [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
-        self._problem(f"{at}: unknown key. {hint}".rstrip())
+        hint = nearest_key(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
+        self.problem(at, f"{at}: unknown key. {hint}".rstrip())
 
-    def _problem(self, text: str) -> None:
-        self.reading.problems.append(f"{self.name}: {text}")
+
+def _plainly(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config and the files it extends; `section.key=value` overrides what they say."""
     reading = _Reading()
-    for file, content in reversed(_chain(Path(path))):
-        reading.file(file.name, content)
+    for _, written in reversed(_chain(Path(path))):
+        reading.file(written)
     found = reading.finished(str(path))
     return with_overrides(found, overrides) if overrides else found
 
@@ -231,7 +299,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The config with settings from the command line over it; their values are YAML, null takes a setting back."""
     reading, notes = _Reading(merged=config.sections()), []
-    said = reading.file("command line", _overrides(overrides, reading.problems)).get("training", {})
+    content = _overrides(overrides, reading.problems)
+    said = reading.file(_Written(name="command line", content=content)).get("training", {})
+    reading.sections.clear()  # how single settings are written tells nothing about the config
+    reading.marks.clear()
     for name in (name for name, value in said.items() if value not in (None, -1)):
         for other in (other for other in _INSTEAD_OF.get(name, ()) if other not in said):
             if (before := reading.merged["training"].pop(other, None)) is not None:
@@ -271,15 +342,27 @@ def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def _chain(path: Path) -> list[tuple[Path, dict[Any, Any]]]:
+def _chain(path: Path) -> list[tuple[Path, _Written]]:
     """The file and those it extends, nearest first."""
-    found = [(path, read_yaml(path))]
-    while (below := found[-1][1].get("extends")) is not None:
+    found = [(path, _read(path))]
+    while (below := found[-1][1].content.get("extends")) is not None:
         here = found[-1][0]
         if not isinstance(below, str):
             raise ConfigError(f"{here}: extends", got=brief(below), expected="the path of another config")
         paths = [*(one for one, _ in found), here.parent / below]
         if paths[-1].resolve() in {one.resolve() for one in paths[:-1]} or len(paths) > _MOST_EXTENDS:
             raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
-        found.append((paths[-1], read_yaml(paths[-1])))
+        found.append((paths[-1], _read(paths[-1])))
     return found
+
+
+def _read(path: Path) -> _Written:
+    """A YAML file, or the dataclasses of a Python file, of which classes that are no section are left alone."""
+    if path.suffix != ".py":
+        return _Written(name=path.name, content=read_yaml(path), lines=lambda: key_lines(path))
+    classes, lines = read_python(path)
+    known = {name: fields for name, fields in classes.items() if SECTION_ALIASES.get(name, name) in SECTIONS}
+    if not known:
+        expected = "a class that is a section: " + ", ".join(name for name in SECTION_ALIASES if name[0].isupper())
+        raise ConfigError(str(path), got=f"class {', '.join(classes)[:100]}", expected=expected)
+    return _Written(name=path.name, content=known, lines=lambda: lines)

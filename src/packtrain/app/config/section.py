@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from packtrain.app.config.kinds import Kind, brief_name
-from packtrain.core.errors import nearest
+from packtrain.app.config.kinds import Kind, brief_name, nearest_key
 
 # What a resumed run does with another value: takes it; takes it where its schedule follows rates; refuses it, because
 # checkpoints hold states of the old one; leaves it to the check of plan and data; or means another place of the same.
@@ -68,6 +67,6 @@ class Section:
         known = cls.known()
         for name, value in values.items():
             if name not in known:
-                yield f"{where}{brief_name(name)}: unknown key. {nearest(str(name)[:100], known)}".rstrip()
+                yield f"{where}{brief_name(name)}: unknown key. {nearest_key(name, known)}".rstrip()
             elif value is not None:
                 yield from known[name].kind.faults(f"{where}{name}", value)

@@ -52,14 +52,14 @@ class ModelSection(Section):
     model_name_or_path: str | None = key(
         WORD,
         "A model folder, a hub name, or tiny:FAMILY for a random small one. `model: NAME` alone is enough.",
-        aliases=("model_name", "name", "model", "load_from_pretrained_path"),
+        aliases=("model_name", "name", "model", "load_from_pretrained_path", "base_model"),
         resume="place",
     )
     method: str | None = key(
         WORD,
         "full, lora, dora or qlora.",
         default="full",
-        aliases=("finetuning_type", "train_type"),
+        aliases=("finetuning_type", "train_type", "adapter"),
         resume="refused",
     )
     lora_rank: int | None = key(COUNT, "Rank of the adapters.", default=16, aliases=("lora_r",), resume="refused")
@@ -69,6 +69,7 @@ class ModelSection(Section):
         either(WORD, WORDS),
         "Modules with adapters, by the ends of their names.",
         shown="every matrix of the decoder",
+        aliases=("lora_target",),
         resume="refused",
     )
     train_vision: bool | None = key(
@@ -85,6 +86,7 @@ class ModelSection(Section):
         "Of weights: bf16, fp32, or fp16 for frozen ones beside adapters. auto is bf16 on a GPU that has it, else "
         "fp32, also with training.fp16. training.bf16 only matters for fp32 weights, over which it computes in bf16.",
         default="auto",
+        aliases=("torch_dtype",),
     )
     quantization_bit: int | None = key(COUNT, "4: method qlora.", resume="refused")
     use_dora: bool | None = key(FLAG, "Method dora.", resume="refused")
@@ -100,7 +102,7 @@ class DatasetSection(Section):
     dataset_path: str | None = key(
         WORD,
         "A file or folder (json, jsonl, parquet, arrow, tar shards, HF dataset), a YAML mixture or a hub name.",
-        aliases=("train_jsonl",),
+        aliases=("train_jsonl", "dataset_name", "train_dataset_path"),
         resume="plan",
     )
     dataset_type: str | None = key(
@@ -115,7 +117,13 @@ class DatasetSection(Section):
     media_root: str | None = key(
         WORD, "Where relative media paths start.", shown="the data file's folder", verbs=_MEASURE
     )
-    split: str | None = key(WORD, "Which split of a Hugging Face dataset.", default="train", verbs=_MEASURE)
+    split: str | None = key(
+        WORD,
+        "Which split of a Hugging Face dataset.",
+        default="train",
+        aliases=("dataset_train_split",),
+        verbs=_MEASURE,
+    )
     subset: str | None = key(WORD, "Which configuration of a Hugging Face dataset that has several.", verbs=_MEASURE)
     sources: list[str] | None = key(
         WORDS, "Only these sources of a mixture.", shown="all", verbs=_MEASURE, options=("--source",)
@@ -221,7 +229,12 @@ class DatasetSection(Section):
         resume="plan",
     )
     packing: bool | None = key(
-        FLAG, "false: one sample a row, padded to the longest of its batch.", default=True, resume="plan"
+        FLAG,
+        "false: one sample a row, padded to the longest of its batch.",
+        default=True,
+        shown="true; false in configs of systems that do not pack by default",
+        aliases=("sample_packing",),
+        resume="plan",
     )
     packing_length: int | None = key(
         COUNT,
@@ -329,7 +342,7 @@ class DatasetSection(Section):
         FOLDER,
         "Folder for cost tables, plans, rows and tokens.",
         shown="the user's cache",
-        aliases=("preprocessing_cache_dir",),
+        aliases=("preprocessing_cache_dir", "dataset_prepared_path"),
         resume="place",
     )
     cache_bytes: int | None = key(
@@ -345,22 +358,28 @@ class DataSection(DatasetSection):
     """The data of a run: what is trained on, and what is evaluated."""
 
     eval_path: str | None = key(
-        WORD, "Data that are evaluated; as dataset_path.", aliases=("val_jsonl", "eval_dataset_path"), resume="place"
+        WORD,
+        "Data that are evaluated; as dataset_path.",
+        aliases=("val_jsonl", "eval_dataset_path", "eval_dataset"),
+        resume="place",
     )
     eval_packing: bool | None = key(
-        FLAG, "Pack them too; the evaluation loss is the same number either way.", shown="as packing"
+        FLAG,
+        "Pack them too; the evaluation loss is the same number either way.",
+        shown="as packing",
+        aliases=("eval_sample_packing",),
     )
     max_eval_samples: int | None = key(COUNT, "As max_samples, of the evaluation data.", shown="all")
     streaming: bool | None = key(FLAG, "Data files go through a cache of cache_bytes.", default=False)
 
 
 MEDIA_LIMITS: Mapping[str, Key] = {
-    "min_pixels": Key(kind=COUNT, help="Smallest image, in pixels (Qwen-VL)."),
-    "max_pixels": Key(kind=COUNT, help="Largest image, in pixels (Qwen-VL)."),
+    "min_pixels": Key(kind=COUNT, help="Smallest image, in pixels (Qwen-VL).", aliases={"image_min_pixels": {}}),
+    "max_pixels": Key(kind=COUNT, help="Largest image, in pixels (Qwen-VL).", aliases={"image_max_pixels": {}}),
     "max_img_size": Key(kind=COUNT, help="Longest edge of an image (Idefics3, SmolVLM, nanoVLM)."),
     "num_frames": Key(kind=COUNT, help="Frames sampled from a video."),
-    "fps": Key(kind=POSITIVE, help="Frames sampled per second of video."),
-    "max_frames": Key(kind=COUNT, help="Most frames sampled from a video."),
+    "fps": Key(kind=POSITIVE, help="Frames sampled per second of video.", aliases={"video_fps": {}}),
+    "max_frames": Key(kind=COUNT, help="Most frames sampled from a video.", aliases={"video_maxlen": {}}),
 }
 
 
@@ -398,7 +417,7 @@ class StepSection(Section):
     warmup_ratio: float | None = key(BELOW_ONE, "Warm-up as a share of all steps; warmup_steps below 1 is the same.")
     group_by_length: bool | None = key(
         FLAG,
-        "Padded batches of similar lengths: less padding, biased batches.",
+        "Padded batches of similar lengths: less padding, biased batches. For packs, balance: strict.",
         default=False,
         resume="plan",
     )
@@ -431,6 +450,12 @@ class StepSection(Section):
     master_weights: bool | None = key(
         FLAG, "The optimizer keeps and updates fp32 copies of weights.", shown="where trained weights are bf16"
     )
+    logging_dir: str | None = key(
+        WORD, "Folder of TensorBoard's logs.", shown="runs/ in the run's folder", resume="place"
+    )
+    num_gpus: int | None = key(
+        COUNT, "GPUs that the config was written for: what `plan` plans for; `train` says where it has others."
+    )
     quick_check: bool | None = key(FLAG, "Check packing on the model before the first step.", default=True)
 
 
@@ -442,12 +467,12 @@ class TrainingSection(StepSection):
     """
 
     learning_rate: float | None = key(RATE, default=5e-5, aliases=("lr_language_backbone",), resume="rate")
-    num_train_epochs: float | None = key(AMOUNT, default=1, resume="plan")
-    max_steps: int | None = key(STEPS, resume="plan")
+    num_train_epochs: float | None = key(AMOUNT, default=1, aliases=("num_epochs",), resume="plan")
+    max_steps: int | None = key(STEPS, aliases=("max_training_steps",), resume="plan")
     per_device_train_batch_size: int | None = key(
         COUNT,
         "Samples of a process in a forward pass; of packs, what counts is the samples of a step that follow from it.",
-        aliases=("batch_size",),
+        aliases=("batch_size", "micro_batch_size"),
         resume="plan",
     )
     gradient_accumulation_steps: int | None = key(COUNT, resume="plan")
@@ -462,7 +487,7 @@ class TrainingSection(StepSection):
     adam_beta2: float | None = key(BELOW_ONE, resume="rate")
     adam_epsilon: float | None = key(AMOUNT, resume="rate")
     max_grad_norm: float | None = key(AMOUNT)
-    lr_scheduler_type: str | None = key(choice(*SCHEDULES))
+    lr_scheduler_type: str | None = key(choice(*SCHEDULES), aliases=("lr_scheduler",))
     lr_scheduler_kwargs: dict[str, Any] | None = key(SECTION)
     warmup_steps: float | None = key(AMOUNT)
     neftune_noise_alpha: float | None = key(AMOUNT)
@@ -471,12 +496,12 @@ class TrainingSection(StepSection):
     gradient_checkpointing_kwargs: dict[str, Any] | None = key(SECTION)
     seed: int | None = key(SEED, default=0, resume="plan")
     data_seed: int | None = key(SEED, shown="seed", resume="plan")
-    eval_strategy: str | None = key(choice("no", "steps", "epoch"))
-    eval_steps: float | None = key(POSITIVE)
+    eval_strategy: str | None = key(choice("no", "steps", "epoch"), aliases=("evaluation_strategy",))
+    eval_steps: float | None = key(POSITIVE, aliases=("eval_interval",))
     eval_delay: float | None = key(AMOUNT)
     eval_on_start: bool | None = key(FLAG)
     eval_accumulation_steps: int | None = key(COUNT)
-    per_device_eval_batch_size: int | None = key(COUNT)
+    per_device_eval_batch_size: int | None = key(COUNT, aliases=("eval_batch_size",))
     save_strategy: str | None = key(choice("no", "steps", "epoch", "best"))
     save_steps: float | None = key(POSITIVE)
     save_total_limit: int | None = key(
@@ -496,7 +521,7 @@ class TrainingSection(StepSection):
     log_level_replica: str | None = key(_LOG_LEVEL)
     log_on_each_node: bool | None = key(FLAG)
     report_to: str | list[str] | None = key(either(TEXT, WORDS), default="none")
-    run_name: str | None = key(TEXT)
+    run_name: str | None = key(TEXT, aliases=("wandb_name",))
     project: str | None = key(TEXT)
     trackio_space_id: str | None = key(TEXT)
     trackio_bucket_id: str | None = key(TEXT)
@@ -512,7 +537,7 @@ class TrainingSection(StepSection):
     torch_empty_cache_steps: int | None = key(COUNT)
     use_cpu: bool | None = key(FLAG)
     use_cache: bool | None = key(FLAG)
-    use_liger_kernel: bool | None = key(FLAG)
+    use_liger_kernel: bool | None = key(FLAG, aliases=("enable_liger_kernel",))
     liger_kernel_config: dict[str, Any] | None = key(SECTION)
     auto_find_batch_size: bool | None = key(FLAG)
     average_tokens_across_devices: bool | None = key(FLAG)
@@ -587,11 +612,16 @@ HOMES: Mapping[str, str] = {name: section for section, cls in SECTIONS.items() f
 KEYS: Mapping[str, Key] = {name: one for cls in SECTIONS.values() for name, one in cls.known().items()}
 # Other systems' names: what they are called here, and what else they bring along.
 ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    alias: (name, brings) for name, one in KEYS.items() for alias, brings in one.aliases.items()
+    alias: (name, brings) for name, one in {**KEYS, **MEDIA_LIMITS}.items() for alias, brings in one.aliases.items()
 }
 TRAINER_KEYS = tuple(name for name in TrainingSection.known() if name not in StepSection.known())
 # What may stand in a processor_config beside limits of media: the model's name, and its class, which it knows itself.
 PROCESSOR_NAMES, PROCESSOR_CLASS = ("processor_name", "model"), "processor_type"
+
+
+def names_model(given: object) -> bool:
+    """Is the class of a processor the name of a model instead? That has a place; a class is a single word."""
+    return isinstance(given, str) and any(mark in given for mark in "/:")
 
 
 def keys_with(resume: str) -> tuple[str, ...]:

@@ -105,9 +105,11 @@ class _Packs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What measuring found out about what is trained."""
+        """What measuring found out about what is trained, and a setting that means something else for packs."""
         self._parts()
-        return self._notes
+        grouped = self.config.group_by_length and self.config.has_packs
+        said = ("group_by_length is balance: strict for packs: those of similar work share a step",) if grouped else ()
+        return (*said, *self._notes)
 
     @property
     def measured(self) -> Mapping[str, Any]:

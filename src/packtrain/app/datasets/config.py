@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from packtrain.app.config.kinds import COUNT, FLAG, SEED, WORD
 from packtrain.app.config.section import key
-from packtrain.app.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection
+from packtrain.app.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection, names_model
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.core.secrets import kept_apart
@@ -65,7 +65,7 @@ class DatasetConfig(DatasetSection):
     model: str | None = key(WORD, "The model whose processor is used; may stand in processor_config instead.")
     filter_overlong: bool | None = key(FLAG, "false: a sample that is longer than a pack is an error.")
     rows_per_batch: int = key(COUNT, "Samples of a padded batch; a pack is a whole batch.", default=1)
-    group_by_length: bool = key(FLAG, "Padded: similar lengths share a step.", default=False)
+    group_by_length: bool = key(FLAG, "Padded: similar lengths share a step; packs: similar work.", default=False)
     epochs: int = key(COUNT, "Epochs that packs are made for.", default=1)
     packs_per_step: int = key(COUNT, "Of an optimizer step, over all ranks; when padded, its samples.", default=1)
     seed: int = key(SEED, "Of everything that is drawn at random.", default=0)
@@ -119,7 +119,7 @@ class DatasetConfig(DatasetSection):
         if self.balance is not None:
             return self.balance  # type: ignore[return-value]  # it was checked
         if self.has_packs:
-            return "sorted"
+            return "strict" if self.group_by_length else "sorted"
         return "length" if self.group_by_length else "random"
 
     @property
@@ -196,6 +196,8 @@ def _take_model(config: DatasetConfig) -> Iterator[str]:
     if not isinstance(given, Mapping):
         return
     named = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
+    if not named and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
+        named = [given[PROCESSOR_CLASS]]
     found = {str(name) for name in (config.model, *named) if name}
     if len(found) > 1:
         yield f"model: {' and '.join(sorted(found))} are not the same"
@@ -243,12 +245,7 @@ def _padded(config: DatasetConfig) -> Iterator[str]:
         yield f"rows_per_batch: {rows} with pad_packs: true. A batch has the samples of one pack: leave it out"
     elif config.pad_packs and config.group_by_length:
         yield "group_by_length: true with pad_packs: true. Packs say who shares a batch: leave one of them out"
-    if config.group_by_length and config.packing:
-        yield (
-            "group_by_length: true with packing: true. Packs have no padding to save: leave it out; balance: strict "
-            "puts packs of similar work into a step"
-        )
-    elif config.group_by_length and config.balance not in (None, "length"):
+    if config.group_by_length and config.balance not in (None, "strict" if config.packing else "length"):
         yield f"group_by_length: true with balance: {config.balance}. Both are the order: leave one of them out"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -279,6 +280,8 @@ class Session:
         from packtrain.training.trainer import PackedTrainer
 
         prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
+        if (logs := run.config.training.logging_dir) is not None:
+            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))  # where it is looked for
         evaluation, memory = prepared.evaluation, None
         if machine is not None:
             memory = MemoryModel(

@@ -106,6 +106,7 @@ def resolve_run(
                     *said,
                     *of_size,
                     *_length_note(config),
+                    *_gpus_note(config, world),
                     *of_data,
                     *of_arguments,
                     *_parts_note(config, model),
@@ -175,6 +176,14 @@ def _length_note(config: RunConfig) -> list[str]:
     if steps is None or steps < 1 or epochs is None:
         return []
     return [f"max_steps {steps} decides how long the run is; num_train_epochs {epochs:g} has no effect beside it"]
+
+
+def _gpus_note(config: RunConfig, world: int) -> list[str]:
+    given = config.training.num_gpus
+    if given in (None, world):
+        return []
+    start = f"torchrun --nproc-per-node {given} -m packtrain.cli train ..."
+    return [f"num_gpus is {given}, and this run has {world} process{'es' * (world > 1)}: {start} starts {given}"]
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
