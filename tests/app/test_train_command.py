@@ -237,6 +237,11 @@ class TestRun:
         assert again.notes == (), "by our own names"
         AutoModelForCausalLM.from_pretrained(folder / "final")
         AutoTokenizer.from_pretrained(folder / "final")
+        _, head, card = (folder / "final" / "README.md").read_text().split("---\n", 2)
+        assert yaml.safe_load(head)["library_name"] == "transformers"
+        for words in ("`tiny:llama`, fine-tuned on `train.jsonl`", "| Evaluation loss |", "transformers 5"):
+            assert words in card
+        assert str(tmp_path) not in card, "where data lie is nobody's business"
         code, _, err = run("train", config)
         assert code == 2
         assert "which holds a run (complete)" in err
@@ -412,7 +417,9 @@ class TestRun:
         pytest.importorskip("bitsandbytes" if method == "qlora" else "peft")
         code, out, err = run("train", config, f"model.method={method}", "model.lora_rank=4", "--json")
         assert code == 0, err
-        learns = json.loads(out)["model"]["learns"][0]
+        said = json.loads(out)
+        assert any("model.merge_adapters=true saves whole weights" in note for note in said["notes"])
+        learns = said["model"]["learns"][0]
         assert 0 < learns["trained"] < learns["weights"] / 4
         assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()
 

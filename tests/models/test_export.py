@@ -99,6 +99,9 @@ def test_tokenizer_and_processor_come_along(family: str, tmp_path: Path) -> None
     assert found.chat_template == wanted.chat_template
     names = {path.name for path in (tmp_path / "final").iterdir()}
     assert {"tokenizer.json", "config.json", "model.safetensors"} <= names
+    modes = {path.stat().st_mode for path in (tmp_path / "final").iterdir()}
+    (tmp_path / "new").touch()
+    assert modes == {(tmp_path / "new").stat().st_mode}, "others may read weights as they may read any new file"
     assert not {name for name in names if name.startswith((".", "optimizer", "trainer", "README"))}
 
 

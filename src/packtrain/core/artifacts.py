@@ -9,7 +9,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,18 @@ def room_for(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
             raise
         raise DiskFull(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+def share_files(folder: Path) -> None:
+    """Give all files of a new folder the mode that the umask gives: some libraries let only the owner read theirs."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with suppress(PermissionError):  # of a disk without modes
+                path.chmod(mode)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain.core.artifacts import share_files
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.folders import whole_folder
 from packtrain.core.values import MediaLimits
@@ -43,13 +44,14 @@ def save_final(
     limits: MediaLimits | None = None,
     state_dict: Mapping[str, Tensor] | None = None,
     chat_template: str | None = None,
+    card: str | None = None,
 ) -> None:
     """Write the weights of a model, their config and the files of tokenizer and processor; all of it or nothing.
 
     Adapters are saved as adapters, with the parts that were trained whole beside them, or merged. `processor_folder` is
     the folder of the model that training started from; its processor gets the media limits of the run, where its files
     can say them. `state_dict` holds whole weights by the names of `model`, where its own are sharded. `chat_template`
-    is one that was trained with instead of the model's. Only one process may call this.
+    is one that was trained with instead of the model's, `card` the text of README.md. Only one process may call this.
     """
     keep_four_bits(model)
     adapted = _adapted(model)
@@ -74,6 +76,9 @@ def save_final(
                     write_limits(temporary, limited_parts(read_settings(processor_folder), limits) or {})
             if chat_template is not None:
                 _put_template(temporary, chat_template)
+            if card is not None:
+                (temporary / "README.md").write_text(card, encoding="utf-8")
+            share_files(temporary)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(
             str(folder),

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from packtrain.core.artifacts import read_json, refuse_links, sync, write_json
+from packtrain.core.artifacts import read_json, refuse_links, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.training.agreement import faults_of_all, world_size
@@ -261,6 +261,7 @@ class CheckpointFolder:
 
     def _name(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
         found.require()
+        share_files(saving)
         for name in found.files:
             sync(saving / name)
         files = {name: one.plain() for name, one in found.files.items()}

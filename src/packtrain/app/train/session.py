@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome, origin
+from packtrain.app.train.card import model_card
 from packtrain.app.train.check_arguments import check_arguments
 from packtrain.app.train.course import course_of, room_for
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
@@ -27,7 +28,7 @@ from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.core.places import cache_dir
 from packtrain.costs.table import LEDGER as MEASURED
-from packtrain.models.tiny import resolve
+from packtrain.models.tiny import PREFIX, resolve
 from packtrain.plans.plan import LEDGER as PACKED
 from packtrain.reports.run_page import write_run_report
 from packtrain.reports.run_read import read_run
@@ -52,6 +53,10 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
 _ROUNDED = (
     "weights are kept and updated in half precision, where small updates are rounded away: let the optimizer keep fp32 "
     "masters of them (training.master_weights), which adamw_torch_fused, adafactor and sgd can"
+)
+_NO_BASE = (
+    "the random weights of a tiny model are in no file, so the adapters in final/ have no base to load them onto: "
+    "model.merge_adapters=true saves whole weights"
 )
 
 
@@ -120,6 +125,8 @@ class Session:
         if checkpoint is not None:
             passed = (f"passed over, the run goes on from an earlier step: {one}" for one in checkpoint.passed_over)
             notes = (*notes, *passed, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
+        if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
+            notes = (*notes, _NO_BASE)
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
         predicted = expected(prepared, machine)
@@ -186,7 +193,7 @@ class Session:
                 self._finish(folder, self._outcome(status, detail, trainer, watch, started))
                 raise
         outcome = self._outcome(status, detail, trainer, watch, started)
-        final = self._export(trainer, folder) if status == "complete" else None
+        final = self._export(trainer, folder, outcome) if status == "complete" else None
         report, problems = self._finish(folder, outcome)
         return TrainOutcome(
             folder=folder.path, ready=self.ready, outcome=outcome, report=report, final=final, problems=problems
@@ -332,7 +339,7 @@ class Session:
             predicted=predicted,
         )
 
-    def _export(self, trainer: PackedTrainer, folder: RunFolder) -> Path:
+    def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
         """The weights alone; all processes take part where they are shared out."""
         from packtrain.models.export import save_final
 
@@ -348,6 +355,7 @@ class Session:
                 limits=run.data.media_limits(),
                 state_dict=state,
                 chat_template=run.data.own_template(),
+                card=model_card(self.ready, outcome, merged=run.merge_adapters),
             )
         return target
 
