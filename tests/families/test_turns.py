@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from packtrain.core.errors import RecordError
+from packtrain.core.errors import ConfigError, RecordError
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.turns import TurnFinder
@@ -271,6 +271,23 @@ def test_what_the_model_has_to_write(name: str) -> None:
     template = ChatTemplate(source, {"eos_token": "</s>"}, "2026-01-01")
     finder = TurnFinder(template, string_content=True)
     assert spoken(template, finder, conversation("qwen2", *turns)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ messages[0].content / 0 }}", "the chat template failed"),
+        ("{% if 1 / 0 %}{% endif %}", "ZeroDivisionError"),
+        ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ cycler.__init__.__globals__ }}", "refused the record"),
+        ("{% for a in [1] %}" * 25 + "{% endfor %}" * 25, "SyntaxError"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "RecursionError"),
+    ],
+)
+def test_a_template_that_fails_is_refused_in_words(source: str, words: str) -> None:
+    with pytest.raises((RecordError, ConfigError), match=words):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
 
 
 def test_marks_of_the_parts_of_an_answer() -> None:

@@ -101,7 +101,7 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_refuse, strftime_now=strftime_at(date))
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:  # loops or brackets in each other
             raise ConfigError(
                 "chat template", got=f"{type(error).__name__}: {error}", expected="a Jinja template"
             ) from None
@@ -134,8 +134,10 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise RecordError("template", "the chat template refused the record", str(error)) from None
-        except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
-            raise RecordError("template", "the chat template failed", f"{type(error).__name__}: {error}") from None
+        except Exception as error:  # a template can fail in any way that Python can
+            raise RecordError(
+                "template", "the chat template failed", f"{type(error).__name__}: {error}"[:200]
+            ) from None
         return str.__str__(text)  # plain, whatever was watched in it
 
 

@@ -138,7 +138,7 @@ def compile_template(template: str) -> Template:
 
     try:
         return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(template)
-    except TemplateError as error:
+    except (TemplateError, SyntaxError, RecursionError) as error:
         raise ConfigError(
             "data.object_template",
             got=f"{type(error).__name__}: {error}",
