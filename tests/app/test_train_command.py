@@ -20,8 +20,10 @@ import yaml
 from commands import Run
 from made_runs_data import write_chats, write_config
 
-from packtrain.app.config.load import load_config
+from packtrain.app.config.load import RunConfig, load_config
 from packtrain.app.runs.folder import RunFolder
+from packtrain.app.train.from_data import config_from_data
+from packtrain.app.train.values import Place
 from packtrain.cli.train import _what_is_lost
 from packtrain.models.tiny import resolve
 from packtrain.reports.run_read import read_run
@@ -177,6 +179,11 @@ class TestFromData:
         (chosen,) = (note for note in said["notes"] if "planned for 1 x H200" in note)
         assert (said["folder"], said["numbers"]["packs_per_step"]) == ("mine", 2)
         assert f"packing_length {said['numbers']['packing_length']}" in chosen
+        named = {
+            "model": {"model_name_or_path": "tiny:llama"},
+            "data": {"dataset_path": "train.jsonl", "plan": "packs"},
+        }
+        assert config_from_data(RunConfig.of(named, ""), Place()).data.packing_length is None, "the plan has it"
         code, out, _ = run("cache", "ls", "--json")
         assert [one["about"][:13] for one in json.loads(out)["entries"] if one["kind"] == "studies"] == [
             "tiny:llama on"

@@ -61,8 +61,13 @@ def config_from_data(given: RunConfig, here: Place, progress: Callable[[Any], No
         data_of(given, "dataset_path", str(run.data.dataset_path)),
     ):
         table = measure_outcome(run.data, progress=progress).table
-    gpu = _gpu(run, here)
-    chosen, said = _for_gpu(run, table, gpu, root) if gpu is not None else _for_cpu(run, table)
+    chosen: dict[str, Any] = {}
+    if given.data.plan is not None:
+        said = "packs are those of data.plan"
+    elif (gpu := _gpu(run, here)) is not None:
+        chosen, said = _for_gpu(run, table, gpu, root)
+    else:
+        chosen, said = _for_cpu(run, table)
     found = _over(chosen, given.sections())
     if given.training.output_dir is None:
         found["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
@@ -117,13 +122,13 @@ def _over(chosen: dict[str, Any], said: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 def _words(found: dict[str, dict[str, Any]], said: dict[str, dict[str, Any]]) -> str:
-    chosen = (
+    chosen = [
         f"{name} {str(value).lower() if isinstance(value, bool) else value}"
         for section in _SHOWN
         for name, value in found[section].items()
         if name not in said[section]
-    )
-    return ", ".join(chosen)
+    ]
+    return ", ".join(chosen) or "nothing else is chosen"
 
 
 def _name(given: RunConfig, here: Place) -> str:
