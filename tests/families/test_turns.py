@@ -280,6 +280,7 @@ def test_what_the_model_has_to_write(name: str) -> None:
         ("{% if 1 / 0 %}{% endif %}", "ZeroDivisionError"),
         ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ '\\ud800' }}", "UnicodeEncodeError"),
         ("{{ cycler.__init__.__globals__ }}", "refused the record"),
         ("{% for a in [1] %}" * 25 + "{% endfor %}" * 25, "SyntaxError"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "RecursionError"),

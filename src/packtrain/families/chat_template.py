@@ -132,6 +132,7 @@ class ChatTemplate:
             text = self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **{**self._variables, _MARKS: marks}
             )
+            text.encode()  # half of a character is no text
         except jinja2.TemplateError as error:
             raise RecordError("template", "the chat template refused the record", str(error)) from None
         except Exception as error:  # a template can fail in any way that Python can
