@@ -132,14 +132,15 @@ class ChatTemplate:
             text = self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **{**self._variables, _MARKS: marks}
             )
-            text.encode()  # half of a character is no text
+            plain = str.__str__(text)  # whatever was watched in it
+            plain.encode()  # half of a character is no text
         except jinja2.TemplateError as error:
             raise RecordError("template", "the chat template refused the record", str(error)) from None
         except Exception as error:  # a template can fail in any way that Python can
             raise RecordError(
                 "template", "the chat template failed", f"{type(error).__name__}: {error}"[:200]
             ) from None
-        return str.__str__(text)  # plain, whatever was watched in it
+        return plain
 
 
 def _cut_marks(text: str) -> Rendered:
