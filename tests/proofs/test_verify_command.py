@@ -221,6 +221,14 @@ def test_a_verdict_needs_findings() -> None:
     ]
 
 
+def test_the_next_command_names_the_data() -> None:
+    finding = Finding(check="logits", difference=0.0, allowed=1.0)
+    about: dict[str, Any] = dict(model="m", backend="sdpa", device="cpu", dtype="float32", samples=("a",), tokens=9)
+    out = io.StringIO()
+    show_verdict(Verdict(**about, findings=(finding,)), Console(file=out, width=160), "my data.jsonl")
+    assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
+
+
 def test_names_from_data_steer_no_terminal() -> None:
     name = "one\x1b[2J\x1b]0;title\x07" + "x" * 1_000
     finding = Finding(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")

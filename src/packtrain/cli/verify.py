@@ -78,6 +78,6 @@ def verify(
     if as_json:
         print_json(verdict.as_json())
     else:
-        show_verdict(verdict, output)
+        show_verdict(verdict, output, data)
     if not verdict.passed:
         raise typer.Exit(1 if verdict.failures or not verdict.findings else _INCONCLUSIVE)

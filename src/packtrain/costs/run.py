@@ -22,7 +22,7 @@ from packtrain.costs.journal import Journal, UnitResult
 from packtrain.costs.judge import FailureBudget, Judge
 from packtrain.costs.moved import others_there
 from packtrain.costs.remedies import Remedies, remedies_of
-from packtrain.costs.statistics import summarise
+from packtrain.costs.statistics import count_copies, summarise
 from packtrain.costs.table import (
     COSTS,
     JOURNAL,
@@ -145,6 +145,7 @@ def run(
             "content": counts.content.summary(),
             "files": [[file.source, places.sources[file.source].name_of(file.file)] for file in counts.files],
             "statistics": summarise(table),
+            "copies": count_copies(table.column("check"), table.column("tokens")),
             "measured_by": "rule" if task.rule == FAMILY_RULE else "processor",
             "check": {"records": checked, "note": note},
             "versions": _versions(),

@@ -59,7 +59,7 @@ def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
             f"only {learned / tokens:.1%} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
             "answers are short beside their prompts and media"
         )
-    copies = summary["statistics"].get("copies", 0)
+    copies = summary.get("copies", 0)
     if copies > _MANY_COPIES * rows:
         notes.append(f"{copies:,} of {rows:,} records have the very text of another one")
     if number := counts.get("without_end", 0):
@@ -77,21 +77,20 @@ def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def summarise(table: CostTable) -> dict[str, Any]:
-    """Statistics of every described column, one column in memory at a time, the sources' shares, and copies."""
+    """Statistics of every described column, one column in memory at a time, and the sources' shares."""
     tokens = table.column("tokens")
     sources = table.source_codes()
     by_source = {
         name: {"rows": int((sources.codes == code).sum()), "tokens": int(tokens[sources.codes == code].sum())}
         for code, name in enumerate(sources.names)
     }
-    columns = {name: describe(table.column(name)) for name in DESCRIBED}
-    return {"columns": columns, "sources": by_source, "copies": _copies(table.column("check"), tokens)}
+    return {"columns": {name: describe(table.column(name)) for name in DESCRIBED}, "sources": by_source}
 
 
-def _copies(checks: np.ndarray, tokens: np.ndarray) -> int:
+def count_copies(checks: np.ndarray, tokens: np.ndarray) -> int:
     """Rows whose text another one has, by their checksums of 32 bits and their tokens; some have no checksum.
 
-    >>> _copies(np.array([7, 7, 9, 7, 0, 0]), np.array([5, 5, 5, 6, 5, 5]))
+    >>> count_copies(np.array([7, 7, 9, 7, 0, 0]), np.array([5, 5, 5, 6, 5, 5]))
     1
     """
     known = (checks + (tokens.astype(np.int64) << 32))[checks != 0]

@@ -20,6 +20,7 @@ from packtrain.costs.places import Places
 from packtrain.costs.statistics import summarise
 from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
 from packtrain.estimates import calibration
+from packtrain.models.tiny import known_as
 from packtrain.packs.rows import RowTable, fingerprint_of
 from packtrain.packs.token_table import KIND as TOKENS_KIND
 from packtrain.packs.token_table import TOKENS, TokenTable, token_inputs
@@ -28,6 +29,7 @@ from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
 from packtrain.plans.resources import RESOURCES
 from packtrain.records.shards.entries import list_folder
 from packtrain.records.yaml_text import read_yaml
+from packtrain.reports.numbers import plural
 
 STUDIED = "recommended.yaml"
 Faults = Iterator[str]
@@ -66,7 +68,13 @@ def _names(table: Path) -> str:
         return table.name
     specs = ["/".join(Path(source.path).parts[-2:]) for source in places.sources]
     more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
-    return f"{specs[0] if specs else '?'}{more} for {Path(places.model).name}"
+    return f"{specs[0] if specs else '?'}{more} for {_model_name(places.model)}"
+
+
+def _model_name(folder: str) -> str:
+    """As users call it."""
+    name = known_as(folder)
+    return Path(name).name if name == folder else name
 
 
 def _of_plan(path: Path) -> str:
@@ -74,7 +82,7 @@ def _of_plan(path: Path) -> str:
     counts, config = plan.summary["epochs"][0], plan.config
     how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
     about = _names(Path(plan.summary["cost_table"]))
-    return f"{counts['entries']:,} samples, {how}, {plan.num_epochs} epochs: {about}"
+    return f"{counts['entries']:,} samples, {how}, {plural(plan.num_epochs, 'epoch')}: {about}"
 
 
 def _of_rows(path: Path) -> str:
@@ -113,9 +121,9 @@ _DESCRIBED: dict[str, Callable[[Path], str]] = {
     "tokens": _of_tokens,
     "studies": _of_study,
     "shards": _of_shards,
-    "models": lambda path: path.name,
+    "models": lambda path: _model_name(str(path)),
     "tokenizers": lambda path: f"made with transformers, {len(list(path.iterdir()))} files",
-    "configs": lambda path: str(json.loads(path.read_text(encoding="utf-8")).get("model_type")),
+    "configs": lambda path: str(json.loads(path.read_text(encoding="utf-8"))["config"].get("model_type")),
     "calibration": _of_calibration,
 }
 

@@ -91,4 +91,4 @@ def _ago(days: float) -> str:
 def _state(entry: Cached, *, verified: bool) -> str:
     if verified:
         return f"[bold red]{escape(shown('; '.join(entry.faults), _ABOUT))}[/]" if entry.faults else "yes"
-    return f"[yellow]stale[/]: {escape(shown('; '.join(entry.stale), _ABOUT))}" if entry.stale else "would be used"
+    return f"[yellow]stale[/]: {escape(shown('; '.join(entry.stale), _ABOUT))}" if entry.stale else "current"

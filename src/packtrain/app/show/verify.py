@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -13,7 +15,7 @@ _SAID = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[bold
 _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
-def show_verdict(verdict: Verdict, console: Console) -> None:
+def show_verdict(verdict: Verdict, console: Console, data: str | None = None) -> None:
     """What was checked, how far apart packed and alone are, and how that was judged."""
     model = shown(verdict.model, _WHERE)
     about = ", ".join((model, verdict.backend, verdict.dtype, verdict.device))
@@ -42,7 +44,8 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
     took = f"in {verdict.seconds:.1f} s"
     if verdict.passed:
         console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks, {took}")
-        console.print(f"next: packtrain measure DATA --model {escape(model)} --out costs", soft_wrap=True)
+        then = shlex.join(("packtrain", "measure", shown(data or "DATA", _WHERE), "--model", model, "--out", "costs"))
+        console.print(f"next: {escape(then)}", soft_wrap=True)
         return
     if not verdict.failures:
         weak = ", ".join(finding.check for finding in verdict.powerless)
