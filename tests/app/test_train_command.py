@@ -21,7 +21,7 @@ from commands import Run
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.config.load import RunConfig, load_config
-from packtrain.app.runs.folder import RunFolder
+from packtrain.app.runs.folder import RunFolder, origin
 from packtrain.app.train.from_data import config_from_data
 from packtrain.app.train.values import Place
 from packtrain.cli.train import _what_is_lost
@@ -238,6 +238,14 @@ class TestRun:
         names = ("plan", "packs_per_step", "seed", "balance", "world", "rows_per_batch", "model", "mode", "derived")
         assert all(name in facts for name in (*names, "outcome", "versions", "fingerprints"))
         assert facts["derived"]["steps"] == 3
+        assert facts["origin"] == {"seed": 0}, "tiny weights are drawn from it"
+        assert origin(str(folder / "final"), 0) == {
+            **{"run": str(folder), "weights": "final", "model": "tiny:llama"},
+            **{"step": 3, "samples_seen": steps[-1]["samples_seen"]},
+        }
+        assert origin(str(tmp_path), 0) is None
+        assert facts["derived"]["course"]["rates"] == {"language": 1e-2}
+        assert facts["command"]
         assert facts["outcome"]["eval_loss"] is not None
         again = load_config(folder / "run.yaml")
         assert again.training.packs_per_step == facts["packs_per_step"]

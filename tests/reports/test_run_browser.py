@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ def test_every_chart_can_be_seen(browser: Browser, page: Path, width: int) -> No
         assert wide >= 30, (name, label)
         assert high >= 8, (name, label)
         assert inside > 0, (name, label)
+
+
+@pytest.mark.parametrize("width", [320, 1000, 1400])
+def test_numbers_stay_inside_their_cards(browser: Browser, tmp_path: Path, width: int) -> None:
+    made = Made(steps=23, seconds=100.0)
+    page = write_run_report(write_run(tmp_path / "run", made))
+    assert re.search(r">\d\d min \d+ s<", page.read_text()), "as long as any that is shown there"
+    browser.open(page, width=width)
+    beyond = browser.run(
+        "[...document.querySelectorAll('.tile .big')].filter((one) => one.scrollWidth > one.clientWidth)"
+        ".map((one) => one.textContent)"
+    )
+    assert beyond == []
 
 
 def test_pointing_at_a_curve_reads_it(browser: Browser, tmp_path: Path) -> None:

@@ -100,6 +100,52 @@ def test_comparison_says_what_differs_and_by_how_much(pages: dict[str, Path]) ->
     assert "Loss over time" not in read_page(pages["one"]).all("main")[0].text
 
 
+def test_the_page_begins_with_what_readers_look_for(pages: dict[str, Path]) -> None:
+    for name in ("one", "both"):
+        text = read_page(pages[name]).all("main")[0].text
+        words = (
+            *("lora: rank 8, alpha 16.0, q_proj, v_proj", "language 20.0 k of 1.0 M (2.0 %), vision frozen"),
+            *("1,000 samples, 12 videos, 96 frames, each seen 3 times", "0.0002; cosine schedule, 4 steps of warm-up"),
+            *(
+                "adamw_torch_fused, weight decay 0.1, gradients clipped at 1, in bf16 autocast",
+                "2026-01-02 03:04:05 UTC",
+            ),
+            *("packtrain train run.yaml", "torch 2.15.0", "4 packs of up to 4,096 tokens, about 16 samples"),
+        )
+        for line in words:
+            assert line in text, (name, line)
+        assert text.index("rank 8") < text.index("Gradient norm"), "before most charts"
+
+
+def test_charts_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    def titles(*made: Made) -> list[str]:
+        folders = [write_run(tmp_path / f"{len(made)}-{at}-{one.padding}", one) for at, one in enumerate(made)]
+        page = read_page(write_run_report(folders[0], others=folders[1:]))
+        return [caption.text for caption in page.all("figcaption")]
+
+    none, padded = Made(padding=0.0, steps=12, world=1), Made(padding=0.5, steps=12, mode="padded", world=1)
+    assert not any(title.startswith(("Padding", "Equal work")) for title in titles(none))
+    assert any(title.startswith("Padding") for title in titles(none, padded)), "beside a run that has some"
+    assert not any(title.startswith("Fill") for title in titles(padded)), "it is what is no padding"
+
+
+def test_what_is_shown_alike_is_not_marked_as_different() -> None:
+    steps = {name: np.arange(1.0, 3) for name in ("step", "samples_seen", "loss", "supervised_tokens")}
+    runs = [made_of(steps, about=About(outcome={"eval_loss": loss, "seconds": loss})) for loss in (4.9801, 4.9802)]
+    runs[1] = replace(runs[1], about=replace(runs[1].about, outcome={"eval_loss": 4.9802, "seconds": 15.0}))
+    [outcome] = [group for group in runs_content(runs)["settings"] if group["title"] == "Outcome"]
+    assert {row["name"]: row["differ"] for row in outcome["rows"]} == {"eval_loss": False, "seconds": True}
+
+
+def test_runs_can_be_told_in_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    text = write_run_report(pair[0], others=[pair[1]], out=tmp_path / "both.md").read_text()
+    assert text.startswith("**The same loss, 2.3")
+    assert "| Speed over the baseline | 2.3" in text
+    assert "| --- | --- | --- |" in text
+    assert "\u2068" not in text
+    assert text.strip() in Page(render_runs([read_run(folder) for folder in pair])).all("main")[0].text
+
+
 def test_curves_have_the_numbers_of_the_log(tmp_path: Path) -> None:
     """With fewer steps than buckets every step can be read from the page."""
     folder = write_run(tmp_path / "run", Made(steps=60))
@@ -158,7 +204,7 @@ def test_a_run_that_is_training_says_so(tmp_path: Path) -> None:
         content = runs_content([read_run(folder)])
         assert content["headline"].endswith(" so far")
         assert "still training: step 12 of 40" in content["lead"]
-        assert "still training: step 12 of 40" in runs_content([read_run(folder)] * 2)["lead"]
+        assert "still training: step 12 of 40" in render_runs([read_run(folder)] * 2)
         (folder / "metrics.jsonl").unlink()
         write_run(folder, Made(steps=12))
         assert "Completed." in runs_content([read_run(folder)])["lead"], "its process writes the page, then lets go"

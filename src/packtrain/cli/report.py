@@ -37,6 +37,9 @@ def report(
         return
     output.print(_line(made.content["headline"]), style="bold", markup=False, soft_wrap=True)
     output.print(_line(made.content["lead"]), markup=False, soft_wrap=True)
+    for run in made.content["runs"]:
+        if len(runs) > 1 and not run["complete"]:
+            output.print(_line(f"{run['label']}: {run['ended']}"), markup=False, soft_wrap=True)
     output.print(f"next: open [bold]{escape(str(made.page.resolve()))}[/]", soft_wrap=True)
 
 

@@ -146,7 +146,7 @@ def _with_adapters(model: Any, settings: ModelSettings, *, half: bool) -> Any:
         raise ConfigError(
             f"model.method {settings.method}", got=str(error), fix="pip install 'packtrain[train]'"
         ) from error
-    alpha: Any = 2 * settings.lora_rank if settings.lora_alpha is None else settings.lora_alpha
+    alpha: Any = settings.scale
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_rank,

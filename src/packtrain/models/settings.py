@@ -53,6 +53,11 @@ class ModelSettings:
         return self.method != "full"
 
     @property
+    def scale(self) -> float:
+        """The alpha of adapters."""
+        return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+    @property
     def learns_vision(self) -> bool:
         return not self.has_adapters if self.train_vision is None else self.train_vision
 

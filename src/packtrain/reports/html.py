@@ -101,7 +101,7 @@ def _environment() -> Environment:
         "sentence": _sentence,
         "words": words,
         "modality": modality,
-        "setting": _setting,
+        "setting": setting,
         "limits": limits_text,
     }
     return environment
@@ -117,7 +117,8 @@ def _sentence(text: str) -> str:
     return shown(text if "_" in text.split(" ")[0] else text[:1].upper() + text[1:], 120)
 
 
-def _setting(value: object) -> str:
+def setting(value: object) -> str:
+    """A value of a config or of run.json, as pages show it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

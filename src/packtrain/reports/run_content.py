@@ -7,13 +7,15 @@ from typing import Any
 
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.content import LONGEST, Content, plain
-from packtrain.reports.html import changes
+from packtrain.reports.html import changes, setting
 from packtrain.reports.numbers import shown
-from packtrain.reports.run_summary import compare, summarise
+from packtrain.reports.run_setup import setup_rows
+from packtrain.reports.run_summary import Summary, along, compare, summarise
 from packtrain.reports.run_values import About, Run, Scalar
 from packtrain.reports.run_words import ALIKE, ended, headline, labels_of, lead, why_apart
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
+_PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table
 MOST_RUNS = 8  # as many as there are colours
 # Settings of a config that a loss does not depend on, or of which the page says it in words of their own.
 _NO_CAUSE = frozenset(
@@ -39,6 +41,8 @@ def runs_content(runs: Sequence[Run]) -> Content:
             {**_run(run), "label": label, "summary": plain(summary)}
             for run, label, summary in zip(runs, labels, summaries, strict=True)
         ],
+        "setup": setup_rows(runs),
+        "along": _along(runs, summaries),
         "settings": _groups(runs),
         "comparison": _comparison(runs, plain(both)) if both is not None else None,
     }
@@ -56,6 +60,7 @@ def _run(run: Run) -> Content:
         "about": {name: _short(getattr(about, name)) for name in ("model", "mode", "world")},
         "status": shown(run.status, 80),
         "ended": ended(run),
+        "complete": run.status == "complete",
         "warnings": [
             {
                 "step": one.step,
@@ -70,6 +75,16 @@ def _run(run: Run) -> Content:
         "left_out": sum(run.ledger.values()),
         "notes": [shown(note, LONGEST) for note in (*run.notes, *about.said[:SHOWN_NOTES])],
     }
+
+
+def _along(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[Content]:
+    """The loss of every run at a few places, the last of which all of them have reached."""
+    end = min(one.samples or 0.0 for one in summaries)
+    found = []
+    for share in _PLACES if end else ():
+        losses = [along(run.steps, share * end, one.loss_window) for run, one in zip(runs, summaries, strict=True)]
+        found.append({"samples": share * end, "losses": losses})
+    return found
 
 
 def _comparison(runs: Sequence[Run], found: Content) -> Content:
@@ -110,7 +125,7 @@ def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
     said = [name for one in values for name, value in one.items() if value not in (None, "")]
     names = list(dict.fromkeys(said))[:SHOWN_SETTINGS]
     rows = [(shown(name, 80), [_short(one.get(name)) for one in values]) for name in names]
-    return [{"name": name, "values": row, "differ": any(one != row[0] for one in row)} for name, row in rows]
+    return [{"name": name, "values": row, "differ": len({setting(one) for one in row}) > 1} for name, row in rows]
 
 
 def _own(about: About) -> dict[str, Scalar]:

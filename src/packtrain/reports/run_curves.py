@@ -67,6 +67,8 @@ class Axes:
     write: Callable[[float], str]  # a value, in the tip
     write_x: Callable[[float], str]  # a place along x, in the tip
     tick_x: Callable[[float], str]
+    title_x: str  # what lies along x
+    unit_x: float = 1.0  # of x, that its ticks are round numbers of
     tick: Callable[[float], str] | None = None  # a value at the axis; None: as in the tip
     from_zero: bool = True
     top: float | None = None
@@ -91,7 +93,8 @@ def curve_chart(curves: Sequence[Curve], axes: Axes, dots: Sequence[Dot] = (), l
         x, y = percent_of(across.at(dot.x)), y_at(scale, dot.y, axes.height)
         plot.append(element("circle", element("title", dot.tip), cx=x, cy=y, r=4, class_=f"dot {dot.css}"))
     plot += _x_labels(axes)
-    return framed(plot, axis=labels, label=axes.label, height=axes.height)
+    title = element("div", axes.title_x, class_="along", aria_hidden="true")
+    return framed(plot, axis=labels, label=axes.label, height=axes.height) + title
 
 
 def _scale(
@@ -146,13 +149,13 @@ def _columns(curves: Sequence[Curve], axes: Axes) -> list[Markup]:
     tips: dict[int, list[str]] = {}
     for curve in curves:
         points, trend = curve.points, curve.trend
-        smooth = dict(zip(trend.bucket.tolist(), trend.mean.tolist(), strict=True)) if trend is not None else {}
+        smooth = np.interp(points.x, trend.x, trend.mean) if trend is not None and len(trend.x) else None
         for at, bucket in enumerate(points.bucket.tolist()):
             text = axes.write(float(points.mean[at]))
             if points.steps[at] > 1:
                 text = f"mean {text} ({axes.write(float(points.low[at]))} to {axes.write(float(points.high[at]))})"
-            if bucket in smooth:
-                text += f", smoothed {axes.write(smooth[bucket])}"
+            if smooth is not None:
+                text += f", smoothed {axes.write(float(smooth[at]))}"
             tips.setdefault(bucket, []).append(f"{curve.name}: {text}" if curve.name else text)
     whole, found = float(edges[-1]), []
     buckets = sorted(tips)
@@ -170,6 +173,6 @@ def _columns(curves: Sequence[Curve], axes: Axes) -> list[Markup]:
 
 def _x_labels(axes: Axes) -> list[Markup]:
     end = float(axes.edges[-1])
-    _, ticks = nice_scale(0, end, steps=4)
-    inside = [tick for tick in ticks if tick <= end * 1.0001]
+    _, ticks = nice_scale(0, end / axes.unit_x, steps=4)
+    inside = [tick * axes.unit_x for tick in ticks if tick * axes.unit_x <= end * 1.0001]
     return [x_label(axes.tick_x(tick), tick / end, axes.height) for tick in inside]

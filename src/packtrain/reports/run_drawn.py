@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from packtrain.reports.numbers import (
     count,
-    duration,
     elapsed,
     gib,
     large,
@@ -25,7 +24,7 @@ from packtrain.reports.numbers import (
 from packtrain.reports.picture import Key
 from packtrain.reports.run_curves import Axes, Curve, Dot, Level, curve_chart
 from packtrain.reports.run_summary import drawn_loss
-from packtrain.reports.run_thin import edges_for, thin
+from packtrain.reports.run_thin import BUCKETS, edges_for, thin
 from packtrain.reports.run_values import Run
 
 COLOURS = 8
@@ -85,11 +84,14 @@ class _Charts:
 
     def __init__(self, runs: Sequence[Run], labels: Sequence[str]) -> None:
         self.runs, self.labels = runs, labels
-        self.edges = edges_for(max(_end(run.steps["samples_seen"]) for run in runs))
+        # Few steps have a place each; two of them in one would look like an accident.
+        self.buckets = BUCKETS * (1 if max(len(run.steps) for run in runs) > BUCKETS else 10)
+        self.edges = edges_for(max(_end(run.steps["samples_seen"]) for run in runs), self.buckets)
 
     def loss_chart(self, *, by_time: bool) -> Drawn | None:
         """Loss over samples, or over the time of training; evaluations are dots."""
-        edges = edges_for(max(_end(run.steps.elapsed) for run in self.runs)) if by_time else self.edges
+        longest = max(_end(run.steps.elapsed) for run in self.runs)
+        edges = edges_for(longest, self.buckets) if by_time else self.edges
         curves: list[Curve] = []
         dots: list[Dot] = []
         for at, run in enumerate(self.runs):
@@ -154,17 +156,20 @@ class _Charts:
     def speed_chart(self, column: str, look: _Look) -> Drawn | None:
         """One column of every run."""
         curves = self._curves(column)
-        if not curves or (column == "spread" and all(run.about.world == 1 for run in self.runs)):
+        nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
+        if not curves or nothing or (column == "spread" and all(run.about.world == 1 for run in self.runs)):
             return None
         if column == "step_seconds":
             predicted = self._curves("predicted_seconds", predicted=True)
             curves += predicted
-            look = _cut(replace(look, unit=look.unit + ("; dashed: predicted" if predicted else "")), curves)
+            look = _cut(replace(look, unit=look.unit + ("; dotted: predicted" if predicted else "")), curves)
         return self._chart(look, curves)
 
     def _curves(self, column: str, *, predicted: bool = False, unit: float = 1.0) -> list[Curve]:
         found = []
         for at, run in enumerate(self.runs):
+            if column == "fill" and run.about.mode == "padded":  # padded batches are full but for their padding
+                continue
             points = thin(run.steps["samples_seen"], run.steps[column] / unit, self.edges)
             if len(points.x):
                 name = " ".join(filter(None, (self._name(at), "predicted" if predicted else "")))
@@ -193,12 +198,16 @@ class _Charts:
     ) -> Drawn:
         ends = [(curve.name, float((curve.trend or curve.points).mean[-1])) for curve in curves]
         said = "; ".join(f"{name or 'it'} ends at {look.write(end)}" for name, end in ends)
+        edges = self.edges if edges is None else edges
+        unit, word = _time_unit(float(edges[-1])) if by_time else (1.0, "samples seen")
         axes = Axes(
             label=f"{look.title}: {look.unit}; {said}",
-            edges=self.edges if edges is None else edges,
+            edges=edges,
             write=look.write,
             write_x=elapsed if by_time else lambda x: f"{count(x)} samples",
-            tick_x=_time_tick if by_time else _count_tick,
+            tick_x=(lambda x: f"{x / unit:g}") if by_time else _count_tick,
+            title_x=word,
+            unit_x=unit,
             tick=look.tick,
             from_zero=look.from_zero,
             bottom=look.bottom,
@@ -216,7 +225,8 @@ def _there(charts: Sequence[Drawn | None]) -> tuple[Drawn, ...]:
 
 
 def _css(at: int) -> str:
-    return f"s{at % COLOURS}"
+    """Every second run is dashed, so that one does not hide another that it equals."""
+    return f"s{at % COLOURS}" + (" dashed" if at % 2 else "")
 
 
 def _end(x: np.ndarray) -> float:
@@ -260,8 +270,10 @@ def _count_tick(value: float) -> str:
     return tick(value) if value >= 10_000 else count(value)
 
 
-def _time_tick(seconds: float) -> str:
-    return "0" if seconds == 0 else duration(seconds)
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """The unit of an axis over so much time: one for all of its ticks."""
+    units = ((3600.0, "hours of training"), (60.0, "minutes of training"), (1.0, "seconds of training"))
+    return next(((size, name) for size, name in units if seconds >= 3 * size), units[-1])
 
 
 _SPEED = {

@@ -13,7 +13,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.reports.charts import Stretch, share_bar, stacked_bar
 from packtrain.reports.content import Content
 from packtrain.reports.html import render, yaml_lines
-from packtrain.reports.numbers import gib, shown
+from packtrain.reports.numbers import formatted, gib, shown
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_drawn import RunCharts, draw_runs
 from packtrain.reports.run_read import read_run
@@ -76,7 +76,7 @@ def write_run_report(run_folder: str | Path, *, others: Sequence[str | Path] = (
     page = out if out is not None else Path(run_folder) / (_compared_with(folders) if others else PAGE)
     if page.is_dir():
         raise ConfigError(str(page), got="a folder", expected="a file to write the page to")
-    text = render_runs(runs)
+    text = markdown_of(runs_content(runs)) if page.suffix == ".md" else render_runs(runs)
     with atomic_path(page) as path:
         path.write_bytes(text.encode("utf-8", "replace"))
     return page
@@ -109,9 +109,29 @@ def render_runs(runs: Sequence[Run]) -> str:
         whole_rows=_known(_WHOLE, content),
         memory_bar=_memory_bar(content),
         fewest=FEWEST,
+        markdown=markdown_of(content),
         share_bar=share_bar,
         yaml_lines=[(remark, shown(line, _LINE)) for remark, line in yaml_lines(runs[0].config)],
     )
+
+
+def markdown_of(content: Content) -> str:
+    """The headline, what led to it and the table of numbers, to be pasted elsewhere."""
+    labels = [run["label"] for run in content["runs"]]
+    ends = [f"- {run['label']}: {run['ended']}" for run in content["runs"] if not run["complete"] and len(labels) > 1]
+    head = ["", *labels] if len(labels) > 1 else ["", "value"]
+    lines = [[row.name, *(cell(content, row, at) for at in range(len(labels)))] for row in compared_rows(content)]
+    lines += [[row["name"], *row["values"]] for row in content["setup"] if row["differ"] or len(labels) == 1]
+    table = [head, ["---"] * len(head), *lines]
+    rows = ["| " + " | ".join(str(value).replace("|", "\\|") for value in line) + " |" for line in table]
+    text = "\n".join([f"**{content['headline']}**", "", content["lead"], *ends, "", *rows, ""])
+    return text.translate(dict.fromkeys((0x2068, 0x2069)))
+
+
+def cell(content: Content, row: Row, at: int) -> str:
+    """What a run has in a line."""
+    where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
+    return formatted(row.kind, where[row.key])
 
 
 def compared_rows(content: Content) -> list[Row]:
@@ -126,6 +146,8 @@ def _known(rows: Sequence[Row], content: Content) -> list[Row]:
         return []
     summaries = [run["summary"] for run in content["runs"]]
     where = both["runs"] if rows is _EQUAL and both else summaries
+    if all(run["about"]["world"] == 1 for run in content["runs"]):
+        rows = [row for row in rows if row.key != "spread"]
     even = both is not None and all(one["samples"] == both["samples"] for one in summaries)
     return [row for row in rows if any(one[row.key] is not None for one in where) and not (row.beyond and even)]
 
@@ -133,13 +155,14 @@ def _known(rows: Sequence[Row], content: Content) -> list[Row]:
 def _sections(runs: Sequence[Run], content: Content, charts: RunCharts) -> list[tuple[str, str]]:
     there = (
         ("compare", "Comparison", content["comparison"] is not None),
+        ("setup", "Setup", bool(content["setup"])),
         ("learning", "Learning", charts.loss is not None),
         ("speed", "Speed", bool(charts.speed)),
         ("memory", "Memory", bool(charts.memory)),
         ("warnings", "Warnings", True),
-        ("trained", "What was trained", True),
         ("ledger", "Ledger", True),
         ("config", "Config", bool(runs[0].config)),
+        ("paste", "To paste", True),
         ("notes", "Notes", True),
     )
     return [(anchor, name) for anchor, name, yes in there if yes]

@@ -27,6 +27,7 @@ class Summary:
     loss_start: float | None  # of the first step that has one
     loss_end: float | None  # mean over the last samples
     loss_window: float  # how many they are
+    fall: float | None  # of the loss from the window before to the last one, relatively; None: too few steps to tell
     loss_not_finite: int  # steps
     eval_start: float | None
     eval_end: float | None
@@ -97,6 +98,7 @@ def summarise(run: Run, window: float | None = None) -> Summary:
         loss_start=_finite(steps["loss"][taught][0]) if taught.any() else None,
         loss_end=_finite(smooth_loss(steps, window)[taught][-1]) if taught.any() else None,
         loss_window=window,
+        fall=_fall(steps, window),
         loss_not_finite=int((~np.isfinite(steps["loss"][taught])).sum()),
         eval_start=losses[0] if losses else None,
         eval_end=losses[-1] if losses else None,
@@ -169,6 +171,11 @@ def window_of(steps: Steps, samples: float | None = None) -> float:
     return float(max(LAST * seen, np.nan_to_num(last).sum()))
 
 
+def along(steps: Steps, samples: float, window: float) -> float | None:
+    """The mean loss over the last samples when so many had been seen."""
+    return _at_samples(steps, smooth_loss(steps, window), samples)
+
+
 def smooth_loss(steps: Steps, window: float) -> np.ndarray:
     """The mean loss of a token over the last samples, at each step."""
     return trailing_mean(steps["samples_seen"], steps["loss"], steps["supervised_tokens"], window)
@@ -207,6 +214,14 @@ def _apart(losses: Sequence[float | None]) -> float | None:
     if len(known) < len(losses) or not min(known):
         return None
     return (max(known) - min(known)) / abs(min(known))
+
+
+def _fall(steps: Steps, window: float) -> float | None:
+    seen = _last(steps["samples_seen"]) or 0.0
+    if len(steps) < FEWEST or seen < 2 * window:
+        return None
+    before, after = (along(steps, place, window) for place in (seen - window, seen))
+    return 1 - after / before if before and after is not None else None
 
 
 def _noise(runs: Sequence[tuple[Steps, int]]) -> float | None:

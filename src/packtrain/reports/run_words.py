@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from packtrain.reports.numbers import count, elapsed, isolated, large, loss, percent, plural, shown, times
+from packtrain.reports.numbers import count, decimal, elapsed, isolated, large, loss, percent, plural, shown, times
 from packtrain.reports.run_summary import FEWEST, Comparison, Summary
 from packtrain.reports.run_values import Run
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05
+_UNEVEN = 1.1  # between numbers of samples per step that are told apart
+_FALLS = 0.02  # a loss that falls by this share over the last tenth of a run is said to
 _ON_TOP = 0.001  # relative difference of losses that no chart can show
 _ENDED = {"complete": "Completed.", "not begun": "Its first step has not ended yet."}
 
@@ -47,9 +49,8 @@ def headline(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence
 def lead(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None) -> str:
     """What happened, in two or three sentences."""
     if both is not None:
-        going = [f"{name}: {ended(run)}" for name, run in zip(_named(labels), runs, strict=True) if run.is_training]
-        return " ".join([*_compared_lead(summaries, labels, both), *going])
-    return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}"
+        return " ".join(_compared_lead(summaries, labels, both))
+    return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}{_falling(runs[0], summaries[0])}"
 
 
 def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
@@ -74,7 +75,10 @@ def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None, o
         found.append("Every optimizer step has as many samples, tokens and labels in one run as in the other.")
     else:
         found.append("Steps of the runs hold different samples, so losses are compared after equally many samples.")
-        reasons.append("which samples shared a step")
+        sizes = [float(np.nan_to_num(run.steps["samples"]).mean()) if len(run.steps) else 0.0 for run in runs]
+        told = _listed([f"{decimal(size)} {name}" for size, name in zip(sizes, _named(labels), strict=True)])
+        uneven = min(sizes) > 0 and max(sizes) > _UNEVEN * min(sizes)
+        reasons.append(f"how many samples make a step ({told})" if uneven else "which samples shared a step")
     reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
     reasons += [kernel] if kernel else []
     if same and not other_starts(runs) and not others:
@@ -134,6 +138,13 @@ def ended(run: Run) -> str:
         why = shown(run.about.outcome.get("detail") or "", 200)
         return f"It failed at {where}{f': {why}' if why else ''}."
     return _ENDED.get(run.status) or f"It says of itself: {isolated(run.status, 120)}."
+
+
+def _falling(run: Run, one: Summary) -> str:
+    """Whether a run that is complete might have gone on."""
+    if run.status != "complete" or one.fall is None or one.fall < _FALLS:
+        return ""
+    return f" The loss was still falling: by {percent(one.fall)} over the last {count(one.loss_window)} samples."
 
 
 def _trained(run: Run, one: Summary) -> str:

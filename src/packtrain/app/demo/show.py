@@ -12,7 +12,7 @@ from rich.table import Table
 from packtrain.app.demo.train import DemoTraining, Standing
 from packtrain.app.show.bars import Clock
 from packtrain.reports.numbers import formatted
-from packtrain.reports.run_page import Row, compared_rows
+from packtrain.reports.run_page import cell, compared_rows
 
 
 class TrainingBars:
@@ -69,11 +69,6 @@ def show_trained(trained: DemoTraining, console: Console) -> None:
     for run in content["runs"]:
         table.add_column(escape(run["label"]), justify="right")
     for row in compared_rows(content):
-        table.add_row(row.name, *(_cell(content, row, at) for at in range(len(content["runs"]))))
+        table.add_row(row.name, *(cell(content, row, at) for at in range(len(content["runs"]))))
     console.print(table)
     console.print(f"The comparison: [bold]{escape(str(trained.reported.page.resolve()))}[/]", soft_wrap=True)
-
-
-def _cell(content: dict[str, Any], row: Row, at: int) -> str:
-    where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
-    return formatted(row.kind, where[row.key])

@@ -170,9 +170,8 @@ def _method(ready: Ready) -> str:
     model = ready.run.model
     if not model.has_adapters:
         return model.method
-    alpha = 2 * model.lora_rank if model.lora_alpha is None else model.lora_alpha
     targets = ", ".join(model.lora_target_modules or ("every linear layer of the decoder",))
-    return f"{model.method} (rank {model.lora_rank}, alpha {alpha:g}, {targets})"
+    return f"{model.method} (rank {model.lora_rank}, alpha {model.scale:g}, {targets})"
 
 
 def _step(ready: Ready) -> str:

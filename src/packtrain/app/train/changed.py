@@ -22,7 +22,7 @@ _PARTS: Mapping[str, Callable[[ModelSettings], bool]] = {
 }
 _ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
     "lora_rank": lambda model: model.lora_rank,
-    "lora_alpha": lambda model: 2 * model.lora_rank if model.lora_alpha is None else model.lora_alpha,
+    "lora_alpha": lambda model: model.scale,
     "lora_target_modules": lambda model: "all" if (names := model.lora_target_modules) is None else sorted(set(names)),
 }
 

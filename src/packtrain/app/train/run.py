@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -89,7 +92,7 @@ def train(
         prepared = prepare(run, watched)
         urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
         written = {"written": _written(config), "overrides": [override_without_secrets(one) for one in overrides]}
-        written |= {_SECRET: urls}
+        written |= {_SECRET: urls, "command": _command(), "host": platform.node()}
         session = Session.open(
             prepared, here, resume=resume, batch_stats=batch_stats, written=written, progress=watched
         )
@@ -100,6 +103,11 @@ def train(
             refuse_unsharded(session.args, is_sharded=session.args.device.type != "cpu")
             return TrainOutcome(folder=run.folder, ready=session.ready, outcome=RunOutcome(status="not trained"))
         return session.train(console if here.first else None)
+
+
+def _command() -> str:
+    """How this process was started."""
+    return shlex.join([Path(sys.argv[0]).name, *map(override_without_secrets, sys.argv[1:])])
 
 
 def _run_config(

@@ -479,10 +479,14 @@ def _derived(ready: Ready) -> dict[str, Any]:
         "master_weights": ready.masters,
         "compiled": ready.compiled,
         "learns": {one.part: one.trained for one in ready.learns},
+        "weights": {one.part: one.weights for one in ready.learns},
         "method": ready.run.model.method,
+        "course": {name: value for name, value in asdict(ready.course).items() if name != "notes"},
         "sharding": ready.run.setup.sharding,
         "proof": None if ready.proof is None else not ready.proof.failures,
     }
+    if (model := ready.run.model).has_adapters:
+        found["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}
     if ready.expected is not None:
         found["expected"] = asdict(ready.expected)
     return found
