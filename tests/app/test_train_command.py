@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -586,9 +587,21 @@ class TestBadInput:
             folder.check(resume=False)
         assert "delete" not in str(caught.value)
 
-    def test_stopped_at_once(self, tmp_path: Path) -> None:
+    def test_stopped_at_once(self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where libraries are left in the middle of a step, Python does not take them down: they may crash."""
+        ended: list[str] = []
+
+        def stopped(*_: Any, ready: Any, **__: Any) -> None:
+            ready(SimpleNamespace(run=SimpleNamespace(folder=tmp_path)))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("packtrain.app.train.run.train", stopped)
+        monkeypatch.setattr("packtrain.batches.watch.end_process", lambda said, *, code: ended.append(f"{said} {code}"))
+        run("train", config, "--json")
+        assert len(ended) == 1
+        assert "interrupted; there is no checkpoint" in ended[0]
+        assert ended[0].endswith(" 130")
         assert "nothing was trained yet" in _what_is_lost([])
-        assert "there is no checkpoint" in _what_is_lost([tmp_path])
 
 
 @pytest.fixture(autouse=True)

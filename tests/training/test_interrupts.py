@@ -300,6 +300,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         trainer.train()
     assert trainer.state.global_step == 1
     assert signal.getsignal(signal.SIGINT) is before
+    assert "what came after step 1 is lost" in trainer._interrupts.lost()
 
 
 def test_signals_in_order() -> None:

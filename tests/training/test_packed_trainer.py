@@ -29,11 +29,14 @@ from torch.nn.functional import cross_entropy
 from transformers import TrainingArguments
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
+from packtrain.estimates.values import TrainingSetup
 from packtrain.models.groups import parameter_groups
 from packtrain.models.load import load_model
+from packtrain.models.settings import ModelSettings
 from packtrain.packs.values import IGNORED, PackKey
 from packtrain.training.evaluation import Evaluated, kept_random_state
 from packtrain.training.meter import StepMeter
+from packtrain.training.ready import ready_model
 from packtrain.training.settings import StepSettings
 from packtrain.training.trainer import PackedTrainer
 
@@ -505,6 +508,12 @@ def test_a_compiler_that_fails_is_said_in_words(tmp_path: Path, first_check: boo
     trainer = trainer_of(dataset(), tmp_path, model, parts={"first_check": first_check}, save_strategy="no")
     with pytest.raises(ConfigError, match=r"(?s)could not be compiled.*NoValidChoices.*varlen or sdpa.*compile: false"):
         trainer.train()
+
+
+def test_flex_attention_does_not_train_on_a_cpu() -> None:
+    settings = ModelSettings(name="tiny:llama", attention="flex")
+    with pytest.raises(ConfigError, match=r"(?s)no backward pass.*training\.attention: sdpa"):
+        ready_model(settings, TrainingSetup(), device=torch.device("cpu"), packing=True, seed=0)
 
 
 def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:

@@ -105,7 +105,12 @@ def train(
     except (KeyboardInterrupt, SystemError) as error:
         if not is_interrupt(error):
             raise
-        errors.print(f"\n[yellow]interrupted[/]; {escape(_what_is_lost(started))}", soft_wrap=True)
+        said = f"interrupted; {_what_is_lost(started)}"
+        if started:  # libraries that were left in the middle of a step may crash when Python takes them down
+            from packtrain.batches.watch import end_process
+
+            end_process(f"\n{said}", code=INTERRUPTED)
+        errors.print(f"\n[yellow]{escape(said)}[/]", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     from packtrain.app.train.values import Place
 
@@ -126,13 +131,9 @@ def _what_is_lost(started: list[Path]) -> str:
     """Where a run was stopped in the middle of a step, or before it."""
     if not started:
         return "nothing was trained yet; what is measured and packed is kept, and the same command goes on"
-    from packtrain.training.checkpoints import find_latest
+    from packtrain.training.checkpoints import what_is_lost
 
-    found = find_latest(started[0])
-    if found is None:
-        return "there is no checkpoint, so the run begins anew when it is started again with --resume"
-    again = f"packtrain train --resume {shlex.quote(str(started[0]))}"
-    return f"what came after step {found.step:,} is lost: {again} goes on from its checkpoint"
+    return what_is_lost(started[0], f"packtrain train --resume {shlex.quote(str(started[0]))}")
 
 
 def _as_settings(**options: str | None) -> list[str]:

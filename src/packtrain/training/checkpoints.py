@@ -146,6 +146,14 @@ def find_latest(folder: Path) -> Checkpoint | None:
     return next((found for found in reversed(complete_checkpoints(folder)) if found.resumable), None)
 
 
+def what_is_lost(folder: Path, resume: str = "resuming") -> str:
+    """What a run that is left in the middle of a step has to do again."""
+    found = find_latest(folder)
+    if found is None:
+        return "there is no checkpoint, so the run begins anew when it is started again with --resume"
+    return f"what came after step {found.step:,} is lost: {resume} goes on from its checkpoint"
+
+
 def refuse_broken(folder: Path) -> None:
     """Refuse to begin anew in a folder whose checkpoints are all broken: their run could still be mended."""
     broken = []

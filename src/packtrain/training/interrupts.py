@@ -23,12 +23,13 @@ _STOPPED = 130  # exit code
 class Interrupts:
     """Takes signals while a run lasts. `asked` names the first that came; ranks agree on it elsewhere.
 
-    `on_first` is called when it has come, in a thread of its own.
+    `on_first` is called when it has come, in a thread of its own. `lost` says what ending at once costs.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.asked: str | None = None
         self.on_first: Callable[[], None] = lambda: None
+        self.lost: Callable[[], str] = lambda: "--resume goes on from the newest checkpoint"
         self._clock = clock
         self._since = 0.0  # when the first came
         self._before: dict[signal.Signals, Any] = {}
@@ -90,7 +91,7 @@ class Interrupts:
         if not self._answered.wait(_GRACE):
             _end_process(
                 f"ended by a second {name}: the step under way did not come to its end, nor to a place where it could "
-                "be left; --resume goes on from the newest checkpoint"
+                f"be left; {self.lost()}"
             )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from packtrain.batches.collate import ConstantShapes
 from packtrain.batches.weights import LossWeighting
+from packtrain.core.errors import ConfigError
 from packtrain.estimates.values import TrainingSetup
 from packtrain.families.contracts import contract_for
 from packtrain.models.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
@@ -78,6 +79,13 @@ def ready_model(
         # What padded rows are usually trained with: they are the baseline.
         attention = dense_backend(model, contract_for(model.config.to_dict()))
     used = prepare_model(model, attention=attention, device=device, dtype=dtype)
+    if used == "flex" and device.type == "cpu":
+        raise ConfigError(
+            "training.attention",
+            got="flex on a CPU, where torch has no backward pass for it",
+            expected="an attention that trains here",
+            fix="leave it out, or set training.attention: sdpa",
+        )
     multiply_patches(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)

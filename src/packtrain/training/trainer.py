@@ -35,7 +35,7 @@ from packtrain.proofs.values import Verdict
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
 from packtrain.training.arguments import SHARDED, refuse_arguments, refuse_unsharded
-from packtrain.training.checkpoints import Checkpoint
+from packtrain.training.checkpoints import Checkpoint, what_is_lost
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
 from packtrain.training.interrupts import Interrupts
@@ -169,6 +169,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
 
     def _watching(self) -> AbstractContextManager[Any]:
         self._interrupts.on_first = self._answer
+        self._interrupts.lost = lambda: what_is_lost(Path(str(self.args.output_dir)))
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
         self._watch = RankWatch.of_group(deadline=self._deadline)

@@ -454,10 +454,7 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
         config=made.model.config,
         rank=0,  # all processes look at the same samples
         world=1,
-        training=Training(
-            loss=loss_on(losses_of(made.model, run.step), device),
-            backward=not (made.attention == "flex" and device.type == "cpu"),
-        ),
+        training=Training(loss=loss_on(losses_of(made.model, run.step), device)),
     )
 
 
