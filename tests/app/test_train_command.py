@@ -587,6 +587,18 @@ class TestBadInput:
             folder.check(resume=False)
         assert "delete" not in str(caught.value)
 
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from packtrain.core.errors import ConfigError
+
+        (tmp_path / "file").touch()
+        inside = RunFolder(tmp_path / "file" / "out")
+        with pytest.raises(ConfigError, match=r"(?s)training\.output_dir\n.*Not a directory"), inside.alone():
+            pass
+        monkeypatch.setattr(os, "access", lambda *_: False)  # nothing is closed to root
+        with pytest.raises(ConfigError, match=r"(?s)training\.output_dir\n.*cannot be written.*another output_dir"):
+            RunFolder(tmp_path / "new" / "out").check(resume=False)
+        assert not (tmp_path / "new").exists()
+
     def test_stopped_at_once(self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where libraries are left in the middle of a step, Python does not take them down: they may crash."""
         ended: list[str] = []

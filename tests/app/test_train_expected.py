@@ -18,6 +18,7 @@ from packtrain.app.train.expected import Machine, expected, heaviest, machine_of
 from packtrain.app.train.prepare import Prepared, batch_rows, prepare
 from packtrain.app.train.session import accepted_arguments, arguments_of
 from packtrain.app.train.settings import resolve_run
+from packtrain.core.errors import ConfigError
 from packtrain.estimates.memory import estimate_memory
 from packtrain.plans.schedule import EMPTY
 
@@ -85,11 +86,14 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
     course = course_of(args, small.run, steps=900, epochs=1.0, learns=["language"], dtype="float32")
     assert (course.kept, course.saved_times) == (2, 9)
     assert room_for(course, machine, tmp_path / "new") == ()
-    free = SimpleNamespace(free=1 << 20)
+    free = SimpleNamespace(free=12 << 20)
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
     (said,) = room_for(course, machine, tmp_path / "new")
     assert "2 kept and one being written" in said
-    assert "where 0.0 GiB are free" in said
+    assert "where 12 MiB are free" in said
+    free.free = 1 << 20
+    with pytest.raises(ConfigError, match=r"(?s)where 1 MiB are free.*for the first checkpoint"):
+        room_for(course, machine, tmp_path / "new")
 
 
 @pytest.mark.parametrize(

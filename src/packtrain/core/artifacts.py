@@ -6,6 +6,7 @@ import errno
 import glob
 import json
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,14 @@ class DiskFull(OSError):
     def __str__(self) -> str:
         folder = os.path.dirname(os.path.abspath(self.filename))
         fix = "make room there, or name another folder; then run the same command again, what is complete is kept"
-        return str(ArtifactError(self.filename, got=f"{self.strerror}, in {folder}", fix=fix))
+        got = f"{self.strerror}: {free_bytes(Path(folder)):,} bytes are free in {folder}"
+        return str(ArtifactError(self.filename, got=got, fix=fix))
+
+
+def free_bytes(folder: Path) -> int:
+    """On the disk of a folder that may not be there yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
 
 
 @contextmanager

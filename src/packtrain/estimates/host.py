@@ -71,7 +71,7 @@ def host_needs(
     shared = Part(
         name="waiting batches",
         bytes=waiting * batch,
-        why=f"{gpus_per_node} GPUs x {workers} workers x {prefetch} batches of at most {_size(batch)}",
+        why=f"{gpus_per_node} GPUs x {workers} workers x {prefetch} batches of at most {in_units(batch)}",
     )
     memory = _memory(shape, setup, batch, workers=workers, gpus=gpus_per_node, plan_bytes=plan_bytes)
     return HostNeeds(memory=memory, shared_memory=(shared,), disk=disk)
@@ -88,11 +88,11 @@ def _memory(
 ) -> tuple[Part, ...]:
     stored = sum(_model_bytes(shape, setup))
     return (
-        Part(name="training processes", bytes=gpus * PROCESS_BYTES, why=f"{gpus} of {_size(PROCESS_BYTES)}"),
+        Part(name="training processes", bytes=gpus * PROCESS_BYTES, why=f"{gpus} of {in_units(PROCESS_BYTES)}"),
         Part(
             name="loader workers",
             bytes=gpus * workers * (PROCESS_BYTES + 2 * batch),
-            why=f"{gpus * workers} of {_size(PROCESS_BYTES)}, each with the batch it makes: decoded, and as tensors",
+            why=f"{gpus * workers} of {in_units(PROCESS_BYTES)}, each with the batch it makes: decoded, and as tensors",
         ),
         Part(name="pinned batches", bytes=gpus * _PINNED * batch, why=f"{_PINNED} for each GPU, on their way"),
         Part(name="weights", bytes=stored, why="one copy while they are loaded, or gathered to be saved"),
@@ -112,7 +112,7 @@ def _checkpoints(shape: ModelShape, setup: TrainingSetup, kept: int) -> tuple[Pa
         Part(
             name="checkpoints",
             bytes=(kept + 1) * size if kept else 0,
-            why=f"{kept} kept and one being written, {_size(size)} each: {what}, and optimizer states",
+            why=f"{kept} kept and one being written, {in_units(size)} each: {what}, and optimizer states",
         ),
         Part(
             name="final weights",
@@ -130,5 +130,6 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     return learned, max(whole - learned, 0)
 
 
-def _size(size: int) -> str:
+def in_units(size: int) -> str:
+    """In the unit that suits it."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from packtrain.core.artifacts import share_files
+from packtrain.core.artifacts import free_bytes, share_files
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.folders import whole_folder
 from packtrain.core.values import MediaLimits
@@ -64,8 +64,9 @@ def save_final(
         )
     from safetensors import SafetensorError
 
+    folder = Path(folder)
     try:
-        with whole_folder(Path(folder), replace=True) as temporary:
+        with whole_folder(folder, replace=True) as temporary:
             if adapted is not None and not merge_adapters:
                 _save_adapters(adapted, temporary, state_dict)
             else:
@@ -80,12 +81,19 @@ def save_final(
                 (temporary / "README.md").write_text(card, encoding="utf-8")
             share_files(temporary)
     except (OSError, SafetensorError) as error:
+        needed = _bytes(model, merge_adapters)
         raise ArtifactError(
             str(folder),
             got=getattr(error, "strerror", None) or str(error),
-            expected="a place with room for the weights",
+            expected=f"a disk that takes about {needed:,} bytes; {free_bytes(folder):,} are free",
             fix="make room and save again; what was there before is unchanged",
         ) from error
+
+
+def _bytes(model: Any, merge: bool) -> int:
+    """About what the weights take."""
+    alone = _adapted(model) is not None and not merge
+    return sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad or not alone)
 
 
 def copy_input_files(source: Path, folder: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from packtrain.core.artifacts import read_json, refuse_links, share_files, sync, write_json
+from packtrain.core.artifacts import free_bytes, read_json, refuse_links, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.training.agreement import faults_of_all, world_size
@@ -235,7 +235,7 @@ class CheckpointFolder:
         faults = faults_of_all(fault)
         if not faults:
             return
-        free = _free(self.folder)
+        free = free_bytes(self.folder)
         if self.writes or self.per_machine:
             shutil.rmtree(saving, ignore_errors=True)
         before = None
@@ -254,7 +254,7 @@ class CheckpointFolder:
             shutil.rmtree(saving, ignore_errors=True)
         if self.writes or self.per_machine:
             saving.mkdir(parents=True, exist_ok=True)
-        if self.writes and (free := _free(self.folder)) < needed:
+        if self.writes and (free := free_bytes(self.folder)) < needed:
             raise OSError(f"{free:,} bytes are free, and it needs about {needed:,}")
 
     def _finish(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
@@ -375,12 +375,6 @@ def _has_size(path: Path, size: int) -> bool:
         return False
     except OSError as error:
         raise UnreadableError.of(path, error) from None
-
-
-def _free(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
 
 
 def _digits(name: str) -> str:

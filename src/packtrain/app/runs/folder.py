@@ -80,6 +80,9 @@ class RunFolder:
         """Refuse a folder that holds another run, or something else."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError("training.output_dir", got=f"{self.path}, which is a file", expected="a folder")
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise self._unwritable(f"{there} cannot be written")
         if self.holds_run and not resume:
             with self.alone():  # or it is still training, which is another matter
                 status = self.facts().get("outcome", {}).get("status", "begun")
@@ -112,7 +115,17 @@ class RunFolder:
                     expected="a folder of its own for each run",
                     fix="wait until it has ended, or name another output_dir",
                 ) from None
+            except OSError as error:
+                raise self._unwritable(error.strerror or str(error)) from error
             yield
+
+    def _unwritable(self, why: str) -> ConfigError:
+        return ConfigError(
+            "training.output_dir",
+            got=f"{self.path}: {why}",
+            expected="a folder that can be written",
+            fix="name another output_dir",
+        )
 
     def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
         """Write what is about to be trained."""

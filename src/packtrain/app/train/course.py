@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from packtrain.app.train.expected import Machine
 from packtrain.app.train.settings import ResolvedRun
-from packtrain.estimates.host import host_needs
+from packtrain.core.artifacts import free_bytes
+from packtrain.core.errors import ConfigError
+from packtrain.estimates.host import host_needs, in_units
 from packtrain.estimates.values import Load
 
 if TYPE_CHECKING:
@@ -66,20 +67,31 @@ def course_of(
 
 
 def room_for(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
-    """What to say where checkpoints and weights are expected not to fit on the disk of the run."""
+    """What to say where checkpoints and weights are expected not to fit on the disk of the run.
+
+    A disk without room for one of them is refused: nothing would be left of the run.
+    """
     if machine is None:
         return ()
     kept = course.saved_times if course.kept is None else min(course.kept, course.saved_times)
     nothing = Load(tokens=0, squared_tokens=0, longest=0)
     needs = host_needs(shape=machine.shape, setup=machine.setup, load=nothing, workers=0, checkpoints_kept=kept)
     parts = {part.name: part for part in needs.disk}
-    wanted = parts["checkpoints"].bytes + parts["final weights"].bytes
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free + _held(folder)
-    if wanted <= free:
+    saved, final = parts["checkpoints"].bytes, parts["final weights"].bytes
+    free = free_bytes(folder) + _held(folder)
+    least = max(saved // (kept + 1), final)
+    if least > free:
+        raise ConfigError(
+            "training.output_dir",
+            got=f"{folder}, where {in_units(free)} are free",
+            expected=f"{in_units(least)} for the {'first checkpoint' if saved else 'weights'}",
+            fix="make room, or name another output_dir; the run would end without anything to keep",
+        )
+    if saved + final <= free:
         return ()
-    said = f"the run is expected to write {wanted / _GIB:.1f} GiB into {folder}, where {free / _GIB:.1f} GiB are free"
-    return (f"{said} (checkpoints: {parts['checkpoints'].why}): make room, or lower save_total_limit",)
+    wanted = f"the run is expected to write {in_units(saved + final)} into {folder}"
+    why = f"where {in_units(free)} are free (checkpoints: {parts['checkpoints'].why})"
+    return (f"{wanted}, {why}: make room, or lower save_total_limit",)
 
 
 def _held(folder: Path) -> int:
