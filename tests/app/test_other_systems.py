@@ -400,7 +400,8 @@ class TestRuns:
         assert found["mode"] == "packed"
         assert found["numbers"]["longest"] <= 48
         assert found["numbers"]["evaluation_samples"] == 5
-        assert (tmp_path / "prepared" / "plans").is_dir()
+        plans = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "prepared" / "plans").iterdir())
+        assert {"train-packed-48", "val-packed-48"} <= set(plans), "to be told apart by their names"
         adapter = json.loads((tmp_path / "out" / "final" / "adapter_config.json").read_text())
         assert (adapter["r"], adapter["lora_alpha"], sorted(adapter["target_modules"])) == (4, 8, ["q_proj", "v_proj"])
 

@@ -70,6 +70,16 @@ class TestSamplesOfAStep:
         assert all(samples > 1 and 0.5 < fill <= 1 for samples, fill in packs[:2])
         assert prepared(config, "data.packing=false").numbers.first_packs == ()
 
+    def test_both_modes_are_told_apart_in_the_cache(self, config: Path, tmp_path: Path) -> None:
+        prepared(config), prepared(config, "data.packing=false")
+        for kind, names in (
+            ("plans", {"train-packed-192", "train-padded"}),
+            ("measure", {"train"}),
+            ("tokens", {"train"}),
+        ):
+            found = {path.name.rpartition("-")[0] for path in (tmp_path / "cache" / kind).iterdir()}
+            assert found == names
+
 
 def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_path: Path) -> None:
     assert not said(prepared(config), "end token")

@@ -53,7 +53,7 @@ def measure_outcome(
     """
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
     request = request_of(config, streaming=streaming)
-    known = made_of("measure", digest(config.measured_by()), config.cache_root)
+    known = made_of("measure", digest(config.measured_by()), config.cache_root, of=config.dataset_path)
     _check_sources(request)
     request = request.dated()
     request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))

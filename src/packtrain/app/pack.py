@@ -53,7 +53,9 @@ def pack_outcome(
     """Pack, and say whether anything had to be done. With `cache` plans are looked for and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     work, work_from = work_of(table)
-    known = made_of("plans", _name(table, config, work), cache or cache_dir())
+    mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
+    of = table.told.get("data", {}).get("dataset_path")
+    known = made_of("plans", _name(table, config, work), cache or cache_dir(), of=of, mode=mode)
 
     def packed(folder: Path | None, anew: bool) -> Packed:
         if folder is not None and (folder / PLAN).exists():

@@ -131,6 +131,7 @@ def plan(
         *_family_note(table, shape),
         *_epochs_note(run, outcome.study),
         *_secrets_note(run),
+        *_cut_note(outcome.plan),
         *packing_notes(read_settings(folder)),
     )
     return Planned(study=outcome.study, files=files, notes=notes)
@@ -232,6 +233,16 @@ def _family_note(table: CostTable, shape: ModelShape) -> tuple[str, ...]:
 def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
     given = run.training.num_train_epochs
     return () if given in (None, study.epochs) else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
+
+
+def _cut_note(plan: PackPlan) -> tuple[str, ...]:
+    """What an epoch of the recommended packs cuts off, as `pack` and `train` count it."""
+    counts = plan.summary["epochs"][0]
+    if not counts["cut_rows"]:
+        return ()
+    lost = f"{counts['tokens_lost']:,} tokens and {counts['supervised_lost']:,} labels are trained nowhere"
+    bare = f"; {counts['unlabelled']:,} pieces have no label and are left out" if counts["unlabelled"] else ""
+    return (f"{counts['cut_rows']:,} samples are cut, {lost}{bare}",)
 
 
 def _baseline(

@@ -22,12 +22,13 @@ from packtrain.records.shards.entries import MARKER, is_ours
 from packtrain.records.shards.folder import CacheFolder
 
 _HEX = re.compile(r"[0-9a-f]{20}")
+_NAMED = re.compile(r"(?:[\w.-]+-)?[0-9a-f]{20}")  # after the dataset, and how it is packed
 # What each kind's entries are called, below the folder of that kind.
 NAMES: dict[str, re.Pattern[str]] = {
-    "measure": _HEX,
-    "plans": _HEX,
+    "measure": _NAMED,
+    "plans": _NAMED,
     "rows": re.compile(r"rows-[0-9a-f]{20}\.arrow"),
-    "tokens": _HEX,
+    "tokens": _NAMED,
     "studies": _HEX,
     "shards": re.compile(re.escape(MARKER)),
     "models": re.compile(r"tiny-[\w.-]+"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from packtrain.core.errors import PacktrainError
 from packtrain.core.places import cache_dir
 
 _ELSEWHERE = "elsewhere"
+_WORDS = 40  # characters of the name of a dataset
 T = TypeVar("T")
 
 
@@ -42,11 +44,18 @@ class Made:
                 path.write_text(json.dumps({"folder": str(folder.absolute())}), encoding="utf-8")
 
 
-def made_of(kind: str, name: str, root: Path) -> Made:
+def in_cache(root: Path, kind: str, name: str, *, of: object, mode: str = "") -> Path:
+    """The folder of a name in the cache; a new one also says of which data it is, and in which mode, for who looks."""
+    known = (path for path in sorted((root / kind).glob(f"*{name}")) if not path.name.startswith("."))
+    words = re.sub(r"[^\w.]+", "-", Path(str(of or "")).stem).strip("-.")[:_WORDS]
+    return next(known, root / kind / "-".join(part for part in (words, mode, name) if part))
+
+
+def made_of(kind: str, name: str, root: Path, *, of: object, mode: str = "") -> Made:
     """What is known by this name."""
     note = cache_dir() / _ELSEWHERE / f"{kind}-{name}.json"
     elsewhere = None
     with suppress(OSError, ValueError, KeyError, TypeError):
         there = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
         elsewhere = there if there.is_dir() else None
-    return Made(usual=root / kind / name, elsewhere=elsewhere, note=note)
+    return Made(usual=in_cache(root, kind, name, of=of, mode=mode), elsewhere=elsewhere, note=note)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.app.cache.entries import Cached, clear_cache, list_cache
+from packtrain.app.cache.made import in_cache
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.core.errors import PacktrainError
@@ -32,8 +33,9 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
 
 def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:
     """Its cost table with rows and tokens, its plans of this mode, whatever their length; the other mode's stay."""
-    table = root / "measure" / digest(config.measured_by())
-    own = (table, *((root / "tokens" / table.name,) if config.caches_tokens else ()))
+    name = digest(config.measured_by())
+    table, tokens = (in_cache(root, kind, name, of=config.dataset_path) for kind in ("measure", "tokens"))
+    own = (table, *((tokens,) if config.caches_tokens else ()))
     measured = _measured(table)
     rows = f"rows-{fingerprint_of(measured)}.arrow" if measured is not None else ""
     inputs = inputs_of(measured) if measured is not None else None

@@ -62,6 +62,7 @@ class RunConfig:
     training: TrainingSection = field(default_factory=TrainingSection)
     report: ReportSection = field(default_factory=ReportSection)
     notes: tuple[str, ...] = ()  # names of other systems that were understood, and what they mean here
+    called: tuple[tuple[str, str], ...] = ()  # settings that were written otherwise, and how
     written_as: tuple[str, ...] = ()  # names of sections and keys by which another system is known
 
     @classmethod
@@ -149,8 +150,9 @@ class _Reading:
             said.append(f"no effect here: {', '.join(dict.fromkeys(self.unused))}")
         return tuple(said)
 
-    def finished(self, where: str, notes: tuple[str, ...] = (), written_as: tuple[str, ...] = ()) -> RunConfig:
-        """The config, or everything that is wrong with it."""
+    def finished(self, where: str, below: RunConfig | None = None, notes: Sequence[str] = ()) -> RunConfig:
+        """The config, or everything that is wrong with it; `below` is one that this is read over."""
+        below = below or RunConfig()
         # A key without a value is not set; over a file that is extended it takes the setting back.
         merged = {
             section: {name: value for name, value in values.items() if value is not None}
@@ -170,8 +172,9 @@ class _Reading:
             merged["data"][name] = kept_apart(given) if isinstance(given, str) else given
         return RunConfig(
             **{name: cls.of(merged.get(name, {})) for name, cls in SECTIONS.items()},  # type: ignore[arg-type]
-            notes=tuple(dict.fromkeys((*notes, *self.notes()))),
-            written_as=tuple(dict.fromkeys((*written_as, *self.sections, *self.marks))),
+            notes=tuple(dict.fromkeys((*below.notes, *notes, *self.notes()))),
+            called=(*below.called, *((f"{one.home}.{one.name}", one.at) for one in self.understood if one.name)),
+            written_as=tuple(dict.fromkeys((*below.written_as, *self.sections, *self.marks))),
         )
 
 
@@ -307,7 +310,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         for other in (other for other in _INSTEAD_OF.get(name, ()) if other not in said):
             if (before := reading.merged["training"].pop(other, None)) is not None:
                 notes.append(f"{name} {brief(said[name])} of the command line replaces {other} {before}")
-    return reading.finished("command line", (*config.notes, *notes), config.written_as)
+    return reading.finished("command line", config, notes)
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

@@ -108,6 +108,7 @@ THEIRS: Mapping[str, Callable[[Any], Meaning]] = {
     **dict.fromkeys(("pad_to_sequence_len", "wandb_project", "wandb_entity", "wandb_watch"), _nothing),
     **dict.fromkeys(("wandb_log_model", "wandb_run_id", "sample_packing_eff_est", "total_num_tokens"), _nothing),
     # TRL
+    "truncation_mode": _among({"keep_start": {}, "keep_end": {"truncate_side": "left"}}, "keep_start or keep_end"),
     "assistant_only_loss": _switch(_ANSWERS),
     "completion_only_loss": _switch(_COMPLETION),
     **dict.fromkeys(("dataset_text_field", "dataset_kwargs", "eos_token", "pad_token", "padding_free"), _nothing),

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packtrain.app.cache.made import in_cache
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.datasets.summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome
@@ -163,9 +164,10 @@ class _Packs:
         files = self._files(root)
         workers = self.config.workers or len(os.sched_getaffinity(0))
         try:
-            folder = root / "tokens" / digest(self.config.measured_by())
+            name = digest(self.config.measured_by())
+            folder = in_cache(root, "tokens", name, of=self.config.dataset_path)
             # Not the lock of `build`: settings that change no token have their own, and share these.
-            lock = root / "locks" / f"tokens-{folder.name}.lock"
+            lock = root / "locks" / f"tokens-{name}.lock"
             return make_tokens(table, rows, files, folder, lock=lock, workers=workers, report=progress)
         finally:
             files.close()

@@ -78,7 +78,8 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         ledger += f", {numbers.unlabelled:,} of them pieces that were cut to no label"
     if numbers.cut:
         lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are trained nowhere"
-        ledger += f"; {counted(numbers.cut, 'sample')} cut to the length of a pack, {lost}"
+        to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "the length of a pack"
+        ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
     if numbers.waiting:
         ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
     yield "data", f"{data}{_media(numbers)}; longest {numbers.longest:,}{ledger}"

@@ -37,8 +37,5 @@ def _renamed(error: PacktrainError, key: str, path: str) -> PacktrainError:
 
 def _written(config: RunConfig, key: str) -> str:
     """The key by the name that the config has for it, where that is another system's."""
-    for note in config.notes:
-        name, _, meant = note.partition(" is ")
-        if meant.split(",")[0] == key:
-            return f"{name} ({key})"
-    return key
+    name = dict(config.called).get(key)
+    return f"{name} ({key})" if name else key
