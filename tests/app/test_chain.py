@@ -12,7 +12,7 @@ from commands import Run
 from made_runs_data import write_chats
 
 from packtrain.app.config.load import load_config
-from packtrain.app.config.sections import DatasetSection
+from packtrain.app.config.sections import DataSection
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
@@ -55,12 +55,46 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MIXTURE: dict[str, Any] = {"sources": ["few"], "formatting": "chain_formatting:to_chat"}
-PARTS: dict[str, Any] = {"split": "held", "dataset_type": "vision", "subset": None}  # of a dataset of Hugging Face
-# Of packs and delivery, or how measuring is done: no cost follows from it.
-ELSEWHERE = {
-    *("costs", "plan", "dataset_path", "coord_tokens", "check", "workers", "packing", "shuffle", "balance", "effort"),
-    *("pad_packs", "cache_dir", "cache_bytes", "cache_tokens", "overlong", "repack_each_epoch"),
-    *("cutoff_len", "truncate_side"),
+# What a config says about packs, delivery and evaluation beside that: `plan` keeps it, and `train` does it.
+SAID: dict[str, Any] = {
+    "packing_strategy": "first_fit",
+    "effort": "best",
+    "max_images_per_pack": 40,
+    "max_patches_per_pack": 5_000,
+    "max_vision_tokens_per_pack": 900,
+    "max_videos_per_pack": 20,
+    "max_frames_per_pack": 640,
+    "max_samples_per_pack": 90,
+    "max_attention_per_pack": 10**6,
+    "cutoff_len": 50,
+    "truncate_side": "left",
+    "overlong": "truncate",
+    "packing_window": 1_000,
+    "packing_min_fill_ratio": 0.25,
+    "packing_buffer": 77,
+    "packing_drop_last": True,
+    "repack_each_epoch": False,
+    "shuffle": False,
+    "balance": "strict",
+    "cache_dir": "kept",
+    "cache_bytes": 1 << 30,
+    "cache_tokens": True,
+    "workers": 1,
+    "check": 3,
+    "coord_tokens": False,
+    "eval_path": "data.jsonl",
+    "eval_packing": False,
+    "max_eval_samples": 5,
+    "streaming": True,
+}
+OF_RUN = ("eval_path", "eval_packing", "max_eval_samples", "streaming")  # and not of the dataset that is trained
+ANOTHER = {  # settings that this cannot be said of, and why
+    **dict.fromkeys(("split", "subset", "dataset_type"), "of datasets with parts, which a file is not"),
+    **dict.fromkeys(("sources", "formatting"), "of a mixture, which has a test of its own"),
+    **dict.fromkeys(("packing", "packing_length"), "what is recommended"),
+    "dataset_path": "the data of the table, whatever the config says",
+    **dict.fromkeys(("costs", "plan"), "found by themselves, also where they moved to"),
+    "pad_packs": "beside packing: false, which is not a run that is planned for",
 }
 
 
@@ -71,14 +105,16 @@ def trained(config: Path, *overrides: str) -> tuple[DatasetConfig, Any]:
     return prepared.run.data, prepared
 
 
-def chain(folder: Path, data: Path, settings: dict[str, Any], config: str | None = None) -> tuple[CostTable, Path]:
+def chain(
+    folder: Path, data: Path, settings: dict[str, Any], config: str | None = None, length: int = 256
+) -> tuple[CostTable, Path]:
     """A cost table, and the config that is recommended for it."""
     table = measure_outcome(data, model="tiny:qwen2_5_vl", out=folder / "costs", workers=1, check=0, **settings).table
     if config is not None:
         (folder / "mine.yaml").write_text(config, encoding="utf-8")
     given: dict[str, Any] = {"baseline": {"effective_batch_size": 8}}
     given = {"config": folder / "mine.yaml"} if config is not None else given
-    made = plan(table, out=folder / "report", gpu="h100", lengths=(256,), **given)
+    made = plan(table, out=folder / "report", gpu="h100", lengths=(length,), **given)
     return table, made.files["recommended.yaml"]
 
 
@@ -98,9 +134,13 @@ def same_samples(table: CostTable, prepared: Any) -> None:
     assert numbers.supervised_tokens == table.column("supervised_tokens").sum()
 
 
-def test_every_setting_of_measuring_is_known_here() -> None:
-    packing = {name for name in DatasetSection.known() if name.startswith("packing_") or name.endswith("_per_pack")}
-    assert set(DatasetSection.known()) == ({*LINES, *MIXTURE, *PARTS} - {"seed"}) | ELSEWHERE | packing
+def test_every_setting_is_known_here() -> None:
+    """A new key of the data section is lost on the way, or has a value here that is not its default."""
+    known = DataSection.known()
+    assert set(known) == ({*LINES, *SAID} - {"seed"}) | set(ANOTHER)
+    assert set(MIXTURE) <= set(ANOTHER)
+    usual = {name for name, value in {**LINES, **SAID}.items() if name in known and known[name].default == value}
+    assert usual == {"coord_tokens"}, "which has no other"
 
 
 def test_all_that_measure_was_told_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +177,10 @@ def test_all_that_the_config_says_is_recommended(tmp_path: Path) -> None:
     data = write_chats(tmp_path / "data.jsonl", 120)
     mine = {
         "model": {"method": "lora", "lora_alpha": 7.0, "lora_dropout": 0.1, "lora_target_modules": ["q_proj"]},
-        "data": {"eval_path": str(data), "max_eval_samples": 5, "overlong": "truncate", "packing_length": 64},
+        "data": {
+            **{"eval_path": str(data), "max_eval_samples": 5, "overlong": "truncate", "packing_length": 64},
+            **{"balance": "strict", "max_images_per_pack": 3},
+        },
         "training": {
             **{"learning_rate": 1e-4, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "warmup_ratio": 0.03},
             **{"max_grad_norm": 0.5, "save_total_limit": 3, "report_to": "none", "output_dir": "somewhere"},
@@ -154,12 +197,38 @@ def test_all_that_the_config_says_is_recommended(tmp_path: Path) -> None:
     found = load_config(recommended).sections()
     kept = {(section, name) for section in mine for name in mine[section]}
     kept -= {("data", "packing_length"), ("training", "gradient_accumulation_steps")}
-    kept -= {("training", "per_device_train_batch_size")}  # larger batches are recommended, since packs are so short
+    # Larger batches are recommended, since packs are so short, and packs have an order and limits of their own.
+    kept -= {("training", "per_device_train_batch_size"), ("data", "balance"), ("data", "max_images_per_pack")}
+    assert resolve_run(load_config(recommended)).mode == "padded"
     assert {place for place in kept if found[place[0]].get(place[1]) != mine[place[0]][place[1]]} == set()
     assert found["training"]["effective_batch_size"] == 80, "two rows in each of forty passes"
     text = recommended.read_text()
     assert "# was 64: " in text
     assert "gradient_accumulation_steps 40" in text
+
+
+def test_all_of_the_data_section_is_recommended_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.loads(line) for line in write_chats(tmp_path / "chats.jsonl", 120).read_text().splitlines()]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"turns": one["messages"]}) + "\n" for one in lines))
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    said = {name: value for name, value in LINES.items() if name != "seed"} | SAID
+    mine = {"data": said, "training": {"seed": LINES["seed"], "effective_batch_size": 42}}
+    _, recommended = chain(tmp_path, data, LINES, yaml.safe_dump(mine), length=2048)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = load_config(recommended)
+    places = {*PLACES, "eval_path", "cache_dir"}
+    assert {name for name, value in said.items() if found.data.given().get(name) != value} <= places
+    assert {name: found.data.given()[name] for name in sorted(places)} == {
+        name: str((tmp_path / said[name]).resolve()) for name in sorted(places)
+    }
+    run = resolve_run(found)
+    assert run.data.packing, "not the padded run, which does not need all of it"
+    own = {name for name in said if name not in (*places, *OF_RUN)}
+    assert {name for name in own if getattr(run.data, name) != said[name]} == set()
+    assert run.evaluation is not None
+    assert (run.evaluation.packing, run.evaluation.max_samples) == (False, 5)
 
 
 def test_filters_of_the_config_act_in_plan_and_train_alike(tmp_path: Path) -> None:

@@ -314,12 +314,14 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
-    """The config with paths that exist here as they are called from anywhere."""
+    """The config with paths that exist here, and the cache, as they are called from anywhere."""
     for section, name in _PATHS:
         values = getattr(config, section)
         given = getattr(values, name)
         if given is not None and os.path.exists(there := os.path.expanduser(given)):
             config = replace(config, **{section: replace(values, **{name: os.path.abspath(there)})})
+    if (cache := config.data.cache_dir) is not None:  # which may be made yet
+        config = replace(config, data=replace(config.data, cache_dir=os.path.abspath(os.path.expanduser(cache))))
     return config
 
 
