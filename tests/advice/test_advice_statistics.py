@@ -81,3 +81,26 @@ def test_thousands_of_sources_are_shown_as_the_largest_and_the_rest(tmp_path: Pa
 def test_every_modality_has_a_code() -> None:
     codes = modality_codes(np.array([0, 1, 2, 0, 5]), np.array([0, 0, 0, 1, 1]))
     assert [MODALITIES[code] for code in codes] == list(MODALITIES)
+
+
+def test_what_stands_out_is_said_with_numbers_of_the_data(tmp_path: Path) -> None:
+    columns = detection(500)
+    stats = dataset_stats(write_table(tmp_path / "t", columns))
+    tokens, image = columns["tokens"], columns["image_tokens"]
+    assert stats.modality_tokens == {"text": (tokens - image).sum(), "image": image.sum()}
+    skew, outliers, shares, spread, supervised = stats.observations
+    assert f"{np.median(tokens):,.0f} tokens, the mean {tokens.mean():,.0f}: many short" in skew
+    assert f"{tokens.max():,} tokens, {tokens.max() / tokens.mean():,.1f} times the mean" in outliers
+    assert f"text {100 * (1 - image.sum() / tokens.sum()):.1f} %" in shares
+    assert f"give or take {image.std():,.0f}" in spread
+    assert "carry loss" in supervised
+    assert "images" not in stats.histograms, "one bar says nothing"
+
+
+def test_tiles_are_counted_where_images_are_cut(tmp_path: Path) -> None:
+    tiles = np.array([17, 1, 4, 9])
+    columns = {"tokens": 64 * tiles + 50, "image_tokens": 64 * tiles, "images": np.array([1, 1, 2, 1])}
+    cut = {**columns, "patches": 1024 * tiles, "max_patches_per_image": np.full(4, 1024)}
+    assert dataset_stats(write_table(tmp_path / "t", cut)).statistics["tiles"]["total"] == tiles.sum()
+    whole = {**columns, "patches": 256 * tiles, "max_patches_per_image": 256 * tiles}
+    assert "tiles" not in dataset_stats(write_table(tmp_path / "w", whole)).statistics

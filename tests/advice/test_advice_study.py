@@ -127,17 +127,45 @@ def test_savings_hold_for_the_worst_pack_and_other_limits_were_packed(large: Stu
     memory = large.study.memory
     for saving in memory.savings:
         assert saving.bytes == memory.estimate.total - saving.total_after
+        assert saving.seconds
     options = [saving.option for saving in memory.savings]
-    assert any(option.startswith("max_images_per_pack") for option in options)
-    assert any(option.startswith("max_patches_per_pack") for option in options)
-    assert any(option.startswith("packing_length") for option in options)
+    assert {"max_images_per_pack", "max_patches_per_pack", "packing_length"} <= set(options)
+    assert options.count("max_patches_per_pack") == 2, "at several values"
+    shorter = next(saving for saving in memory.savings if saving.option == "packing_length")
+    assert shorter.lost > 0
+    assert memory.worst_bytes <= memory.estimate.total
+    assert sum(memory.vision_layer.values()) > memory.vision_layer["MLP"] > 0
     assert memory.host.memory_bytes > 0
     assert any("needs the most memory" in sentence for sentence in memory.sentences)
 
 
+def test_what_was_is_only_said_of_a_run_that_is_trained(large: StudyOutcome, tmp_path: Path) -> None:
+    assert not any(reason.baseline for reason in large.study.recommendation.reasons), "nobody trains so"
+    given = {
+        "baseline": Baseline(today=True, eval_steps=20, save_delay_steps=5_000),
+        "base": {"data": {"packing": False}},
+    }
+    reasons = outcome(tmp_path / "t", detection(500), lengths=[16_000], **given).study.recommendation.reasons
+    was = {reason.parameter: reason.baseline for reason in reasons}
+    assert (was["packing"], was["effective_batch_size"], was["save_delay_steps"]) == ("false", "128", "5000")
+    assert "eval_steps" not in was, "the config has no evaluation"
+    delay = next(reason for reason in reasons if reason.parameter == "save_delay_steps")
+    assert "half of the run" in delay.reason
+
+
+def test_what_may_go_wrong_is_said_with_numbers_of_this_plan(large: StudyOutcome) -> None:
+    found = {one.sign: one.action for one in large.study.recommendation.trouble}
+    chosen = large.study.simulations[large.study.recommendation.simulation]
+    assert f"{chosen.memory_bytes / 2**30:.1f} GiB" in found["Out of memory"]
+    assert "fsdp" in found["Out of memory"]
+    assert "learning_rate 0.0001 -> 5e-05" in found["The loss jumps or becomes NaN"]
+    assert f"num_train_epochs 1 -> 2: {2 * chosen.steps:,} steps" in found["The loss falls too slowly"]
+    assert "images or frames a second" in found["Fewer samples per second than predicted"]
+
+
 def test_balance_is_shown_for_ranks_that_have_packs(large: StudyOutcome) -> None:
     rows = large.study.balance
-    assert [row.ranks for row in rows] == [8, 64, 512]
+    assert [row.ranks for row in rows] == [4, 8, 32]
     for row in rows:
         assert 1 <= row.strict <= row.sorted <= row.random
 
@@ -236,6 +264,39 @@ def test_options_that_make_it_fit_are_in_the_config(tmp_path: Path) -> None:
     assert study.setup["gradient_checkpointing"] is True
     assert study.recommendation.config["training"]["gradient_checkpointing"] is True
     assert any("Nothing fitted" in line for line in study.recommendation.advice)
+    asked, padded = study.memory.beside
+    assert (asked.name, padded.name) == ("as asked for", "stock padded run")
+    assert not asked.fits
+    assert asked.estimate.total > study.memory.estimate.total
+    assert padded.estimate.total == study.padded[0].memory_bytes
+    states = {one.estimate.part("optimizer states").bytes for one in study.memory.beside}
+    assert len(states) == 1, "the padded run is trained as it was asked for"
+    assert "no fp32 master copies" in study.recommendation.verdict
+    assert "method: lora" in study.recommendation.verdict
+
+
+def test_little_room_comes_with_a_combination_that_leaves_more(tmp_path: Path) -> None:
+    found = outcome(tmp_path / "t", detection(800), gpu="a100-40", gpus=2, lengths=[16_000])
+    study = found.study
+    assert study.memory.estimate.total > 0.6 * study.memory.gpu_bytes
+    assert study.memory.comfortable is not None
+    assert study.memory.comfortable.changes
+    assert study.memory.comfortable.memory_bytes <= 0.6 * study.memory.gpu_bytes
+
+
+def test_the_product_of_limits_counts_the_tiles_of_an_image(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images, tiles = random.integers(1, 4, 400), random.integers(3, 30, 400)
+    columns = {
+        **{"tokens": 64 * tiles + 80, "image_tokens": 64 * tiles, "images": images, "patches": 1024 * tiles},
+        "max_patches_per_image": np.full(400, 1024),
+    }
+    study = outcome(tmp_path / "t", columns, packing={"max_images_per_pack": 6}, lengths=[8192]).study
+    worst = study.simulations[0].worst
+    said = next(line for line in study.memory.sentences if " tiles;" in line)
+    assert f"at most {worst.patches // 1024} tiles; the product of the limits is {6 * 29}" in said
+    filters = [saving for saving in study.memory.savings if saving.option == "max_images_per_sample"]
+    assert [saving.lost for saving in filters if saving.change.endswith("-> 2")] == [(images == 3).sum()]
 
 
 def test_a_limit_that_can_never_bind_is_named(tmp_path: Path) -> None:
@@ -318,8 +379,9 @@ def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path)
     check(found)
     study = found.study
     options = [saving for saving in study.memory.savings if saving.option.startswith("max_pixels")]
-    assert len(options) == 1
+    assert len(options) > 1, "several values"
     assert options[0].bytes > 0
+    assert all(option.seconds and not option.lost for option in options)
     assert study.recommendation.config["data"]["dataset_path"] == str(data)
     assert sum(study.ledger.values()) == study.dataset.entries_read - study.dataset.samples
     assert study.dataset.statistics["objects"]["mean"] > 1
@@ -348,7 +410,7 @@ def test_idle_gpus_are_said_with_what_a_larger_step_would_gain(tmp_path: Path) -
     check(found)
     chosen = found.study.simulations[0]
     assert chosen.packs_per_step < 64
-    text = next(line for line in found.study.recommendation.advice if "empty pack" in line)
+    text = next(line for line in found.study.recommendation.advice if " idle " in line)
     assert "64 packs per step" in text
     assert f"{64 - chosen.packs_per_step} of 64 GPUs" in text
 

@@ -12,6 +12,8 @@ import numpy as np
 from packtrain.advice.values import (
     Alternative,
     BalanceRow,
+    Beside,
+    Combination,
     DatasetStats,
     Group,
     Histogram,
@@ -362,7 +364,13 @@ def _memory(chosen: Simulation, worst: list[str]) -> MemoryReport:
     return MemoryReport(
         gpu="h100",
         gpu_bytes=GPU_BYTES,
+        usable_bytes=int(0.9 * GPU_BYTES),
         estimate=estimate,
+        beside=(Beside(name="stock padded run", estimate=estimate, fits=True),),
+        vision_layer={"attention scores, if written out": 3 * GIB, "MLP": GIB},
+        vision_layers=24,
+        comfortable=Combination(changes=("packing_length 12,000",), memory_bytes=40 * GIB, seconds=4000.0, lost=12),
+        worst_bytes=total - GIB,
         worst_pack=0,
         worst_samples=tuple(worst),
         savings=tuple(

@@ -12,7 +12,7 @@ from pages import at, read_page
 from study_parts import Made
 
 from packtrain.core.artifacts import read_json
-from packtrain.reports.compared import COMPARED, SIMULATED
+from packtrain.reports.compared import SIMULATED, compared
 from packtrain.reports.content import plain, study_content
 from packtrain.reports.files import KINDS, VERSION
 from packtrain.reports.numbers import FORMATS, formatted, gib, memory
@@ -121,10 +121,13 @@ def test_picture_shows_packs_as_the_sample_lines_have_them(lvis: Written) -> Non
 def test_comparison_table_has_the_numbers_of_the_files(written: Written) -> None:
     _, out = written
     content = parts_of(out)
-    compared, tried = tables(out / "figures" / "comparison_table.md")
+    whole, tried = tables(out / "figures" / "comparison_table.md")
     best = content["simulations"][content["recommendation"]["simulation"]]
-    assert len(compared) == len(COMPARED) + 2
-    for row, cells in zip(COMPARED, compared[2:], strict=True):
+    groups = compared(content["about"]["epochs"])
+    assert [title for title, _ in groups] == [cells[0] for cells in whole[2:] if not any(cells[1:])]
+    assert {"total_steps", "samples_per_second"} <= {row.packed for _, rows in groups for row in rows}
+    lines = [cells for cells in whole[2:] if any(cells[1:])]
+    for row, cells in zip((row for _, rows in groups for row in rows), lines, strict=True):
         expected = [(run, row.padded) for run in content["padded"]] + [(best, row.packed)]
         for cell, (values, name) in zip(cells[1:], expected, strict=True):
             value = values[name] if name else None
@@ -133,7 +136,9 @@ def test_comparison_table_has_the_numbers_of_the_files(written: Written) -> None
         assert cells[0] == formatted("count", one["packing_length"])
         for cell, column in zip(cells[2:], SIMULATED, strict=True):
             value = one[column.name]
-            assert cell == (("yes" if value else "no") if column.kind == "fits" else formatted(column.kind, value))
+            share = f" ({formatted('percent', one[column.share])})" if column.share else ""
+            text = ("yes" if value else "no") if column.kind == "fits" else formatted(column.kind, value)
+            assert cell == text + share
 
 
 def test_memory_table_has_the_numbers_of_the_files(written: Written) -> None:
@@ -141,10 +146,12 @@ def test_memory_table_has_the_numbers_of_the_files(written: Written) -> None:
     report = parts_of(out)["memory"]
     parts, *others = tables(out / "figures" / "memory_estimates.md")
     sizes = [row[1] for row in parts[2:]]
+    assert len(parts[0]) == 3 + len(report["beside"])
     assert sizes == [gib(part["bytes"]) for part in report["estimate"]["parts"]] + [gib(report["estimate"]["total"])]
+    assert [row[2] for row in others[0][2:]] == [gib(size) for size in report["vision_total"].values()]
     if report["savings"]:
-        assert [row[2] for row in others[0][2:]] == [gib(one["bytes"]) for one in report["savings"]]
-        assert [row[3] for row in others[0][2:]] == [gib(one["total_after"]) for one in report["savings"]]
+        assert [row[2] for row in others[1][2:]] == [gib(one["bytes"]) for one in report["savings"]]
+        assert [row[3] for row in others[1][2:]] == [gib(one["total_after"]) for one in report["savings"]]
     needs = [part["bytes"] for section in report["host"].values() for part in section["parts"]]
     assert [row[2] for row in others[-1][2:]] == [memory(size) for size in needs]
 

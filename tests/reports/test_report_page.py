@@ -35,6 +35,7 @@ KNOWN = {
         "span",
         "nav",
         "ul",
+        "ol",
         "li",
         "button",
     ),

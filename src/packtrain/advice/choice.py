@@ -12,6 +12,7 @@ from packtrain.advice.words import counted, gib, limits_text, percent, signed_pe
 MOST_DROPPED = 0.005  # share of the samples that a recommended packing may leave out
 TOLERATED = 0.25  # how far the samples of a step may move where that keeps GPUs busy that would be idle
 WORTH_MOVING = 1.1  # how much faster that must be
+KEEPING = 0.05  # of the best speed: what keeping more of the samples may cost
 TIE = 0.01  # speeds that are nearer than this are the same: the estimates are not better
 _SHORTER = 0.8  # of the recommended length: what makes a setting conservative
 _NEARLY_AS_FAST = 0.85  # a longer setting that is slower than this is no alternative
@@ -42,7 +43,8 @@ def acceptable(simulations: Sequence[Simulation], samples_per_step: int) -> list
 def choose(simulations: Sequence[Simulation], samples_per_step: int) -> Choice:
     """The fastest that fits and keeps the samples of a step, or one that moves them for much more speed.
 
-    Near ties: fewer samples dropped, then shorter, then nearer to the bound.
+    Speeds are those of the samples in packs, and the samples that fit none are the slowest: for a little speed none is
+    given up. Near ties: shorter, then nearer to the bound.
     """
     kept = acceptable(simulations, samples_per_step)
     fitting = [at for at in kept if simulations[at].fits]
@@ -54,9 +56,13 @@ def choose(simulations: Sequence[Simulation], samples_per_step: int) -> Choice:
         best_steady = max(simulations[at].tokens_per_second for at in steady)
         if best <= WORTH_MOVING * best_steady:
             fitting, best = steady, best_steady
-    tied = [at for at in fitting if simulations[at].tokens_per_second >= (1 - TIE) * best]
+    near = [at for at in fitting if simulations[at].tokens_per_second >= (1 - KEEPING) * best]
+    fewest = min(simulations[at].samples_dropped for at in near)
+    keeping = [at for at in near if simulations[at].samples_dropped == fewest]
+    best = max(simulations[at].tokens_per_second for at in keeping)
+    tied = [at for at in keeping if simulations[at].tokens_per_second >= (1 - TIE) * best]
     chosen = min(tied, key=lambda at: _preference(simulations[at]))
-    return Choice(simulation=chosen, reason=_why(simulations, chosen, fitting, tied))
+    return Choice(simulation=chosen, reason=_why(simulations, chosen, fitting))
 
 
 def _moved(simulation: Simulation, samples_per_step: int) -> float:
@@ -64,28 +70,24 @@ def _moved(simulation: Simulation, samples_per_step: int) -> float:
 
 
 def _preference(simulation: Simulation) -> tuple[float, ...]:
-    return simulation.samples_dropped, simulation.packing_length, -simulation.of_bound, len(simulation.limits)
+    return simulation.packing_length, -simulation.of_bound, len(simulation.limits)
 
 
-def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int], tied: Sequence[int]) -> str:
+def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int]) -> str:
     mine = simulations[chosen]
-    dropped = percent(dropped_share(mine))
-    text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted, the most"
-    if len(tied) > 1:
-        text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted, within {whole_percent(TIE)} of the most"
-    text += (
-        f" of the {len(fitting)} that fit, drop little and nearly keep the samples of a step "
-        f"({gib(mine.memory_bytes)}, {dropped} dropped)"
-    )
-    if len(tied) > 1:
-        others = sorted(set(tied) - {chosen}, key=lambda at: -simulations[at].tokens_per_second)[:2]
-        named = ", ".join(
-            f"{limits_text(simulations[at].packing_length, simulations[at].limits)} drops "
-            f"{simulations[at].samples_dropped:,}"
-            for at in others
-        )
-        text += f"; as fast: {named}, against {mine.samples_dropped:,}"
-    return text
+    text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted"
+    fastest = simulations[max(fitting, key=lambda at: simulations[at].tokens_per_second)]
+    faster = fastest.tokens_per_second / mine.tokens_per_second - 1
+    others = f"{counted(len(fitting), 'packing')} that {'fits' if len(fitting) == 1 else 'fit'}"
+    if fastest.samples_dropped > mine.samples_dropped:
+        more = counted(fastest.samples_dropped - mine.samples_dropped, "sample")
+        name = limits_text(fastest.packing_length, fastest.limits)
+        text += f"; {name} would be {percent(faster)} faster, but leaves out {more} more"
+    elif faster > 0:
+        text += f", within {whole_percent(TIE)} of the fastest of the {others}, and shorter"
+    elif len(fitting) > 1:
+        text += f", the fastest of the {others}"
+    return f"{text} ({gib(mine.memory_bytes)}, {percent(dropped_share(mine))} of the samples dropped)"
 
 
 def _nothing_fits(simulations: Sequence[Simulation], kept: Sequence[int]) -> Choice:

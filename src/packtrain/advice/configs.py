@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from packtrain.advice.intervals import RATES, Intervals, derive_intervals
 from packtrain.advice.question import Question
-from packtrain.advice.room import Change
+from packtrain.advice.room import Change, shown_setting
+from packtrain.advice.sweep import KEPT
 from packtrain.advice.values import PaddedRun, Reason, Simulation
 from packtrain.advice.words import counted, gib, percent, signed_percent
 from packtrain.plans.config import PackingConfig
@@ -160,7 +161,13 @@ def _training(draft: Draft, intervals: Intervals, *, packed: bool) -> dict[str, 
 
 def packed_reasons(draft: Draft, why_length: str) -> tuple[Reason, ...]:
     """One line for each value of the config."""
-    return (*_data_reasons(draft, why_length), *_step_reasons(draft), *_interval_reasons(draft), *_setup_reasons(draft))
+    found = (
+        *_data_reasons(draft, why_length),
+        *_step_reasons(draft),
+        *_interval_reasons(draft),
+        *_setup_reasons(draft),
+    )
+    return _with_what_was(draft, found)
 
 
 def padded_reasons(draft: Draft, run: PaddedRun) -> tuple[Reason, ...]:
@@ -179,7 +186,20 @@ def padded_reasons(draft: Draft, run: PaddedRun) -> tuple[Reason, ...]:
         found.append(_reason("group_by_length", str(grouped).lower(), str(not grouped).lower(), reason))
     if draft.question.setup.compiled and not draft.question.baseline.compiled:
         found.append(_reason("compile", "false", "true", "compiled layers are faster, after the first steps"))
-    return (*found, *_setup_reasons(draft, packed=False))
+    return _with_what_was(draft, (*found, *_setup_reasons(draft, packed=False)))
+
+
+def _with_what_was(draft: Draft, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """What the user has said stands beside each value; of a run that nobody trains there is nothing to say."""
+    question = draft.question
+    said = {name: value for values in question.base.values() for name, value in values.items()}
+
+    def was(reason: Reason) -> str:
+        if reason.parameter in said:
+            return shown_setting(said[reason.parameter])
+        return reason.baseline if question.baseline.today else ""
+
+    return tuple(replace(reason, baseline=was(reason)) for reason in reasons)
 
 
 def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
@@ -190,7 +210,7 @@ def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
             "packing",
             "false",
             "true",
-            f"{percent(padded.waste)} of what padded batches compute is padding; packs compute none",
+            f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding",
         ),
         _reason("packing_length", f"{padded.worst.longest:,} at most", f"{one.packing_length:,}", why_length),
         _reason(
@@ -212,7 +232,9 @@ def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
             "overlong",
             packing.overlong,
             packing.overlong,
-            f"{counted(one.samples_dropped, 'sample')} fit no pack; every one is in the ledger",
+            f"{counted(one.samples_dropped, 'sample')} too long for a pack, named in the ledger"
+            if one.samples_dropped
+            else "every sample fits",
         ),
         _reason(
             "packing_min_fill_ratio",
@@ -252,8 +274,8 @@ def _step_reasons(draft: Draft) -> list[Reason]:
             "effective_batch_size",
             f"{before:,}",
             f"{draft.samples_per_step:,}",
-            f"samples of a step, on any number of GPUs and without packing too; here {packs} of "
-            f"{one.samples_per_pack:.1f} make {one.samples_per_step:,.0f} "
+            f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
+            f"{one.samples_per_pack:.1f} samples make {one.samples_per_step:,.0f} "
             f"({signed_percent(one.samples_per_step / before - 1)})",
         ),
         _reason(
@@ -272,7 +294,8 @@ def _step_reasons(draft: Draft) -> list[Reason]:
             "num_train_epochs",
             str(baseline.epochs),
             str(question.epochs),
-            f"every sample is seen as often as before; {one.steps:,} steps an epoch instead of {draft.padded.steps:,}",
+            f"{counted(one.steps, 'step')} an epoch"
+            + (f" instead of {draft.padded.steps:,}" if baseline.today and one.steps != draft.padded.steps else ""),
         ),
     ]
 
@@ -284,7 +307,7 @@ def _interval_reasons(draft: Draft) -> list[Reason]:
         rate = getattr(baseline, name)
         if rate is None:
             continue
-        reason = "none needed: a step has about as many samples as before"
+        reason = "unchanged: a step has about as many samples as before"
         if new.moved:
             reason = (
                 f"samples per step x {new.factor:.2f}: the square root of it for Adam; at most {rate * new.factor:.3g} "
@@ -299,25 +322,23 @@ def _interval_reasons(draft: Draft) -> list[Reason]:
             f"a share of the steps: {round(new.steps * draft.question.epochs * baseline.warmup_ratio):,} of them now"
         )
         found.append(_reason("warmup_ratio", f"{baseline.warmup_ratio:g}", f"{baseline.warmup_ratio:g}", reason))
+    written = _training(draft, new, packed=True)
     for name, noun in (("eval_steps", "evaluation"), ("save_steps", "save"), ("logging_steps", "log line")):
-        found.append(_interval_reason(draft, name, noun))
-    delay = baseline.save_delay_steps
-    found.append(
-        _reason(
-            "save_delay_steps",
-            "not set" if delay is None else str(delay),
-            str(new.save_delay_steps),
-            "one interval: nothing to keep before" if delay is None else "after as many samples as before",
-        )
-    )
+        if name in written:
+            found.append(_interval_reason(draft, name, noun))
+    if (delay := baseline.save_delay_steps) is not None:
+        kept = new.save_delay_steps == delay or abs(new.save_delay_steps * new.factor / delay - 1) < KEPT
+        reason = "after as many samples as before" if kept else f"half of the run: it has {new.steps:,} steps an epoch"
+        found.append(_reason("save_delay_steps", str(delay), str(new.save_delay_steps), reason))
     return found
 
 
 def _interval_reason(draft: Draft, name: str, noun: str) -> Reason:
     new, given = getattr(draft.intervals, name), getattr(draft.question.baseline, name)
-    times = draft.simulation.steps / new
-    seen = round(new * draft.simulation.samples_per_step)
-    reason = f"{times:.1f} {noun}s an epoch, one every {seen:,} samples"
+    one = draft.simulation
+    times, whole = one.steps / new, one.samples_packed * draft.question.epochs
+    seen = min(round(new * one.samples_per_step), whole)
+    reason = f"{times:.3g} {noun}{'' if round(times, 2) == 1 else 's'} an epoch, one every {seen:,} samples"
     if given is not None:
         reason += f" (every {given * draft.question.samples_per_step:,} before)"
     return _reason(name, "not set" if given is None else f"{given:,}", f"{new:,}", reason)

@@ -20,6 +20,7 @@ from packtrain.plans.config import LIMITS, PackingConfig
 
 _VISION_HEAVY = 0.5  # share of the time in the vision tower from which its limits are the first thing to look at
 _FEW_STEPS = 20
+WORTH_SAYING = 1.02  # times as fast: what gains less is no advice
 
 
 def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
@@ -38,7 +39,6 @@ def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
         *_without_checkpointing(found),
         *_todays_run(found),
         *_best_padded(found),
-        *_loading(question, passes, one),
     )
 
 
@@ -59,9 +59,10 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     if not one.samples_dropped:
         return []
     tokens = np.minimum(question.rows.samples["tokens"], config.cutoff_len or 2**62)
+    fit = "fits no pack and is" if one.samples_dropped == 1 else "fit no pack and are"
     text = (
-        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) fit no pack and are left out, with "
-        f"{one.tokens_dropped:,} tokens; {question.baseline.name} trains on them."
+        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {fit} left out, with "
+        f"{one.tokens_dropped:,} tokens; {question.baseline.name} trains on {'it' if fit[3] == 's' else 'them'}."
     )
     longest = int(tokens.max())
     if longest > config.packing_length:
@@ -73,7 +74,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     cuttable = over & (question.rows.samples["tokens"] - question.rows.tails.tokens <= config.packing_length)
     if config.overlong == "drop" and cuttable.any():
         number = round(int(cuttable.sum()) * question.rows.scale)
-        text += f" With overlong: truncate or split {number:,} of them could be kept in part or in pieces."
+        text += f" With overlong: truncate or split, {number:,} could be kept in part or in pieces."
     return [text]
 
 
@@ -110,12 +111,14 @@ def _idle(question: Question, one: Simulation, passes: Passes) -> list[str]:
         return []
     even = one.packs_per_step + idle
     gain = one.seconds / question.epoch_of_packs(passes, one.packing_length, even)
-    when = "every pass" if one.micro_steps == 1 else f"one of {one.micro_steps} passes"
+    if gain < WORTH_SAYING:
+        return []
+    when = "all the time" if one.micro_steps == 1 else f"in one of {one.micro_steps} passes"
     return [
-        f"With {counted(one.packs_per_step, 'pack')} per step {idle} of {gpus} GPUs get an empty pack in {when}. "
-        f"{even} packs per step ({even * one.samples_per_pack:,.0f} samples) would keep all busy: "
-        f"{gain * one.tokens_per_second:,.0f} real tokens/s, {gain:.2f} times as many; "
-        "learning rates would have to follow."
+        f"With {counted(one.packs_per_step, 'pack')} per step, {idle} of {gpus} GPUs {'is' if idle == 1 else 'are'} "
+        f"idle {when}. {even} packs per step ({even * one.samples_per_pack:,.0f} samples) would keep all busy: "
+        f"{gain * one.tokens_per_second:,.0f} real tokens/s, {gain:.2f} times as many; learning rates would have to "
+        "follow."
     ]
 
 
@@ -127,7 +130,7 @@ def _learning_rate(question: Question, one: Simulation) -> list[str]:
         steps=one.steps,
     )
     if not new.moved:
-        return ["Learning rates: none needs to change, since a step has about as many samples as before."]
+        return []
     factor = new.factor
     text = f"Learning rates: a step has {factor:.2f} times the samples; with Adam multiply by about {factor**0.5:.2f}"
     text += (
@@ -177,11 +180,12 @@ def _vision(found: Findings, passes: Passes) -> list[str]:
     if share < _VISION_HEAVY:
         return []
     text = f"The vision tower takes {percent(share)} of the time."
-    if not found.media:
-        return [f"{text} Smaller images or fewer frames would gain more than any other packing."]
+    gaining = [option for option in found.media if option.simulation.seconds * WORTH_SAYING < one.seconds]
+    if not gaining:
+        return [text]
     gains = ", ".join(
         f"{option.label} would bring an epoch from {duration(one.seconds)} to {duration(option.simulation.seconds)}"
-        for option in found.media
+        for option in gaining
     )
     return [f"{text} Smaller media gain most: {gains}."]
 
@@ -189,7 +193,7 @@ def _vision(found: Findings, passes: Passes) -> list[str]:
 def _without_checkpointing(found: Findings) -> list[str]:
     """Is there room for keeping activations, which is faster?"""
     question = found.question
-    if not question.setup.gradient_checkpointing:
+    if not found.helps or not question.setup.gradient_checkpointing:
         return []
     bold = replace(question, setup=replace(question.setup, gradient_checkpointing=False))
     fitting = [
@@ -243,14 +247,3 @@ def _best_padded(found: Findings) -> list[str]:
     if best.order == "by_length":
         text += "; they put samples of one length into one batch, which packs do not"
     return [f"{text}."]
-
-
-def _loading(question: Question, passes: Passes, one: Simulation) -> list[str]:
-    media = int(passes["images"].sum() + passes["frames"].sum()) * question.rows.scale
-    if not media:
-        return []
-    rate = media / one.seconds / question.setup.gpus
-    return [
-        f"Data loading: at this speed every GPU uses {rate:,.1f} images or frames a second; give its workers enough "
-        "cores to decode them, or the GPU waits."
-    ]

@@ -48,11 +48,13 @@ def derive_intervals(baseline: Baseline, *, before: float, after: float, steps: 
         wanted = steps / parts if given is None else given / apart
         return max(min(least, steps), round(wanted))
 
-    evaluate = interval(baseline.eval_steps, _EVALUATIONS, _LEAST)
+    whole = steps * baseline.epochs  # beyond it nothing would be evaluated or saved
+    evaluate = min(interval(baseline.eval_steps, _EVALUATIONS, _LEAST), whole)
     save = evaluate if baseline.save_steps is None else interval(baseline.save_steps, _EVALUATIONS, _LEAST)
+    save = min(save, whole)
     if baseline.eval_steps and baseline.save_steps and baseline.save_steps % baseline.eval_steps == 0:
         # The best checkpoint can only be kept where it was evaluated.
-        save = evaluate * (baseline.save_steps // baseline.eval_steps)
+        save = evaluate * min(baseline.save_steps // baseline.eval_steps, max(1, whole // evaluate))
     delay = baseline.save_delay_steps
     warmup = None if baseline.warmup_steps is None else round(baseline.warmup_steps / apart)
     scale = math.sqrt(factor) if abs(factor - 1) > MOVED else 1.0
@@ -62,7 +64,7 @@ def derive_intervals(baseline: Baseline, *, before: float, after: float, steps: 
         factor=factor,
         eval_steps=evaluate,
         save_steps=save,
-        save_delay_steps=save if delay is None else min(round(delay / apart), steps * baseline.epochs // 2),
+        save_delay_steps=save if delay is None else min(round(delay / apart), whole // 2),
         logging_steps=interval(baseline.logging_steps, _LOGS, 1),
         warmup_ratio=baseline.warmup_ratio,
         warmup_steps=warmup,

@@ -39,6 +39,8 @@ class Question:
     own: TrainingSetup = field(default_factory=TrainingSetup)  # how packs are trained by what the user has said
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's config, by section
     missing: frozenset[str] = frozenset()  # packages that are not there: what needs them is not recommended
+    headroom: float = HEADROOM
+    asked: TrainingSetup | None = None  # what `setup` was before options that make room were turned on
     padded_fit: Fit | None = None  # of padded batches, where their layers run otherwise than those of packs
 
     @property
@@ -53,7 +55,7 @@ class Question:
     @property
     def usable_bytes(self) -> int:
         """Memory of one GPU less the headroom."""
-        return int(self.gpu.memory_bytes * (1 - HEADROOM))
+        return int(self.gpu.memory_bytes * (1 - self.headroom))
 
     @property
     def clock(self) -> Clock:
@@ -62,10 +64,10 @@ class Question:
 
     @property
     def padded_setup(self) -> TrainingSetup:
-        """How padded batches are trained."""
-        chunked = self.setup.chunked_loss if self.baseline.chunked_loss is None else self.baseline.chunked_loss
-        own = {"attention": self.baseline.attention, "compiled": self.baseline.compiled}
-        return replace(self.setup, **own, chunked_loss=chunked)  # type: ignore[arg-type]  # they are of these types
+        """How padded batches are trained: without what was changed to make room for packs."""
+        setup, baseline = self.asked or self.setup, self.baseline
+        chunked = setup.chunked_loss if baseline.chunked_loss is None else baseline.chunked_loss
+        return replace(setup, attention=baseline.attention, compiled=baseline.compiled, chunked_loss=chunked)
 
     @property
     def padded_clock(self) -> Clock:

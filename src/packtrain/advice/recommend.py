@@ -11,7 +11,7 @@ from packtrain.advice.configs import Draft, packed_config, packed_reasons, padde
 from packtrain.advice.question import Question
 from packtrain.advice.room import Change, Room, changes_for
 from packtrain.advice.smaller_media import MediaOption
-from packtrain.advice.values import Alternative, PaddedRun, Recommendation, Simulation
+from packtrain.advice.values import Alternative, PaddedRun, Recommendation, Simulation, Trouble
 from packtrain.advice.words import duration, gib, limits_text, percent, whole_percent
 from packtrain.costs.table import CostTable
 
@@ -66,7 +66,7 @@ class Findings:
         return next(run.waste for run in self.padded if run.order == order)
 
 
-def recommend(found: Findings, advice: tuple[str, ...]) -> Recommendation:
+def recommend(found: Findings, advice: tuple[str, ...], trouble: tuple[Trouble, ...]) -> Recommendation:
     """Put into words and settings what was found."""
     draft = Draft(
         question=found.question,
@@ -87,6 +87,7 @@ def recommend(found: Findings, advice: tuple[str, ...]) -> Recommendation:
         reasons=reasons,
         alternatives=_alternatives(found, draft),
         advice=advice,
+        trouble=trouble,
         mean_share=found.mean_tokens / found.chosen.packing_length,
         rule_of_thumb=rule_of_thumb(found),
     )
@@ -108,21 +109,35 @@ def verdict(found: Findings) -> str:
     )
     if not one.fits:
         return f"{text}; this does not fit with a tenth of it free, and no option that was tried makes it fit."
-    if found.room is not None:
-        changed = ", ".join(f"{change.setting} {change.after}" for change in found.changes)
-        return f"{text}; that fits because of {changed}."
-    return f"{text}."
+    return f"{text}{_made_room(found)}"
+
+
+def _made_room(found: Findings) -> str:
+    """What was changed so that something fits; of an optimizer without fp32 masters also the price."""
+    question = found.question
+    if not found.changes:
+        return "."
+    text = "; that fits because of " + ", ".join(f"{change.setting} {change.after}" for change in found.changes) + "."
+    if not any(change.setting == "optimizer" for change in found.changes):
+        return text
+    lora = question.memory_of(found.chosen.worst, replace(question.setup, optimizer="adamw", method="lora")).total
+    return (
+        f"{text} The price: weights have no fp32 master copies, so updates below their precision are lost, most of "
+        f"them at low learning rates; method: lora has them, trains only adapters and needs {gib(lora)}."
+    )
 
 
 def _do_not_pack(found: Findings, best: str) -> str:
     one, padded, own = found.chosen, found.better_padded, found.padded[0]
-    why = f"packing would be {found.gain:.2f} times as fast as {best}, and {WORTH_IT} is the least that is worth it"
+    why = f"packing would be {found.gain:.2f} times as fast as {best}, and less than {WORTH_IT} is not worth it"
+    if found.gain < 1:
+        why = f"packing would be slower than {best}, {found.gain:.2f} times as fast"
     if found.gain >= WORTH_IT:
         share = one.tokens_per_second / padded.tokens_per_second
         why = f"packing would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
     return (
         f"Do not pack: {why}; padding is {percent(own.waste)} of what {found.question.baseline.name} computes, and "
-        f"a pack of {one.packing_length:,} tokens holds {one.samples_per_pack:.1f} samples."
+        f"a pack of {one.packing_length:,} tokens holds {one.samples_per_pack:.1f} samples{_made_room(found)}"
     )
 
 

@@ -38,6 +38,7 @@ class Room:
     limits: tuple[Mapping[str, int], ...]
     changes: tuple[Change, ...]
     enough: bool  # something fits now
+    worst: Load  # the heaviest pack of the packing that needs least
 
 
 def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
@@ -65,7 +66,7 @@ def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
     if limits:
         smallest = min(limits, key=lambda one: one["packing_length"])
         changes += (_limit_change(smallest["max_patches_per_pack"], smallest["packing_length"]),)
-    return Room(setup=setup, limits=limits, changes=changes, enough=enough)
+    return Room(setup=setup, limits=limits, changes=changes, enough=enough, worst=before.worst)
 
 
 def patch_limits(question: Question, kept: Sequence[Simulation], setup: TrainingSetup) -> tuple[Mapping[str, int], ...]:
@@ -143,12 +144,16 @@ def _described(
         saved = question.memory_of(before.worst, setup).total - question.memory_of(before.worst, changed).total
         for name, value in options.items():
             reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {cost}"
-            found.append(Change(setting=name, before=_shown(getattr(setup, name)), after=_shown(value), reason=reason))
+            found.append(
+                Change(
+                    setting=name, before=shown_setting(getattr(setup, name)), after=shown_setting(value), reason=reason
+                )
+            )
         setup = changed
     return tuple(found)
 
 
-def _shown(value: object) -> str:
+def shown_setting(value: object) -> str:
     """A setting as a config would have it."""
     if value is None or isinstance(value, bool):
         return "none" if value is None else str(value).lower()

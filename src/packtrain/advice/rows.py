@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,12 +49,15 @@ class Rows:
         if len(self) <= most:
             return self
         chosen = np.sort(stream(seed, "part").choice(len(self), most, replace=False))
-        return Rows(
+        return replace(self.take(chosen), scale=self.scale * len(self) / most)
+
+    def take(self, chosen: np.ndarray) -> Rows:
+        """Some of the rows and no others, in increasing order."""
+        return replace(
+            self,
             samples=self.samples.take(chosen),
             tails=self.tails.take(chosen),
             sources=self.sources and SourceCodes(self.sources.names, self.sources.codes[chosen]),
-            mixture=self.mixture,
-            scale=self.scale * len(self) / most,
         )
 
 

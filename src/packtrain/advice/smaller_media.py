@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +38,7 @@ class MediaOption:
 def smaller_media(
     question: Question, table: CostTable, config: PackingConfig, before: Simulation
 ) -> tuple[MediaOption, ...]:
-    """The mildest limits that make a difference, for images and for videos; none where the family has no such limit."""
+    """Limits that make a difference, for images and for videos, the mildest first; none where the family has none."""
     kinds = table.media("kind")
     if not before.worst.patches or not 0 < len(kinds) <= _MOST_MEDIA or len(table) > MOST_ROWS:
         return ()
@@ -50,31 +51,33 @@ def smaller_media(
     if (kinds == "video").any():
         tried.append(("max_frames", float(table.column("frames").max())))
         tried.append(("num_frames", float(table.column("frames").max())))
-    found: dict[bool, MediaOption] = {}
+    found: dict[bool, list[MediaOption]] = {}
     for setting, size in tried:
         video = setting.endswith("frames")
-        if video not in found and (option := _mildest(question, table, config, before, setting, size)):
-            found[video] = option
-    return tuple(found.values())
+        if not found.get(video):
+            found[video] = list(_options(question, table, config, setting, size))
+    return tuple(option for options in found.values() for option in options)
 
 
-def _mildest(
-    question: Question, table: CostTable, config: PackingConfig, before: Simulation, setting: str, size: float
-) -> MediaOption | None:
+def _options(
+    question: Question, table: CostTable, config: PackingConfig, setting: str, size: float
+) -> Iterator[MediaOption]:
+    patches = _NOTICEABLE * question.rows.samples["patches"].sum()
     for share in _SHARES:
         value = int(size / share)
         if setting == "max_pixels":
             value = value // _ROUND_PIXELS * _ROUND_PIXELS
         if value < 1:
-            return None
+            return
         try:
             limited = table.with_limits(**{setting: value})  # type: ignore[arg-type]
         except PacktrainError:  # this family has no such limit, or the model is no longer there
-            return None
+            return
         if len(limited) < len(table):
-            return None
+            return
         rows = read_rows(limited, config.seed)
-        if rows.samples["patches"].sum() <= _NOTICEABLE * question.rows.samples["patches"].sum():
+        if rows.samples["patches"].sum() <= patches:
+            patches = _NOTICEABLE * rows.samples["patches"].sum()
             simulation = simulate(replace(question, rows=rows), config)
-            return MediaOption(setting, value, simulation) if simulation else None
-    return None
+            if simulation is not None:
+                yield MediaOption(setting, value, simulation)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
+from packtrain.advice.tiles import tiles_of
 from packtrain.advice.values import DatasetStats, Group, Histogram, Statistics
+from packtrain.advice.words import percent
 from packtrain.costs.statistics import DESCRIBED, describe
 from packtrain.costs.table import CostTable
+from packtrain.plans.resources import Samples
 
 MODALITIES = ("text", "image", "images", "video", "mixed")
 CHARTED = ("tokens", "text_tokens", "vision_tokens", "patches", "images", "objects")
 _GROUPED = ("tokens", "text_tokens", "vision_tokens", "images", "frames", "objects", "patches", "supervised_tokens")
 _BINS = 40
+_SKEWED = 1.2  # mean over median, or the other way round
+_ALIKE = 0.3  # standard deviation over mean
 _MOST_SOURCES = 50  # shown one by one; a dataset may have thousands
 
 
@@ -29,10 +35,17 @@ def dataset_stats(table: CostTable) -> DatasetStats:
     for name in (*DESCRIBED, "vision_tokens"):
         values = _column(table, name)
         statistics[name] = describe(values)
-        if name in CHARTED and statistics[name].get("max", 0) > 0:
+        one_value = name != "tokens" and statistics[name].get("min") == statistics[name].get("max")
+        if name in CHARTED and statistics[name].get("max", 0) > 0 and not one_value:
             histograms[name] = histogram(values)
         for parts in (by_source, by_modality) if name in _GROUPED else ():
             parts.add(name, values, statistics[name])
+    columns = {name: table.column(name) for name in ("images", "frames", "patches", "max_patches_per_image")}
+    tiles = tiles_of(Samples({**columns, "largest_patches": columns["max_patches_per_image"]}))
+    if tiles is not None:
+        statistics["tiles"] = describe(tiles)
+    by_kind = {kind: round(statistics[f"{kind}_tokens"].get("total", 0)) for kind in ("text", "image", "video")}
+    shown = table.column("image_tokens")
     counts = table.summary["counts"]
     return DatasetStats(
         samples=len(table),
@@ -41,9 +54,41 @@ def dataset_stats(table: CostTable) -> DatasetStats:
         histograms=histograms,
         by_source=by_source.groups(total),
         by_modality=by_modality.groups(total),
+        modality_tokens={kind: tokens for kind, tokens in by_kind.items() if tokens},
+        observations=observations(statistics, describe(shown[shown > 0])),
         entries_read=int(counts["entries"]),
         measured_ledger={name: int(count) for name, count in counts["reasons"].items()},
     )
+
+
+def observations(statistics: Mapping[str, Statistics], with_images: Statistics) -> tuple[str, ...]:
+    """What stands out: skew, outliers, shares, spread; `with_images` describes the image tokens of samples with any."""
+    tokens = statistics["tokens"]
+    mean, median, most, total = (tokens[name] for name in ("mean", "median", "max", "total"))
+    lengths = f"The median sample has {median:,.0f} tokens, the mean {mean:,.0f}"
+    if mean > _SKEWED * median:
+        lengths += ": many short samples and a long tail, so padding to the longest of a batch wastes much."
+    elif median > _SKEWED * mean:
+        lengths += ": many long samples and some short ones."
+    else:
+        lengths += ": lengths are spread evenly around them."
+    found = [lengths]
+    outliers = f"The longest has {most:,.0f} tokens, {most / mean:,.1f} times the mean"
+    decide = "; a few outliers decide what padded batches need" if most > 10 * mean else ""
+    found.append(f"{outliers}; 1 % are above {tokens['p99']:,.0f}{decide}.")
+    kinds = {kind: statistics[f"{kind}_tokens"].get("total", 0) / total for kind in ("text", "image", "video")}
+    if kinds["text"] < 1:
+        found.append("Tokens: " + ", ".join(f"{kind} {percent(share)}" for kind, share in kinds.items() if share) + ".")
+    if with_images:
+        spread = with_images["std"] / with_images["mean"]
+        alike = "about equally many" if spread < _ALIKE else "very different numbers"
+        found.append(
+            f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
+            f"({percent(spread)}): {alike}."
+        )
+    supervised = statistics["supervised_tokens"].get("total", 0) / total
+    found.append(f"{percent(supervised)} of the tokens carry loss.")
+    return tuple(found)
 
 
 def _column(table: CostTable, name: str) -> np.ndarray:

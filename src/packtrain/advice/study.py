@@ -21,6 +21,7 @@ from packtrain.advice.rows import MOST_ROWS, Rows, read_rows
 from packtrain.advice.smaller_media import smaller_media
 from packtrain.advice.statistics import dataset_stats
 from packtrain.advice.sweep import default_lengths, pack_rows, sweep
+from packtrain.advice.trouble import trouble
 from packtrain.advice.values import Simulation, Study
 from packtrain.advice.views import balance_rows, picture, plan_passes
 from packtrain.core.errors import ConfigError
@@ -132,7 +133,7 @@ def _swept(
     if any(simulations[at].fits for at in acceptable(simulations, question.samples_per_step)):
         return question, simulations, None
     room = make_room(question, simulations)
-    question = replace(question, setup=room.setup)
+    question = replace(question, setup=room.setup, asked=question.setup)
     return question, swept(question, (*limits, *room.limits)), room
 
 
@@ -167,7 +168,7 @@ def _findings(
 def _study(found: Findings, plan: PackPlan) -> Study:
     """The findings as the value that is rendered."""
     question, table, passes = found.question, found.table, plan_passes(plan)
-    dataset = dataset_stats(table)
+    dataset, memory = dataset_stats(table), memory_report(found, plan, passes)
     ledger = (
         Counter(dataset.measured_ledger) + Counter(table.dropped.values()) + Counter(plan.summary["ledger"]["reasons"])
     )
@@ -185,9 +186,9 @@ def _study(found: Findings, plan: PackPlan) -> Study:
         padded=(*found.padded, found.best),
         gain=found.gain,
         simulations=tuple(found.simulations),
-        recommendation=recommend(found, hints(found, passes)),
-        memory=memory_report(found, plan, passes),
-        balance=balance_rows(plan),
+        recommendation=recommend(found, hints(found, passes), trouble(found, passes, memory)),
+        memory=memory,
+        balance=balance_rows(plan, question.setup.gpus),
         picture=picture(plan, table),
         ledger=dict(ledger),
         notes=_notes(question, table),

@@ -40,9 +40,13 @@ class DatasetStats:
     samples: int
     tokens: int
     statistics: Mapping[str, Statistics]  # by column, objects included
-    histograms: Mapping[str, Histogram]  # tokens, text_tokens, vision_tokens, patches, images, objects, where not all 0
+    histograms: Mapping[
+        str, Histogram
+    ]  # tokens, text_tokens, vision_tokens, patches, images, objects, where they differ
     by_source: tuple[Group, ...]
     by_modality: tuple[Group, ...]
+    modality_tokens: Mapping[str, int] = field(default_factory=dict)  # text, image, video: those that there are
+    observations: tuple[str, ...] = ()  # what stands out, in sentences
     entries_read: int
     measured_ledger: Mapping[str, int]  # "stage: reason" -> records that measuring left out
 
@@ -110,9 +114,17 @@ class Reason:
     """One line of the recommendation: a setting, what it was, what it becomes and why."""
 
     parameter: str
-    baseline: str
+    baseline: str  # what the user said or does today; empty where neither is known
     packing: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """What may go wrong with the recommended run, and what to do then."""
+
+    sign: str
+    action: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,16 +150,42 @@ class Recommendation:
     advice: tuple[str, ...]  # learning rate, overlong samples, limits that never bind, risks
     mean_share: float  # mean length / packing length: above 0.7 packing helps little, below 0.5 it helps
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's own config, which was changed
+    trouble: tuple[Trouble, ...] = ()
     rule_of_thumb: str  # what the 70 % and 50 % rules say, beside the measured waste
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """Another setup whose memory stands beside the recommended one's."""
+
+    name: str
+    estimate: MemoryEstimate
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """Several changes together, and what comes of them."""
+
+    changes: tuple[str, ...]  # "setting value"
+    memory_bytes: int
+    seconds: float  # an epoch, predicted
+    lost: int  # samples left out beside those that are left out anyway
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReport:
-    """Where the memory of the worst pack goes, and what would change it."""
+    """Where the memory of a pack with the most of everything goes, and what would change it."""
 
     gpu: str
     gpu_bytes: int
+    usable_bytes: int  # what may be used: a plan that needs more does not fit
     estimate: MemoryEstimate
+    beside: tuple[Beside, ...] = ()  # as asked for, where that does not fit; the padded run
+    vision_layer: Mapping[str, int] = field(default_factory=dict)  # bytes that one layer of the tower keeps, by part
+    vision_layers: int = 0
+    comfortable: Combination | None = None  # where the recommended setup leaves little room
+    worst_bytes: int  # of the heaviest pack itself
     worst_pack: int
     worst_samples: tuple[str, ...]  # ids
     savings: tuple[Saving, ...]

@@ -16,7 +16,7 @@ from packtrain.plans.plan import PackPlan
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
 SHOWN = 40  # packs of the picture
-RANKS = (8, 64, 512)
+RANKS = (1, 2, 8)  # times the GPUs there are, two at least
 _EXACT = 16  # packs whose memory is estimated one by one, after a first look at all
 
 
@@ -26,7 +26,7 @@ def plan_passes(plan: PackPlan) -> Passes:
     return pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
 
 
-def balance_rows(plan: PackPlan) -> tuple[BalanceRow, ...]:
+def balance_rows(plan: PackPlan, gpus: int) -> tuple[BalanceRow, ...]:
     """Slowest rank over mean, and how alike steps are, for numbers of ranks that the plan can keep busy."""
     return tuple(
         BalanceRow(
@@ -39,7 +39,7 @@ def balance_rows(plan: PackPlan) -> tuple[BalanceRow, ...]:
             spread_sorted=line.sorted.length_spread,
             spread_strict=line.strict.length_spread,
         )
-        for line in balance_table(plan, RANKS)
+        for line in balance_table(plan, tuple(times * max(gpus, 2) for times in RANKS))
     )
 
 

@@ -15,14 +15,15 @@ def gib(size: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share; small ones keep a digit that says something.
+    """A share; those near nothing or everything keep a digit that says something.
 
-    >>> percent(0.314), percent(0.001), percent(0.0)
-    ('31.4 %', '0.10 %', '0 %')
+    >>> percent(0.314), percent(0.001), percent(0.0), percent(0.9998)
+    ('31.4 %', '0.10 %', '0 %', '99.98 %')
     """
     if share == 0:
         return "0 %"
-    return f"{100 * share:.2f} %" if abs(share) < 0.005 else f"{100 * share:.1f} %"
+    near = abs(share) < 0.005 or 0.995 <= share < 1
+    return f"{100 * share:.{2 if near else 1}f} %"
 
 
 def whole_percent(share: float) -> str:

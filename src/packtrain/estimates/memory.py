@@ -20,6 +20,7 @@ from packtrain.estimates.memory_layers import (
     vision_attention,
     vision_forward,
     vision_layer,
+    vision_patch,
 )
 from packtrain.estimates.memory_states import Counts, count, states
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup, VisionShape
@@ -310,6 +311,20 @@ def _vision(shape: ModelShape, setup: TrainingSetup, load: Load) -> _Vision:
         * running
         // load.patches,
     )
+
+
+def vision_layer_parts(shape: ModelShape, setup: TrainingSetup, load: Load) -> dict[str, int]:
+    """What one layer of a trained tower keeps while it is not recomputed, by part; attention as if written out.
+
+    A flash kernel keeps none of the attention's scores.
+    """
+    vision = shape.vision
+    if vision is None or not load.patches or not setup.train_vision:
+        return {}
+    eager = replace(setup, attention="eager")
+    scores = vision_attention(shape, eager, load, windowed=not vision.full_attention_layers).saved
+    parts = {name: load.patches * each for name, each in vision_patch(shape, vision, setup).items()}
+    return {"attention scores, if written out": scores, **parts}
 
 
 def _vision_squares(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, load: Load) -> tuple[LayerBytes, ...]:

@@ -165,6 +165,16 @@ def _row_square(load: Load) -> int:
 
 def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
     """One layer of the tower over so many patches, without what grows with the square of an image's patches."""
+    b = compute_bytes(setup)
+    return LayerBytes(
+        saved=patches * sum(vision_patch(shape, vision, setup).values()),
+        entry=patches * b * vision.hidden,
+        working=patches * 2 * b * max(vision.intermediate, 2 * vision.hidden),
+    )
+
+
+def vision_patch(shape: ModelShape, vision: VisionShape, setup: TrainingSetup) -> dict[str, int]:
+    """What one layer of the tower keeps of one patch, by part."""
     b, hidden, kind = compute_bytes(setup), vision.hidden, tower_kind(shape)
     wide = kind in _RMS_TOWERS and not setup.compiled  # written-out norms keep their fp32 input
     norms = 2 * (hidden * (FLOAT + b) + FLOAT) if wide else 2 * b * (hidden + 2)
@@ -176,11 +186,7 @@ def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, p
     block = 4 if vision.gated else 3 if kind in _SIGMOID_TOWERS else 2
     if setup.compiled:
         block = 3 if vision.gated else 2
-    return LayerBytes(
-        saved=patches * (norms + attention + b * block * vision.intermediate),
-        entry=patches * b * hidden,
-        working=patches * 2 * b * max(vision.intermediate, 2 * hidden),
-    )
+    return {"norms": norms, "queries, keys, values and output": attention, "MLP": b * block * vision.intermediate}
 
 
 def vision_attention(shape: ModelShape, setup: TrainingSetup, load: Load, *, windowed: bool) -> LayerBytes:

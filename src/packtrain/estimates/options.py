@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
 from packtrain.estimates.values import Load, ModelShape, TrainingSetup
 
+# Options that train the same weights in the same way.
+CHEAP = (
+    *("gradient checkpointing", "vision checkpointing", "vision sub-batches"),
+    *("chunked loss", "attention", "sharding"),
+)
 _NAMED = 3  # samples of the worst pack that a sentence names
+NOTHING = 0.002  # of the memory: an option that saves less saves nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +26,9 @@ class Saving:
     change: str
     bytes: int
     total_after: int
-    cost: str  # what it costs, or gives back, in time or elsewhere
+    cost: str  # what it costs, or gives back, in time or elsewhere; why it saves nothing, where it does not
+    seconds: float | None = None  # an epoch with it, predicted
+    lost: int = 0  # samples that it leaves out beside those that are left out anyway
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,21 +74,22 @@ def savings(
     shape: ModelShape,
     setup: TrainingSetup,
     load: Load,
-    others: Mapping[str, Load],
     coefficients: MemoryCoefficients = DEFAULT_COEFFICIENTS,
+    seconds: Callable[[TrainingSetup], float | None] = lambda _: None,
 ) -> tuple[Saving, ...]:
-    """Every option that is not yet taken, the largest saving first; `others` are loads under other limits, by label."""
-    now = estimate_memory(shape, setup, load, coefficients).total
+    """Every option that is not yet taken, the largest saving first; `seconds` says how long an epoch takes with one."""
+    now = estimate_memory(shape, setup, load, coefficients)
 
-    def saving(option: str, change: str, cost: str, then: TrainingSetup, of: Load) -> Saving:
-        total = estimate_memory(shape, then, of, coefficients).total
-        return Saving(option=option, change=change, bytes=now - total, total_after=total, cost=cost)
+    def saving(option: str, change: str, cost: str, then: TrainingSetup) -> Saving:
+        total = estimate_memory(shape, then, load, coefficients).total
+        saved = now.total - total
+        if saved == 0:
+            cost += f"; saves nothing, since memory peaks during {now.moment}, when this is not held"
+        return Saving(
+            option=option, change=change, bytes=saved, total_after=total, cost=cost, seconds=seconds(then), lost=0
+        )
 
-    found = [saving(option, change, cost, then, load) for option, change, cost, then in _options(shape, setup, load)]
-    found += [
-        saving(label, "another limit or length", "other packs, with other numbers of samples", setup, other)
-        for label, other in others.items()
-    ]
+    found = [saving(*option) for option in _options(shape, setup, load)]
     return tuple(sorted(found, key=lambda one: (-one.bytes, one.option, one.change)))
 
 
@@ -122,7 +131,7 @@ def _vision_options(setup: TrainingSetup, load: Load) -> Iterator[_Option]:
     if setup.train_vision and not setup.vision_checkpointing:
         return  # then everything is kept for the backward pass, in however many parts it was computed
     whole = min(load.patches, setup.vision_batch_patches or load.patches)
-    for name, share in (("half", 2), ("a quarter", 4)):
+    for name, share in (("half", 2), ("a quarter", 4), ("an eighth", 8)):
         patches = max(whole // share, load.largest_patches, 1)
         if patches < whole:
             then = replace(setup, vision_batch_patches=patches)
@@ -142,7 +151,7 @@ def _state_options(setup: TrainingSetup) -> Iterator[_Option]:
     whole = setup.method == "full" or setup.train_vision or setup.train_connector
     if whole and setup.has_masters and not setup.sharding.startswith("zero"):
         cost = "updates below the precision of the weights are lost, most of them at low learning rates"
-        yield "no fp32 masters", "kept -> left out", cost, replace(setup, master_weights=False)
+        yield "master weights", "fp32 -> none", cost, replace(setup, master_weights=False)
     if setup.optimizer == "adamw":
         then = replace(setup, optimizer="adamw_8bit")
         cost = "needs bitsandbytes; states are rounded, and weights have no fp32 masters"
@@ -176,30 +185,31 @@ def reach(resource: Resource, *, packing_length: int, packs_at_once: int = 1) ->
 
 
 def _limit_sentence(resource: Resource, held: int | None, packing_length: int) -> str:
-    name, limit, worst = resource.name, resource.limit, f"{resource.worst_pack:,}"
+    name, limit = resource.name, resource.limit
     if limit is None:
-        return f"No limit on {name} is set; the fullest pack has {worst}."
+        return f"no limit on {name} is set"
     setting = f"{resource.setting or 'the limit on ' + name} {limit:,}"
     if held is not None and held < limit:
         tokens = resource.tokens_each
-        return f"{packing_length:,} tokens hold at most {held:,} {name} of {tokens:,} tokens, so {setting} never binds."
+        return f"{packing_length:,} tokens hold at most {held:,} {name} of {tokens:,} tokens, so {setting} never binds"
     if resource.worst_pack >= limit:
-        return f"{setting} binds: the fullest pack has {worst} {name}."
-    return f"{setting} does not bind in this plan: the fullest pack has {worst} {name}."
+        return f"{setting} binds"
+    return f"{setting} does not bind in this plan"
 
 
 def explain_worst(
     pack: WorstPack, resources: Iterable[Resource], *, packing_length: int, packs_at_once: int = 1
 ) -> tuple[str, ...]:
     """The worst case in sentences: which samples make it, how far a pass can go, and which limits matter."""
-    reaches = [reach(one, packing_length=packing_length, packs_at_once=packs_at_once) for one in resources]
     passes = "A forward pass" if packs_at_once == 1 else f"A forward pass over {packs_at_once} packs"
     sentences = [_pack_sentence(pack, packing_length)]
-    for one in reaches:
-        sentence = f"{passes} meets at most {one.reachable:,} {one.resource} in this plan"
-        product = one.product_of_limits
-        sentences.append(sentence + (f"; the product of the limits is {product:,}." if product is not None else "."))
-    return (*sentences, *(one.sentence for one in reaches))
+    for one in resources:
+        found = reach(one, packing_length=packing_length, packs_at_once=packs_at_once)
+        product = found.product_of_limits
+        own = packs_at_once == 1 and one.limit is not None  # then the limit itself, which is said anyway
+        whole = "" if product is None or own else f"; the product of the limits is {product:,}"
+        sentences.append(f"{passes} has at most {found.reachable:,} {found.resource}{whole}; {found.sentence}.")
+    return tuple(sentences)
 
 
 def _pack_sentence(pack: WorstPack, packing_length: int) -> str:

@@ -10,7 +10,7 @@ from packtrain.reports.numbers import count, shown
 
 COLUMNS = (
     *("tokens", "text_tokens", "vision_tokens", "image_tokens", "video_tokens", "audio_tokens", "supervised_tokens"),
-    *("images", "videos", "frames", "patches", "objects"),
+    *("images", "tiles", "videos", "frames", "patches", "objects"),
 )
 STATISTICS = ("mean", "median", "std", "min", "max", "p95", "p99", "total")
 _WORDS = {
@@ -38,11 +38,12 @@ _MODALITIES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One number of every simulation: its title, format and field."""
+    """One number of every simulation: its title, format and field, and a share that stands in brackets behind it."""
 
     title: str
     kind: str
     name: str
+    share: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +61,7 @@ SIMULATED = (
     Column(title="Of the bound", kind="percent", name="of_bound"),
     Column(title="Fill", kind="percent", name="fill"),
     Column(title="Samples packed", kind="count", name="samples_packed"),
-    Column(title="Dropped", kind="count", name="samples_dropped"),
-    Column(title="Dropped %", kind="percent", name="dropped_share"),
+    Column(title="Dropped", kind="count", name="samples_dropped", share="dropped_share"),
     Column(title="Packs per step", kind="count", name="packs_per_step"),
     Column(title="Samples per step", kind="decimal", name="samples_per_step"),
     Column(title="GPUs idle", kind="percent", name="idle"),
@@ -72,7 +72,7 @@ SIMULATED = (
     Column(title="Real tokens/s", kind="count", name="tokens_per_second"),
     Column(title="Speed-up", kind="times", name="speedup"),
 )
-COMPARED = (
+_ONE_EPOCH = (
     Row(name="Forward passes (batches or packs)", kind="count", padded="batches", packed="packs"),
     Row(name="Optimizer steps", kind="count", padded="steps", packed="steps"),
     Row(name="Samples per step", kind="decimal", padded="samples_per_step", packed="samples_per_step"),
@@ -80,12 +80,28 @@ COMPARED = (
     Row(name="Samples dropped", kind="count", padded="dropped", packed="samples_dropped"),
     Row(name="Real tokens", kind="count", padded="real_tokens", packed="real_tokens"),
     Row(name="Waste", kind="percent", padded="waste", packed="unused"),
-    Row(name="Time of an epoch, predicted", kind="duration", padded="seconds", packed="seconds"),
+    Row(name="Time, predicted", kind="duration", padded="seconds", packed="seconds"),
+)
+_ALL_EPOCHS = (
+    Row(name="Optimizer steps", kind="count", padded="total_steps", packed="total_steps"),
+    Row(name="Samples", kind="count", padded="total_samples", packed="total_samples"),
+    Row(name="Real tokens", kind="count", padded="total_tokens", packed="total_tokens"),
+    Row(name="Time, predicted", kind="duration", padded="total_seconds", packed="total_seconds"),
+)
+_EXPECTED = (
+    Row(name="Samples per second", kind="decimal", padded="samples_per_second", packed="samples_per_second"),
     Row(name="Real tokens per second", kind="count", padded="tokens_per_second", packed="tokens_per_second"),
-    Row(name="Speed over the baseline", kind="times", padded="speedup", packed="speedup"),
+    Row(name="Time of a step", kind="seconds", padded="seconds_per_step", packed="seconds_per_step"),
+    Row(name="Speed over the first column", kind="times", padded="speedup", packed="speedup"),
     Row(name="Peak memory of a GPU", kind="gib", padded="memory_bytes", packed="memory_bytes"),
     Row(name="Fits the GPU", kind="fits", padded="fits", packed="fits"),
 )
+
+
+def compared(epochs: int) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+    """Padding beside packing: what an epoch is, what all of them are, and what a run should show."""
+    whole = ((f"All {epochs} epochs", _ALL_EPOCHS),) if epochs > 1 else ()
+    return ("One epoch", _ONE_EPOCH), *whole, ("What you should see", _EXPECTED)
 
 
 def padded_name(order: str, batch_size: int, kernels: str = "own") -> str:

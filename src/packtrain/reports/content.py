@@ -43,9 +43,9 @@ def study_content(study: Study) -> Content:
     return {
         "about": about(study),
         "headline": _headline(study, chosen),
-        "dataset": plain(study.dataset),
-        "padded": [{**plain(run), **_padded(run, study.padded[0])} for run in study.padded],
-        "simulations": [{**plain(one), **_simulated(one)} for one in study.simulations],
+        "dataset": {**plain(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
+        "padded": [{**plain(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
+        "simulations": [{**plain(one), **_simulated(one, study.epochs)} for one in study.simulations],
         "recommendation": plain(study.recommendation),
         "memory": _memory(study),
         "balance": plain(study.balance),
@@ -140,21 +140,39 @@ def _headline(study: Study, chosen: Simulation) -> Content:
     }
 
 
+def _shares(tokens: Mapping[str, int]) -> dict[str, float]:
+    return {kind: number / sum(tokens.values()) for kind, number in tokens.items()}
+
+
 def _baseline_name(baseline: Mapping[str, Any]) -> str:
     return "today's run" if baseline.get("today") else "a stock padded run"
 
 
-def _padded(run: PaddedRun, baseline: PaddedRun) -> Content:
+def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: int) -> Content:
+    """Speeds, and all epochs together."""
+    known = run.seconds > 0
+    return {
+        "samples_per_second": plain(samples / run.seconds) if known else None,
+        "seconds_per_step": plain(run.seconds / run.steps) if known and run.steps else None,
+        "total_steps": epochs * run.steps,
+        "total_samples": epochs * samples,
+        "total_tokens": epochs * tokens,
+        "total_seconds": plain(epochs * run.seconds),
+    }
+
+
+def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     """Speeds and sizes of a padded run, so that it can stand beside a packed one."""
     known = run.seconds > 0
     return {
         "tokens_per_second": plain(run.tokens_per_second) if known else None,
         "samples_per_step": plain(run.samples / run.steps) if run.steps else None,
         "speedup": plain(run.tokens_per_second / baseline.tokens_per_second) if known else None,
+        **_over_time(run, run.samples, run.real_tokens, epochs),
     }
 
 
-def _simulated(one: Simulation) -> Content:
+def _simulated(one: Simulation, epochs: int) -> Content:
     capacity = one.packs * one.packing_length
     real = round(one.fill * capacity)
     return {
@@ -162,6 +180,7 @@ def _simulated(one: Simulation) -> Content:
         "unused_tokens": capacity - real,
         "unused": plain(1 - one.fill),
         "dropped_share": plain(dropped_share(one)),
+        **_over_time(one, one.samples_packed, real, epochs),
     }
 
 
@@ -169,10 +188,14 @@ def _memory(study: Study) -> Content:
     report = study.memory
     estimate, size = report.estimate, report.gpu_bytes
     found: Content = plain(report)
+    for one, other in zip(found["beside"], report.beside, strict=True):
+        one["estimate"]["total"] = other.estimate.total
+    found["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
     found["estimate"] |= {
         "total": estimate.total,
         "states": estimate.states,
         "activations": estimate.activations,
+        "other": estimate.total - estimate.states - estimate.activations,
         "free": size - estimate.total,
         "missing": max(0, estimate.total - size),
         "share": plain(estimate.total / size) if size else None,

@@ -20,7 +20,7 @@ from packtrain.reports.charts import (
 )
 from packtrain.reports.compared import limit_sets, limits_text, padded_name, words
 from packtrain.reports.content import headline_memory
-from packtrain.reports.numbers import count, duration, gib, large, percent, plural, shown, tick, times
+from packtrain.reports.numbers import count, decimal, duration, gib, percent, plural, shown, tick, times
 from packtrain.reports.picture import MOST_PACKS, Key, packs_picture, picture_keys
 
 _PARTS = (
@@ -58,7 +58,7 @@ class Charts:
     sweep: tuple[Titled, ...]
     waste: tuple[Named, ...]
     memory_small: Markup
-    memory: Markup
+    memory: tuple[Named, ...]
     balance: Markup
     packs: Markup | None
     packs_keys: tuple[Key, ...]
@@ -97,7 +97,7 @@ def _histograms(study: Study) -> tuple[Titled, ...]:
     for name, histogram in study.dataset.histograms.items():
         statistics = study.dataset.statistics.get(name, {})
         marks = {
-            f"{word} {large(statistics[key])}": statistics[key]
+            f"{word} {decimal(statistics[key])}": statistics[key]
             for word, key in (("median", "median"), ("95 %", "p95"))
             if key in statistics
         }
@@ -108,7 +108,7 @@ def _histograms(study: Study) -> tuple[Titled, ...]:
 
 
 def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
-    gpu = study.memory.gpu_bytes / _GIB
+    gpu = study.memory.usable_bytes / _GIB
     most = max([gpu, *(one.memory_bytes / _GIB for one in study.simulations)])
     top = min(most, 1.5 * gpu)  # one length that is far too long would flatten all others
     fills = [one.fill for one in study.simulations]
@@ -126,7 +126,7 @@ def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
             "GiB of one GPU at its peak" + ("; at the upper edge: more than shown" if most > top else ""),
             lambda one: one.memory_bytes / _GIB,
             lambda size: f"{size:g}",
-            {"limit": (gpu, f"{shown(study.memory.gpu, 20)}: {gib(study.memory.gpu_bytes)}"), "top": top},
+            {"limit": (gpu, f"{shown(study.memory.gpu, 20)}: {gib(study.memory.usable_bytes)} usable"), "top": top},
         ),
     )
     return tuple(
@@ -200,21 +200,24 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]
     )
 
 
-def _memory(study: Study) -> Markup:
-    parts, size = study.memory.estimate.parts, study.memory.gpu_bytes
-    css = part_css(parts)
-    total = study.memory.estimate.total
-    label = f"{gib(total)} of {gib(size)}: " + ", ".join(f"{part.name} {gib(part.bytes)}" for part in parts)
-    return stacked_bar(
-        [
+def _memory(study: Study) -> tuple[Named, ...]:
+    """The recommended setup, and those beside it, against one GPU."""
+    setups = [("recommended", study.memory.estimate), *((one.name, one.estimate) for one in study.memory.beside)]
+    size, whole = study.memory.gpu_bytes, max(study.memory.gpu_bytes, *(estimate.total for _, estimate in setups))
+    found = []
+    for name, estimate in setups:
+        css = part_css(estimate.parts)
+        label = f"{gib(estimate.total)} of {gib(size)}: " + ", ".join(
+            f"{part.name} {gib(part.bytes)}" for part in estimate.parts
+        )
+        stretches = [
             Stretch(size=part.bytes, css=css[part.name], tip=f"{words(part.name)}: {gib(part.bytes)}")
-            for part in parts
+            for part in estimate.parts
             if part.bytes
-        ],
-        label=label,
-        whole=max(size, total),
-        limit=size,
-    )
+        ]
+        bar = stacked_bar(stretches, label=label, whole=whole, limit=study.memory.usable_bytes, height=30)
+        found.append(Named(name=f"{name.capitalize()}: {gib(estimate.total)}", svg=bar))
+    return tuple(found)
 
 
 def _used(study: Study) -> Markup:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,47 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from packtrain.advice.values import Group, Histogram, Simulation, Study
+from packtrain.advice.values import DatasetStats, Group, Histogram, Simulation, Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
-from packtrain.reports.compared import limit_sets, limits_text, modality, words
+from packtrain.reports.compared import limit_sets, limits_text, words
 from packtrain.reports.content import sources_by_size
-from packtrain.reports.numbers import count, large, percent, shown, tick
+from packtrain.reports.numbers import count, decimal, large, percent, shown, tick
+from packtrain.reports.svg import spaced
 
 # Okabe and Ito's colours, which stay apart for every kind of colour vision; a little darker, for lines on white.
 _COLOURS = ("#1f6fb5", "#e08a00", "#00896b", "#b4538f", "#4aa8dc", "#c8501a", "#857612", "#8b949f")
 _INK, _MUTED, _LINE = "#1b1f24", "#59616c", "#e2e0db"
 _GIB = 1 << 30
+_MARKS = (("median", "median"), ("95 %", "p95"), ("mean", "mean"), ("99 %", "p99"))
 
 
 def draw_distribution(study: Study, path: Path) -> None:
-    """Histograms of tokens, and of text and media tokens, and the shares of modalities and sources."""
+    """Histograms of all tokens, of text and media tokens and of objects, and whose the tokens are."""
     figure = _figure("Length of samples", _subtitle(study))
-    grid = figure.add_gridspec(
-        2, 2, height_ratios=(1.15, 1), left=0.07, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.32
-    )
     stats = study.dataset
-    _histogram(
-        figure.add_subplot(grid[0, :]), stats.histograms.get("tokens"), "tokens", stats.statistics.get("tokens", {})
+    names = [name for name in ("text_tokens", "vision_tokens", "objects") if name in stats.histograms]
+    several = len(stats.by_source) > 1
+    shares = [("modality", _modalities(stats)), *([("source", _sources(stats.by_source))] if several else [])]
+    columns = len(names) + len(shares)
+    grid = figure.add_gridspec(
+        2, columns, height_ratios=(1.15, 1), left=0.07, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.42
     )
-    second = next((name for name in ("vision_tokens", "objects", "text_tokens") if name in stats.histograms), "")
-    left = figure.add_subplot(grid[1, 0])
-    _histogram(left, stats.histograms.get(second), second, stats.statistics.get(second, {}))
-    groups = stats.by_source if len(stats.by_source) > 1 else stats.by_modality
-    _shares(figure.add_subplot(grid[1, 1]), groups, "source" if len(stats.by_source) > 1 else "modality")
+    for place, name in ((grid[0, :], "tokens"), *((grid[1, at], name) for at, name in enumerate(names))):
+        statistics = stats.statistics.get(name, {})
+        marks = _MARKS if name == "tokens" else _MARKS[:2]
+        _histogram(figure.add_subplot(place), stats.histograms.get(name), name, statistics, marks)
+    for at, (what, parts) in enumerate(shares, start=len(names)):
+        _shares(figure.add_subplot(grid[1, at]), parts, what)
     _save(figure, path)
+
+
+def _modalities(stats: DatasetStats) -> dict[str, float]:
+    whole = sum(stats.modality_tokens.values()) or 1
+    return {kind: tokens / whole for kind, tokens in stats.modality_tokens.items()}
+
+
+def _sources(groups: Sequence[Group]) -> dict[str, float]:
+    return {shown(group.name, 19): group.share_of_tokens for group in sources_by_size(groups)[:8]}
 
 
 def draw_efficiency(study: Study, path: Path) -> None:
@@ -57,16 +71,19 @@ def draw_efficiency(study: Study, path: Path) -> None:
         axes = figure.add_subplot(grid[at // 2, at % 2])
         _style(axes, title, write)
         _sweep(axes, study.simulations, value, chosen.packing_length)
-        gpu = study.memory.gpu_bytes / _GIB
+        gpu = study.memory.usable_bytes / _GIB
         most = max(value(one) for one in study.simulations)
         most = min(max(most, gpu), 1.5 * gpu) if at == 3 else most  # one far too long would flatten the others
         least = min(value(one) for one in study.simulations)
         # Shares are near their top; everything else is compared with nothing at all.
-        axes.set_ylim(max(0.0, least - 0.35 * (1 - least) - 0.01) if at == 0 else 0, 1.006 if at == 0 else 1.12 * most)
+        axes.set_ylim(max(0.0, least - 0.35 * (1 - least) - 0.01) if at == 0 else 0, 1.0 if at == 0 else 1.12 * most)
+        if at == 0:
+            for line in axes.lines:
+                line.set_clip_on(False)  # marks at 100 % are whole
         if at == 3:
             axes.axhline(gpu, color=_COLOURS[5], linestyle=(0, (5, 4)), linewidth=1.4)
             axes.annotate(
-                _plain(shown(study.memory.gpu, 30)),
+                _plain(f"{shown(study.memory.gpu, 30)}: {gpu:.1f} GiB usable"),
                 (0.01, gpu),
                 color=_COLOURS[5],
                 size=8,
@@ -80,7 +97,7 @@ def draw_efficiency(study: Study, path: Path) -> None:
 
 
 def _figure(title: str, subtitle: str) -> Figure:
-    figure = Figure(figsize=(10, 7), dpi=144, facecolor="white")
+    figure = Figure(figsize=(12, 7), dpi=144, facecolor="white")
     figure.text(0.07, 0.945, title, size=16, weight="bold", color=_INK)
     figure.text(0.07, 0.912, subtitle, size=9.5, color=_MUTED)
     return figure
@@ -95,7 +112,9 @@ def _subtitle(study: Study) -> str:
     )
 
 
-def _histogram(axes: Axes, histogram: Histogram | None, name: str, statistics: Any) -> None:
+def _histogram(
+    axes: Axes, histogram: Histogram | None, name: str, statistics: Any, marks: Sequence[tuple[str, str]]
+) -> None:
     """Bins are drawn equally wide, as on the page, so that a long tail does not flatten the rest."""
     _style(axes, f"{words(name).lower()} per sample" if name else "", tick)
     if histogram is None:
@@ -106,41 +125,39 @@ def _histogram(axes: Axes, histogram: Histogram | None, name: str, statistics: A
     axes.set_xlim(0, bins)
     ticks = edge_ticks(histogram.edges)
     axes.set_xticks([x * bins for x, _ in ticks], [text for _, text in ticks])
-    for at, (word, key) in enumerate((("median", "median"), ("mean", "mean"), ("95 %", "p95"), ("99 %", "p99"))):
+    axes.set_ylim(0, 1.3 * max(histogram.counts))  # names of the marks stand above the bars
+    for at, (word, key) in enumerate(sorted(marks, key=lambda mark: statistics.get(mark[1], 0))):
         if key in statistics:
             x = bin_position(histogram.edges, statistics[key])
             axes.axvline(x * bins, color=_INK, linestyle=(0, (3, 3)), linewidth=0.9, alpha=0.6)
-            side = ("right", -4) if x > 0.7 else ("left", 4)
             axes.annotate(
-                f"{word} {large(statistics[key])}",
-                (x * bins, 0.97 - 0.09 * at),
+                f"{word} {decimal(statistics[key])}",
+                (x * bins, 0.99 - 0.075 * at),
                 size=8.5,
                 color=_INK,
                 xycoords=("data", "axes fraction"),
-                ha=side[0],
+                ha="right" if x > 0.6 else "left",
                 va="top",
-                xytext=(side[1], 0),
+                xytext=(-3 if x > 0.6 else 3, 0),
                 textcoords="offset points",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
             )
 
 
-def _shares(axes: Axes, groups: Sequence[Group], what: str) -> None:
-    """Shares of tokens, the largest on top."""
-    _style(axes, f"share of tokens by {what}", lambda value: "")
-    ordered = sources_by_size(groups)[:8]
-    axes.barh(
-        range(len(ordered)), [group.share_of_tokens for group in ordered], height=0.62, color=_COLOURS[: len(ordered)]
-    )
-    names = [_plain(f"{shown(modality(group.name) if what == 'modality' else group.name, 19)}") for group in ordered]
-    axes.set_yticks(range(len(ordered)), names, size=8.5)
-    axes.invert_yaxis()
+def _shares(axes: Axes, shares: Mapping[str, float], what: str) -> None:
+    """Shares of tokens, from the top."""
+    _style(axes, f"tokens by {what}", lambda value: "")
+    sizes = list(shares.values())
+    axes.barh(range(len(sizes)), sizes, height=0.62, color=_COLOURS[: len(sizes)])
+    axes.set_yticks(range(len(sizes)), [_plain(name) for name in shares], size=8.5)
+    axes.set_ylim(max(len(sizes), 3) - 0.5, -0.5)
     axes.set_xticks([])
     axes.grid(visible=False)
-    axes.set_xlim(0, max([group.share_of_tokens for group in ordered] or [1.0]) * 1.2)
-    for at, group in enumerate(ordered):
+    axes.set_xlim(0, max([*sizes, 1e-9]) * 1.35)
+    for at, share in enumerate(sizes):
         axes.annotate(
-            percent(group.share_of_tokens),
-            (group.share_of_tokens, at),
+            percent(share),
+            (share, at),
             xytext=(5, 0),
             size=8.5,
             va="center",
@@ -182,7 +199,10 @@ def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simul
     if wide(lengths):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    along = [math.log(length) if wide(lengths) else length for length in lengths]
+    width = (along[-1] - along[0]) or 1
+    shown_at = spaced([(at - along[0]) / width for at in along], lengths.index(chosen), 0.17)
+    axes.set_xticks([lengths[at] for at in shown_at], [count(lengths[at]) for at in shown_at])
 
 
 def _style(axes: Axes, title: str, write: Callable[[float], str]) -> None:

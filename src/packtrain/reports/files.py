@@ -11,8 +11,9 @@ from pathlib import Path
 from packtrain.advice.values import Study
 from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.reports.checklist import checklist
 from packtrain.reports.content import files_content, study_content
-from packtrain.reports.markdown import comparison_text, memory_text
+from packtrain.reports.markdown import comparison_text, memory_text, summary_text
 from packtrain.reports.page import render_page
 from packtrain.reports.samples import SampleTable, write_samples
 from packtrain.reports.yaml_text import config_text
@@ -32,6 +33,7 @@ FILES = (
     "figures/packing_efficiency.png",
     "figures/comparison_table.md",
     "figures/memory_estimates.md",
+    "summary.md",
     "report.html",
 )
 
@@ -45,7 +47,7 @@ def write_study(study: Study, samples: SampleTable, out: Path, *, overwrite: boo
     out = Path(out)
     check_place(out, overwrite=overwrite)
     with _staging(out) as stage:
-        _render(study, samples, stage)
+        _render(study, samples, stage, out)
         for name in FILES:
             place = out / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,7 @@ def check_place(out: Path, *, overwrite: bool = False) -> None:
         _refuse_others(out)
 
 
-def _render(study: Study, samples: SampleTable, stage: Path) -> None:
+def _render(study: Study, samples: SampleTable, stage: Path, out: Path) -> None:
     # matplotlib takes half a second to import: only who draws pays for it.
     from packtrain.reports.figures import draw_distribution, draw_efficiency
 
@@ -75,11 +77,13 @@ def _render(study: Study, samples: SampleTable, stage: Path) -> None:
             "sample_stats.jsonl", got=f"{lines:,} samples", expected=f"the study's {study.dataset.samples:,} samples"
         )
     yaml = config_text(study.recommendation, title=(f"{study.model} on {study.gpus} x {study.gpu}",))
+    tasks = checklist(study, out)
     texts = {
         "recommended.yaml": yaml,
         "figures/comparison_table.md": comparison_text(content),
         "figures/memory_estimates.md": memory_text(content),
-        "report.html": render_page(study, content, yaml),
+        "summary.md": summary_text(content, tasks),
+        "report.html": render_page(study, content, yaml, tasks),
     }
     for name, text in texts.items():
         with atomic_path(stage / name) as path:

@@ -1,79 +1,89 @@
-"""comparison_table.md and memory_estimates.md: tables to paste into an issue or a paper."""
+"""summary.md, comparison_table.md and memory_estimates.md: the study to read, and its tables to paste elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from packtrain.reports.compared import COMPARED, SIMULATED, limits_text, padded_name, words
+from packtrain.reports.checklist import Task
+from packtrain.reports.compared import COLUMNS, SIMULATED, STATISTICS, compared, limits_text, padded_name, words
 from packtrain.reports.content import Content
 from packtrain.reports.numbers import count, formatted, gib, memory, percent, shown
 
 _SPECIAL = "\\`*_[]<|~&$"
+_METHOD = (
+    "Every length is really packed, sample by sample, and compared with the bound below which no packing can be.",
+    "Memory is estimated for a pack with the most of everything, and fits when a tenth of the GPU stays free.",
+    "Padded batches are formed as a trainer forms them; the best of them has the kernels that packs have.",
+    "Of the packings that fit, drop less than 0.5 % of the samples and keep the batch size within 10 %, the fastest is "
+    "recommended; one that is up to 5 % slower and keeps more samples is preferred.",
+)
+
+
+def summary_text(content: Content, tasks: Sequence[Task]) -> str:
+    """The whole study as one document."""
+    about, advice = content["about"], content["recommendation"]
+    return _document(
+        f"# Packing {_safe(about['model'])} on {count(about['gpus'])} × {_safe(about['gpu'])}",
+        _safe(advice["verdict"]),
+        "## The data",
+        _about(content),
+        _statistics(content),
+        _list(content["dataset"]["observations"]),
+        "## Packings that were tried",
+        _simulations(content),
+        "## Padding versus packing",
+        _comparison(content),
+        "## Method",
+        _list(_METHOD),
+        _safe(advice["rule_of_thumb"]),
+        "## Recommended settings",
+        _reasons(content),
+        _list(advice["advice"]),
+        _alternatives(content),
+        "## Memory of one GPU",
+        _memory(content),
+        _comfortable(content),
+        "## If it goes wrong" if advice["trouble"] else "",
+        "\n".join(f"- **{_safe(one['sign'])}**: {_safe(one['action'])}" for one in advice["trouble"]),
+        "## To do",
+        "\n".join(f"- [ ] {task.name}:\n  `{shown(task.command, 600).replace('`', '')}`" for task in tasks),
+        "## Assumptions" if content["notes"] else "",
+        _list(content["notes"]),
+    )
 
 
 def comparison_text(content: Content) -> str:
     """Padding versus packing, and the packings that were tried."""
-    best = content["recommendation"]["simulation"]
-    packed, padded = content["simulations"][best], content["padded"]
-    rows = []
-    for row in COMPARED:
-        cells = [_field(row.kind, run, row.padded) for run in padded]
-        rows.append([row.name, *cells, _field(row.kind, packed, row.packed)])
-    head = ["One epoch", *(padded_name(run["order"], run["batch_size"], run["kernels"]).lower() for run in padded)]
-    head.append(f"packed, {count(packed['packing_length'])}")
-    titles = ["length", "further limits", *(column.title.lower() for column in SIMULATED)]
-    tried = [
-        [
-            count(one["packing_length"]),
-            _safe(limits_text(one["limits"]) or "none"),
-            *(_field(column.kind, one, column.name) for column in SIMULATED),
-        ]
-        for one in content["simulations"]
-    ]
-    tried[best][0] = f"**{tried[best][0]}**"
     return _document(
         "# Padding versus packing",
         _safe(content["recommendation"]["verdict"]),
         _about(content),
-        _table("l" + "r" * (len(head) - 1), head, rows),
+        _comparison(content),
         "## All packings",
-        "The recommended length is bold. Time, speed and memory are predicted.",
-        _table("ll" + "r" * len(SIMULATED), titles, tried),
+        _simulations(content),
     )
 
 
 def memory_text(content: Content) -> str:
     """Where the memory of the worst pack goes, what would change it, and what the machine needs."""
     report = content["memory"]
-    estimate = report["estimate"]
-    parts = [[_safe(part["name"]), gib(part["bytes"]), _safe(part["why"])] for part in estimate["parts"]]
-    parts.append(
-        ["**together**", f"**{gib(estimate['total'])}**", f"{formatted('percent', estimate['share'])} of the GPU"]
-    )
-    savings = [
-        [
-            _safe(one["option"]),
-            _safe(one["change"]),
-            gib(one["bytes"]),
-            gib(one["total_after"]),
-            "yes" if one["total_after"] <= report["gpu_bytes"] else "no",
-            _safe(one["cost"]),
-        ]
-        for one in report["savings"]
-    ]
     return _document(
         "# Memory of one GPU",
-        f"The worst pack is number {count(report['worst_pack'])}. With it one GPU holds {gib(estimate['total'])} of "
-        f"the {gib(report['gpu_bytes'])} that {_safe(report['gpu'])} has, during {_safe(estimate['moment'])}.",
         _about(content),
-        _table("lrl", ["part", "memory", "because"], parts),
+        _memory(content),
         "## The worst case in words" if report["sentences"] else "",
-        "\n".join(f"- {_safe(text)}" for text in report["sentences"]),
-        "## What would change it" if savings else "",
-        _table("llrrll", ["option", "change", "saves", "total after", "fits", "costs"], savings) if savings else "",
+        _list(report["sentences"]),
+        "## One layer of the vision tower" if report["vision_layer"] else "",
+        _vision(report),
+        "## What would change it" if report["savings"] else "",
+        _savings(report),
+        _comfortable(content),
         "## What the machine needs",
         _host(report["host"]),
     )
+
+
+# ---- parts
 
 
 def _about(content: Content) -> str:
@@ -82,6 +92,119 @@ def _about(content: Content) -> str:
         f"{count(dataset['samples'])} samples, {count(dataset['tokens'])} tokens; {_safe(about['model'])}, "
         f"{count(about['parameters'])} parameters; {count(about['gpus'])} × {_safe(about['gpu'])}; "
         f"{percent(content['headline']['fill'])} filled."
+    )
+
+
+def _statistics(content: Content) -> str:
+    statistics = content["dataset"]["statistics"]
+    rows = [
+        [words(name), *(formatted("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS)]
+        for name in COLUMNS
+        if statistics.get(name, {}).get("max")
+    ]
+    return _table("l" + "r" * len(STATISTICS), ["per sample", *(words(of).lower() for of in STATISTICS)], rows)
+
+
+def _simulations(content: Content) -> str:
+    best = content["recommendation"]["simulation"]
+    titles = ["length", "further limits", *(column.title.lower() for column in SIMULATED)]
+    rows = []
+    for one in content["simulations"]:
+        cells = [_field(column.kind, one, column.name) for column in SIMULATED]
+        shares = [f" ({percent(one[column.share])})" if column.share else "" for column in SIMULATED]
+        limits = _safe(limits_text(one["limits"]) or "none")
+        rows.append([count(one["packing_length"]), limits, *map(str.__add__, cells, shares)])
+    rows[best][0] = f"**{rows[best][0]}**"
+    said = "The recommended length is bold. Time, speed and memory are predicted."
+    return _document(said, _table("ll" + "r" * len(SIMULATED), titles, rows)).rstrip()
+
+
+def _comparison(content: Content) -> str:
+    packed, padded = content["simulations"][content["recommendation"]["simulation"]], content["padded"]
+    head = ["", *(padded_name(run["order"], run["batch_size"], run["kernels"]).lower() for run in padded)]
+    head.append(f"packed, {count(packed['packing_length'])}")
+    rows = []
+    for title, group in compared(content["about"]["epochs"]):
+        rows.append([f"**{title}**", *("" for _ in head[1:])])
+        for row in group:
+            cells = [_field(row.kind, run, row.padded) for run in padded]
+            rows.append([row.name, *cells, _field(row.kind, packed, row.packed)])
+    return _table("l" + "r" * (len(head) - 1), head, rows)
+
+
+def _reasons(content: Content) -> str:
+    reasons = content["recommendation"]["reasons"]
+    known = any(one["baseline"] for one in reasons)
+    names = ("parameter", *(("baseline",) if known else ()), "packing", "reason")
+    head = ["setting", *(["was"] if known else []), "recommended", "because"]
+    rows = [[_safe(one[name]) for name in names] for one in reasons]
+    return _table("l" * len(head), head, rows) if rows else ""
+
+
+def _alternatives(content: Content) -> str:
+    return _list(f"More {one['name']}: {one['reason']}" for one in content["recommendation"]["alternatives"])
+
+
+def _memory(content: Content) -> str:
+    report = content["memory"]
+    estimate, beside = report["estimate"], report["beside"]
+    said = (
+        f"One GPU holds at most {gib(estimate['total'])} during {_safe(estimate['moment'])}: a pack with the most of "
+        f"everything. Pack {count(report['worst_pack'])}, the heaviest, needs {gib(report['worst_bytes'])}. "
+        f"{_safe(report['gpu'])} has {gib(report['gpu_bytes'])}, of which a plan may use {gib(report['usable_bytes'])}."
+    )
+    head = ["part", "recommended", *(_safe(other["name"]) for other in beside), "because"]
+    others = [{part["name"]: part["bytes"] for part in other["estimate"]["parts"]} for other in beside]
+    rows = [
+        [
+            _safe(part["name"]),
+            gib(part["bytes"]),
+            *(gib(sizes.get(part["name"], 0)) for sizes in others),
+            _safe(part["why"]),
+        ]
+        for part in estimate["parts"]
+    ]
+    totals = [f"**{gib(other['estimate']['total'])}**{'' if other['fits'] else ' (does not fit)'}" for other in beside]
+    share = f"{formatted('percent', estimate['share'])} of the GPU"
+    rows.append(["**together**", f"**{gib(estimate['total'])}**", *totals, share])
+    return _document(said, _table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
+
+
+def _vision(report: Content) -> str:
+    layers = count(report["vision_layers"])
+    rows = [
+        [_safe(name), gib(size), gib(report["vision_total"][name])] for name, size in report["vision_layer"].items()
+    ]
+    return _table("lrr", ["kept for the backward pass", "one layer", f"all {layers} layers"], rows) if rows else ""
+
+
+def _savings(report: Content) -> str:
+    rows = [
+        [
+            _safe(one["option"]),
+            _safe(one["change"]),
+            gib(one["bytes"]),
+            gib(one["total_after"]),
+            "yes" if one["total_after"] <= report["usable_bytes"] else "no",
+            formatted("duration", one["seconds"]),
+            count(one["lost"]),
+            _safe(one["cost"]),
+        ]
+        for one in report["savings"]
+    ]
+    head = ["option", "change", "saves", "total after", "fits", "epoch", "samples lost", "costs"]
+    return _table("llrrlrrl", head, rows) if rows else ""
+
+
+def _comfortable(content: Content) -> str:
+    report = content["memory"]
+    found = report["comfortable"]
+    if found is None:
+        return ""
+    share = percent(found["memory_bytes"] / report["gpu_bytes"])
+    return (
+        f"With room for surprises: {_safe(', '.join(found['changes']))}: {gib(found['memory_bytes'])} ({share} of the "
+        f"GPU), {formatted('duration', found['seconds'])} an epoch, {count(found['lost'])} samples lost."
     )
 
 
@@ -100,6 +223,10 @@ def _field(kind: str, values: Content, name: str | None) -> str:
     if kind == "fits":
         return "yes" if values[name] else "no"
     return formatted(kind, values[name])
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {_safe(text)}" for text in texts)
 
 
 def _table(sides: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -45,12 +45,12 @@ def large(value: float) -> str:
 
 
 def tick(value: float) -> str:
-    """A number along an axis.
+    """A number along an axis, shortened only where nothing is lost.
 
-    >>> tick(20_000), tick(2_500)
-    ('20 k', '2.5 k')
+    >>> tick(20_000), tick(2_500), tick(16_384), tick(1_500_000)
+    ('20,000', '2,500', '16,384', '1.5 M')
     """
-    return large(value).replace(".0 ", " ")
+    return decimal(value) if abs(value) < 1e6 else large(value).replace(".0 ", " ")
 
 
 def percent(value: float) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packtrain.advice.values import Study
 from packtrain.reports.charts import share_bar
-from packtrain.reports.compared import COLUMNS, COMPARED, SIMULATED, STATISTICS, padded_name
+from packtrain.reports.checklist import Task
+from packtrain.reports.compared import COLUMNS, SIMULATED, STATISTICS, compared, padded_name
 from packtrain.reports.content import Content, page_content, sources_by_size
 from packtrain.reports.drawn import draw, part_css
 from packtrain.reports.html import changes, render, yaml_lines
@@ -16,11 +17,12 @@ from packtrain.reports.picture import source_colours
 
 _SECTIONS = (
     *(("data", "Data"), ("sweep", "Sweep"), ("config", "Config"), ("padding", "Padding"), ("memory", "Memory")),
-    *(("balance", "Balance"), ("packs", "Packs"), ("ledger", "Ledger"), ("host", "Machine"), ("notes", "Notes")),
+    *(("trouble", "Trouble"), ("todo", "To do"), ("balance", "Balance"), ("packs", "Packs"), ("ledger", "Ledger")),
+    *(("host", "Machine"), ("notes", "Notes")),
 )
 
 
-def render_page(study: Study, content: Content, yaml: str) -> str:
+def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[Task] = ()) -> str:
     """The page. `yaml` is the text of recommended.yaml."""
     shown_content = page_content(content)
     colours = source_colours([group.name for group in sources_by_size(study.dataset.by_source)])
@@ -35,7 +37,9 @@ def render_page(study: Study, content: Content, yaml: str) -> str:
         columns=_ordered(shown_content["dataset"]["statistics"]),
         statistics=STATISTICS,
         simulation_columns=SIMULATED,
-        comparison=COMPARED,
+        comparison=compared(study.epochs),
+        tasks=tasks,
+        known_before=any(reason.baseline for reason in study.recommendation.reasons),
         part_css=part_css(study.memory.estimate.parts),
         source_css=list(colours.values()),
         share_bar=share_bar,
@@ -58,7 +62,10 @@ def _ordered(statistics: Mapping[str, Content]) -> list[str]:
 
 def _has(study: Study, section: str) -> bool:
     """Is there anything to show in a section?"""
-    empty = {"padding": not study.padded, "balance": not study.balance, "packs": not study.picture}
+    empty = {
+        **{"padding": not study.padded, "balance": not study.balance, "packs": not study.picture},
+        "trouble": not study.recommendation.trouble,
+    }
     return not empty.get(section, False)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +11,10 @@ from rich.table import Table
 
 from packtrain.advice.choice import dropped_share
 from packtrain.advice.study import Progress as Studying
-from packtrain.advice.values import Study
+from packtrain.advice.values import Reason, Study
 from packtrain.app.plan import Planned
 from packtrain.app.show.bars import Bar
+from packtrain.reports.checklist import train_command
 from packtrain.reports.content import study_content
 
 _GIB = 2**30
@@ -47,17 +47,15 @@ def show_planned(planned: Planned, console: Console, *, then: bool = True) -> No
         console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
     console.print(_sweep_table(study))
     console.print(_padding_table(study))
-    if any(reason.baseline != reason.packing for reason in study.recommendation.reasons):
-        console.print(_reasons_table(study))
+    if reasons := _worth_showing(study):
+        console.print(_reasons_table(reasons))
     console.print(f"[bold]{escape(study.recommendation.verdict)}[/]", soft_wrap=True)
     for advice in study.recommendation.advice:
         console.print(f"- {escape(advice)}", soft_wrap=True)
     if not then:
         return
     console.print(f"next: open {escape(str(planned.files['report.html']))}", soft_wrap=True)
-    train = shlex.join(["packtrain", "train", str(planned.files["recommended.yaml"])])
-    launched = "" if study.gpus == 1 else f"torchrun --nproc-per-node {study.gpus} -m packtrain.cli "
-    console.print(f"then: {escape(launched + train.removeprefix('packtrain ') if launched else train)}", soft_wrap=True)
+    console.print(f"then: {escape(train_command(study, planned.files['recommended.yaml']))}", soft_wrap=True)
 
 
 def _sweep_table(study: Study) -> Table:
@@ -118,13 +116,21 @@ def _padding_table(study: Study) -> Table:
     return table
 
 
-def _reasons_table(study: Study) -> Table:
-    table = Table(title="What changes (the report has every value)", title_justify="left")
-    before = "today" if study.baseline.get("today") else "before"
-    for name in ("parameter", before, "recommended", "reason"):
+def _worth_showing(study: Study) -> list[Reason]:
+    """What changes of a run that is trained today; of any other what recommended.yaml has."""
+    reasons, config = study.recommendation.reasons, study.recommendation.config
+    if study.baseline.get("today"):
+        return [reason for reason in reasons if reason.baseline != reason.packing]
+    written = {name for values in config.values() for name in values}
+    return [reason for reason in reasons if reason.parameter in written and reason.baseline != reason.packing]
+
+
+def _reasons_table(reasons: Sequence[Reason]) -> Table:
+    table = Table(title="Recommended (the report has every value)", title_justify="left")
+    known = any(reason.baseline for reason in reasons)
+    for name in ("parameter", *(("was",) if known else ()), "recommended", "reason"):
         table.add_column(name, overflow="fold")
-    for reason in study.recommendation.reasons:
-        if reason.baseline == reason.packing:
-            continue
-        table.add_row(*(escape(text) for text in (reason.parameter, reason.baseline, reason.packing, reason.reason)))
+    for one in reasons:
+        was = (one.baseline,) if known else ()
+        table.add_row(*(escape(text) for text in (one.parameter, *was, one.packing, one.reason)))
     return table
