@@ -217,6 +217,6 @@ def _pack_sentence(pack: WorstPack, packing_length: int) -> str:
     more = len(pack.samples) - _NAMED
     samples = f"{len(pack.samples)} {'sample' if len(pack.samples) == 1 else 'samples'}"
     return (
-        f"Pack {pack.number} needs the most memory: {pack.tokens:,} of {packing_length:,} tokens, {pack.patches:,} "
+        f"Pack {pack.number:,} needs the most memory: {pack.tokens:,} of {packing_length:,} tokens, {pack.patches:,} "
         f"patches and {pack.images:,} images from {samples} ({named}{f' and {more} more' if more > 0 else ''})."
     )

@@ -54,14 +54,16 @@ def show_planned(planned: Planned, console: Console, *, then: bool = True) -> No
         console.print(f"- {escape(advice)}", soft_wrap=True)
     if not then:
         return
-    console.print(f"next: open {escape(str(planned.files['report.html']))}", soft_wrap=True)
+    page, text = (escape(str(planned.files[name])) for name in ("report.html", "summary.md"))
+    console.print(f"next: open {page}, or read {text}", soft_wrap=True)
     console.print(f"then: {escape(train_command(study, planned.files['recommended.yaml']))}", soft_wrap=True)
 
 
 def _sweep_table(study: Study) -> Table:
     table = Table(
         title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
-        caption="* recommended   - does not fit the GPU's memory   idle: share of the GPUs' passes without a pack",
+        caption=f"* recommended   - needs more than the {study.memory.usable_bytes / _GIB:.1f} GiB that may be used   "
+        "idle: share of the GPUs' passes without a pack",
         title_justify="left",
         caption_justify="left",
         box=None,
@@ -118,11 +120,16 @@ def _padding_table(study: Study) -> Table:
 
 def _worth_showing(study: Study) -> list[Reason]:
     """What changes of a run that is trained today; of any other what recommended.yaml has."""
-    reasons, config = study.recommendation.reasons, study.recommendation.config
+    config = study.recommendation.config
+    reasons = [
+        reason
+        for reason in study.recommendation.reasons
+        if reason.baseline != reason.packing.removesuffix(" (follows)")
+    ]
     if study.baseline.get("today"):
-        return [reason for reason in reasons if reason.baseline != reason.packing]
+        return reasons
     written = {name for values in config.values() for name in values}
-    return [reason for reason in reasons if reason.parameter in written and reason.baseline != reason.packing]
+    return [reason for reason in reasons if reason.parameter in written]
 
 
 def _reasons_table(reasons: Sequence[Reason]) -> Table:
