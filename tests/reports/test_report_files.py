@@ -13,6 +13,7 @@ from PIL import Image
 from study_parts import Made
 
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.reports import figures
 from packtrain.reports.files import FILES, write_study
 from packtrain.reports.samples import SampleChunk, Samples
 
@@ -43,6 +44,25 @@ def test_figures_are_pictures_with_something_on_them(written: Written) -> None:
         with Image.open(written[1] / "figures" / f"{name}.png") as image:
             assert image.width >= 1200
             assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50
+
+
+def test_figures_show_tokens_by_modality_and_the_limit_that_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: dict[str, dict[str, float]] = {}
+    monkeypatch.setattr(figures, "_shares", lambda axes, shares, what: drawn.update({what: shares}))
+    study = replace(
+        studies.lvis(2_000).study,
+        dataset=replace(studies.lvis(2_000).study.dataset, modality_tokens={"text": 730, "image": 270}),
+    )
+    figures.draw_distribution(study, tmp_path / "one.png")
+    assert drawn["modality"] == {"text": 0.73, "image": 0.27}
+    assert len(drawn["source"]) == len(study.dataset.by_source)
+    ends: list[float] = []
+    monkeypatch.setattr(figures.Axes, "axhline", lambda self, y, **_: ends.append(y))
+    monkeypatch.setattr(figures, "_save", lambda figure, _: ends.append(figure.axes[0].get_ylim()[1]))
+    figures.draw_efficiency(study, tmp_path / "two.png")
+    assert ends == [study.memory.usable_bytes / 2**30, 1.0], "the line is what fits is judged by; fill ends at 100 %"
 
 
 def test_same_study_gives_the_same_bytes(hostile: Written, tmp_path: Path) -> None:

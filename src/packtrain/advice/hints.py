@@ -43,11 +43,10 @@ def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
 
 
 def _room(found: Findings) -> list[str]:
-    if found.room is None:
+    """What fits because of changes is in the verdict."""
+    if found.room is None or found.room.enough:
         return []
     changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.changes)
-    if found.room.enough:
-        return [f"Nothing fitted {gib(found.question.usable_bytes)} as asked for; this does: {changes}."]
     return [
         f"Nothing that was tried fits {gib(found.question.usable_bytes)} ({changes or 'no option left'}): use more or "
         "larger GPUs, a smaller model, or shorter samples."

@@ -133,7 +133,6 @@ def _headline(study: Study, chosen: Simulation) -> Content:
         "memory_share": plain(used / study.memory.gpu_bytes) if study.memory.gpu_bytes else None,
         "seconds": plain(chosen.seconds),
         "waste": plain(max((run.waste for run in study.padded), default=0.0)),
-        "best_run": next((at for at, run in enumerate(study.padded) if run.kernels == "packs"), None),
         "packed": int(chosen.samples_packed),
         "left_out": int(sum(study.ledger.values())),
         "accounted": int(chosen.samples_packed + sum(study.ledger.values())),
