@@ -400,14 +400,21 @@ class TestOverrides:
         assert found.training.given() == {"seed": 3, "learning_rate": 1e-4}
         assert found.model.given() == {"lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
         assert "read as: lora_r is model.lora_rank" in found.notes
+        for given_as in (("model=m", "model.method=lora"), ("model.method=lora", "model=m")):
+            found = with_overrides(given, given_as)
+            assert found.model.given() == {"model_name_or_path": "m", "method": "lora"}
 
     def test_all_that_is_wrong_at_once(self, load: Load) -> None:
-        given = ("data.packing_lenght=9", "seed", "=3", "training.=1", "a.b=[", "training.learning_rate=high")
+        given = (
+            *("data.packing_lenght=9", "seed", "=3", "training.=1", "a.b=[", "training.learning_rate=high"),
+            *("data=3", "data.shuffle=false"),
+        )
         with pytest.raises(ConfigError) as caught:
             with_overrides(load(""), given)
         for words in (
             "data.packing_lenght: unknown key. did you mean 'packing_length'?",
             "seed instead of section.key=value",
+            "data=3: data is said in two ways",
             "=3 instead of section.key=value",
             "training.=1 instead of section.key=value",
             "a.b=[: no YAML value",

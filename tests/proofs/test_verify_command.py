@@ -223,9 +223,9 @@ def test_a_verdict_needs_findings() -> None:
 
 def test_the_next_command_names_the_data() -> None:
     finding = Finding(check="logits", difference=0.0, allowed=1.0)
-    about: dict[str, Any] = dict(model="m", backend="sdpa", device="cpu", dtype="float32", samples=("a",), tokens=9)
+    about: dict[str, Any] = {"model": "m", "backend": "sdpa", "device": "cpu", "dtype": "float32", "samples": ("a",)}
     out = io.StringIO()
-    show_verdict(Verdict(**about, findings=(finding,)), Console(file=out, width=160), "my data.jsonl")
+    show_verdict(Verdict(**about, tokens=9, findings=(finding,)), Console(file=out, width=160), "my data.jsonl")
     assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
 
 

@@ -339,10 +339,14 @@ def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
         except ValueError as error:
             problems.append(f"command line: {brief_name(one)}: {error}")
             continue
+        if parts == ["model"] and isinstance(value, str):
+            parts = ["model", "model_name_or_path"]
         inside: Any = content
         for part in parts[:-1]:
-            inside = inside.setdefault(part, {}) if isinstance(inside, dict) else {}
-        if isinstance(inside, dict):
+            inside = inside.setdefault(part, {}) if isinstance(inside, dict) else None
+        if not isinstance(inside, dict) or isinstance(inside.get(parts[-1]), dict):
+            problems.append(f"command line: {brief_name(one)}: {parts[0]} is said in two ways")
+        else:
             inside[parts[-1]] = value
     return content
 
