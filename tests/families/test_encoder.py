@@ -172,16 +172,17 @@ PIECES = ("one", " two", "\n", "  ", "🦄", "é", "\u2028", "<|im_end|>", "<|eo
 
 
 @pytest.mark.contract
+@pytest.mark.parametrize(("seed", "count"), [(0, 80), pytest.param(1, 400, marks=pytest.mark.more)])
 @pytest.mark.parametrize("family", MARKED)
-def test_supervised_tokens_of_any_text(family: str, tmp_path: Path) -> None:
+def test_supervised_tokens_of_any_text(family: str, seed: int, count: int, tmp_path: Path) -> None:
     """transformers' own mask, from the same template with the answers marked in it."""
     from transformers import AutoTokenizer
 
     folder = tiny.write(family, tmp_path)
     tokenizer, encoder = AutoTokenizer.from_pretrained(folder), encoder_for(folder)
     encoder.patience = 1  # type: ignore[misc]
-    draw = random.Random(0)
-    for _ in range(80):
+    draw = random.Random(seed)
+    for _ in range(count):
         texts = ["".join(draw.choices(PIECES, k=draw.randint(0, 6))) for _ in range(draw.choice((3, 5)))]
         turns = [("system", "s"), *((("user", "assistant")[n % 2], text) for n, text in enumerate(texts[:-1]))]
         made = tokenizer.apply_chat_template(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import random
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +14,9 @@ import zstandard
 from format_checks import read_all, reader, shown, source, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[1] / "faults"))  # damage as files of every kind get it
+from damage import mutated
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaRef
@@ -135,6 +140,15 @@ def test_no_byte_can_crash_it(tmp_path_factory: pytest.TempPathFactory, place: i
     data = bytearray(tar([*samples(2), ("x" * 150 + ".json", b"{}")], tarfile.PAX_FORMAT))
     data[place] = byte
     assert read_all(source(write(tmp_path_factory.mktemp("fuzz"), bytes(data)), "webdataset"))
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 60), pytest.param(1, 1000, marks=pytest.mark.full)])
+def test_no_damage_can_crash_it(tmp_path: Path, seed: int, count: int) -> None:
+    whole, broken = tar([*samples(2), ("x" * 150 + ".json", b"{}")], tarfile.PAX_FORMAT), 0
+    for number in range(count):
+        entries = read_all(source(write(tmp_path, mutated(whole, random.Random(f"{seed} {number}"))), "webdataset"))
+        broken += any(entry.error is not None for entry in entries)
+    assert broken > count / 10, "hardly anything was damaged"
 
 
 @pytest.mark.parametrize("packer", ["gzip", "zstd"])

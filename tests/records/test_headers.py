@@ -21,6 +21,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
+sys.path.append(str(Path(__file__).parents[1] / "faults"))  # damage as files of every kind get it
+from damage import mutated
+
 import packtrain
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaRef
@@ -284,6 +287,19 @@ def test_junk_behind_a_magic_number_is_refused_quietly(magic: bytes) -> None:
             # damage inside compressed data is what a header cannot show
             assert outcome in reasons or outcome == decoded(data) or magic.startswith(b"RIFF")
     assert refused > 100
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 40), pytest.param(1, 1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_damaged_image_has_the_size_that_decoding_gives(name: str, seed: int, count: int) -> None:
+    """Damage inside compressed data is what a header cannot show; else it is refused exactly where decoding fails."""
+    whole, refused = SAMPLES[name](), 0
+    for number in range(count):
+        data = mutated(whole, random.Random(f"{seed} {name} {number}"))
+        outcome, expected = outcome_of(data), decoded(data)
+        refused += isinstance(outcome, str)
+        assert expected is None or outcome == expected, f"damage {number}"
+    assert refused > count / 20, "hardly anything was damaged"
 
 
 def outcome_of(data: bytes) -> tuple[int, int] | str:
