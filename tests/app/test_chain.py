@@ -253,12 +253,13 @@ class TestCostsAndPlan:
 
     def test_they_are_used(self, tmp_path: Path, run: Run) -> None:
         data = write_chats(tmp_path / "data.jsonl", 60)
-        table, _ = chain(tmp_path, data, {})
+        table, _ = chain(tmp_path, data, {"max_failure_rate": 0.5})
         assert run("pack", tmp_path / "costs", "-n", 192, "--epochs", 2, "--no-shuffle", "-o", "plan")[0] == 0
         (tmp_path / "run.yaml").write_text(f"model: tiny:qwen2_5_vl\ndata: {{dataset_path: {data}}}\n")
         named = (f"data.costs={tmp_path / 'costs'}", f"data.plan={tmp_path / 'plan'}", "training.num_train_epochs=2")
         _, prepared = trained(tmp_path / "run.yaml", *named, f"data.cache_dir={tmp_path / 'another'}")
         same_samples(table, prepared)
+        assert CostTable.load(tmp_path / "costs").told == table.told, "what measure was told, whoever uses it"
         assert prepared.numbers.packing_length == 192
         assert Path(str(prepared.dataset.plan.folder)) == tmp_path / "plan"
         for asked, words in (

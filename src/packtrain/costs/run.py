@@ -110,7 +110,7 @@ def run(
     inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
     places = task.request.places()
-    finished, changed = _finished_before(out, inputs, task, told)
+    finished, changed = _finished_before(out, inputs, task, told if anew else None)
     if finished is not None:
         return Outcome(table=finished, reused=True)
     if not anew:
@@ -179,11 +179,12 @@ def _refuse_others(out: Path) -> None:
 
 
 def _finished_before(
-    out: Path, inputs: dict[str, Any], task: Task, told: Mapping[str, Any]
+    out: Path, inputs: dict[str, Any], task: Task, told: Mapping[str, Any] | None
 ) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 
-    Other shares need no other costs, and neither do data and models that have been moved.
+    Other shares need no other costs, and neither do data and models that have been moved. Without `told` it keeps what
+    was said when it was measured.
     """
     request = task.request
     if not (out / SUMMARY).exists():
@@ -196,7 +197,8 @@ def _finished_before(
         table = CostTable.load(out)
         if changed := others_there(task, table):
             return None, changed
-        now = {**summary, "mixture": request.mixture(), "places": request.places().plain(), "told": told}
+        now = {**summary, "mixture": request.mixture(), "places": request.places().plain()}
+        now |= {"told": told} if told is not None else {}
         if now != summary:
             with suppress(OSError):  # a table that may only be read; ours knows it
                 write_summary(out, now)
