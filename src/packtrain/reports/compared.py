@@ -104,6 +104,20 @@ def compared(epochs: int) -> tuple[tuple[str, tuple[Row, ...]], ...]:
     return ("One epoch", _ONE_EPOCH), *whole, ("What you should see", _EXPECTED)
 
 
+def described_columns(statistics: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Columns that have numbers, the usual ones first; media tokens only where they are of several kinds.
+
+    >>> described_columns({"tokens": {"max": 9, "total": 9}, "video_tokens": {"max": 0}, "images": {}})
+    ['tokens']
+    """
+    names = [*COLUMNS, *(name for name in statistics if name not in COLUMNS)]
+    totals = {name: values.get("total") for name, values in statistics.items()}
+    one_kind = totals.get("vision_tokens") in (totals.get("image_tokens"), totals.get("video_tokens"))
+    return [
+        name for name in names if statistics.get(name, {}).get("max") and not (name == "vision_tokens" and one_kind)
+    ]
+
+
 def padded_name(order: str, batch_size: int, kernels: str = "own") -> str:
     """A padded run in words.
 

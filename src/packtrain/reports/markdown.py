@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from packtrain.reports.checklist import Task
-from packtrain.reports.compared import COLUMNS, SIMULATED, STATISTICS, compared, limits_text, padded_name, words
+from packtrain.reports.compared import (
+    SIMULATED,
+    STATISTICS,
+    compared,
+    described_columns,
+    limits_text,
+    padded_name,
+    words,
+)
 from packtrain.reports.content import Content
 from packtrain.reports.numbers import count, formatted, gib, memory, percent, shown
 
@@ -99,8 +107,7 @@ def _statistics(content: Content) -> str:
     statistics = content["dataset"]["statistics"]
     rows = [
         [words(name), *(formatted("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS)]
-        for name in COLUMNS
-        if statistics.get(name, {}).get("max")
+        for name in described_columns(statistics)
     ]
     return _table("l" + "r" * len(STATISTICS), ["per sample", *(words(of).lower() for of in STATISTICS)], rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 from packtrain.advice.values import Study
 from packtrain.reports.charts import share_bar
 from packtrain.reports.checklist import Task
-from packtrain.reports.compared import COLUMNS, SIMULATED, STATISTICS, compared, padded_name
+from packtrain.reports.compared import SIMULATED, STATISTICS, compared, described_columns, padded_name
 from packtrain.reports.content import Content, page_content, sources_by_size
 from packtrain.reports.drawn import draw, part_css
 from packtrain.reports.html import changes, render, yaml_lines
@@ -34,7 +34,7 @@ def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[Task]
         charts=draw(study, colours),
         tags=_tags(study),
         changes=[changes(content["recommendation"]["config"], plan) for plan in _configs(content)],
-        columns=_ordered(shown_content["dataset"]["statistics"]),
+        columns=described_columns(shown_content["dataset"]["statistics"]),
         statistics=STATISTICS,
         simulation_columns=SIMULATED,
         comparison=compared(study.epochs),
@@ -52,12 +52,6 @@ def _headline(study: Study) -> str:
     if not study.recommendation.packing:
         return "Packing will not help here"
     return f"Pack at {count(study.simulations[study.recommendation.simulation].packing_length)} tokens"
-
-
-def _ordered(statistics: Mapping[str, Content]) -> list[str]:
-    """Columns that have numbers, the usual ones first."""
-    names = [*COLUMNS, *(name for name in statistics if name not in COLUMNS)]
-    return [name for name in names if statistics.get(name)]
 
 
 def _has(study: Study, section: str) -> bool:
