@@ -59,6 +59,10 @@ def test_groups_are_a_partition_and_agree_with_a_count_by_hand(tmp_path: Path) -
     assert stats.entries_read == 503
     assert stats.measured_ledger == {"media: file not found": 3}
     assert {"tokens", "objects", "vision_tokens"} <= stats.histograms.keys()
+    images = stats.histograms["images"]
+    assert sum(images.counts) == (columns["images"] > 0).sum(), "those that have none would hide the others"
+    assert images.without_zeros["mean"] == pytest.approx(columns["images"][columns["images"] > 0].mean())
+    assert not stats.histograms["tokens"].without_zeros
 
 
 def test_columns_of_zeros_have_no_histogram(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from packtrain.plans.resources import Samples
 MODALITIES = ("text", "image", "images", "video", "mixed")
 CHARTED = ("tokens", "text_tokens", "vision_tokens", "patches", "images", "objects")
 _GROUPED = ("tokens", "text_tokens", "vision_tokens", "images", "frames", "objects", "patches", "supervised_tokens")
+_SPARSE = ("vision_tokens", "patches", "images", "objects")  # where a sample has none, it is not counted
 _BINS = 40
 _SKEWED = 1.2  # mean over median, or the other way round
 _ALIKE = 0.3  # standard deviation over mean
@@ -35,9 +37,10 @@ def dataset_stats(table: CostTable) -> DatasetStats:
     for name in (*DESCRIBED, "vision_tokens"):
         values = _column(table, name)
         statistics[name] = describe(values)
-        one_value = name != "tokens" and statistics[name].get("min") == statistics[name].get("max")
-        if name in CHARTED and statistics[name].get("max", 0) > 0 and not one_value:
-            histograms[name] = histogram(values)
+        some = values[values > 0] if name in _SPARSE else values
+        if name in CHARTED and len(some) and (name == "tokens" or some.min() < some.max()):  # one bar says nothing
+            of_some = describe(some) if len(some) < len(values) else {}
+            histograms[name] = replace(histogram(some), without_zeros=of_some)
         for parts in (by_source, by_modality) if name in _GROUPED else ():
             parts.add(name, values, statistics[name])
     columns = {name: table.column(name) for name in ("images", "frames", "patches", "max_patches_per_image")}

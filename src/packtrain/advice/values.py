@@ -20,6 +20,7 @@ class Histogram:
 
     edges: tuple[float, ...]  # one more than counts
     counts: tuple[int, ...]
+    without_zeros: Statistics = field(default_factory=dict)  # of what is counted, where samples that have none are not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

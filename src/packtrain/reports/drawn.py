@@ -95,7 +95,7 @@ def part_css(parts: Sequence[Part]) -> dict[str, str]:
 def _histograms(study: Study) -> tuple[Titled, ...]:
     found = []
     for name, histogram in study.dataset.histograms.items():
-        statistics = study.dataset.statistics.get(name, {})
+        statistics = histogram.without_zeros or study.dataset.statistics.get(name, {})
         marks = {
             f"{word} {decimal(statistics[key])}": statistics[key]
             for word, key in (("median", "median"), ("95 %", "p95"))
@@ -103,7 +103,8 @@ def _histograms(study: Study) -> tuple[Titled, ...]:
         }
         unit = words(name).lower()
         svg = histogram_chart(histogram, name=unit, marks=marks)
-        found.append(Titled(title=f"{words(name)} per sample", unit="samples", svg=svg))
+        title = f"{words(name)} per sample{' that has any' if histogram.without_zeros else ''}"
+        found.append(Titled(title=title, unit="samples", svg=svg))
     return tuple(found)
 
 

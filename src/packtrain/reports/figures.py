@@ -39,9 +39,10 @@ def draw_distribution(study: Study, path: Path) -> None:
         2, columns, height_ratios=(1.15, 1), left=0.07, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.42
     )
     for place, name in ((grid[0, :], "tokens"), *((grid[1, at], name) for at, name in enumerate(names))):
-        statistics = stats.statistics.get(name, {})
+        histogram = stats.histograms.get(name)
+        statistics = (histogram and histogram.without_zeros) or stats.statistics.get(name, {})
         marks = _MARKS if name == "tokens" else _MARKS[:2]
-        _histogram(figure.add_subplot(place), stats.histograms.get(name), name, statistics, marks)
+        _histogram(figure.add_subplot(place), histogram, name, statistics, marks)
     for at, (what, parts) in enumerate(shares, start=len(names)):
         _shares(figure.add_subplot(grid[1, at]), parts, what)
     _save(figure, path)
