@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Made, expected_loss, steps_of, write_run
 
+from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_read import read_run
 from packtrain.reports.run_summary import FEWEST, compare, smooth_loss, summarise, window_of
 from packtrain.reports.run_thin import edges_for, thin, trailing_mean
@@ -209,6 +210,19 @@ def test_a_run_has_one_final_loss(tmp_path: Path) -> None:
     assert both is not None
     assert both.runs[0].loss == summarise(run).loss_end == summarise(run, both.window).loss_end
     assert both.window == summarise(run).loss_window
+
+
+def test_a_loss_that_still_falls_is_told_from_noise(tmp_path: Path) -> None:
+    falls, ended, noisy = (
+        runs_content([made_run(tmp_path, name, steps=60, **changes)])["lead"]
+        for name, changes in {
+            "falls": {"noise": 0.002, "half": 2000.0},
+            "ended": {"noise": 0.002, "half": 50.0},
+            "noisy": {"noise": 0.5, "half": 2000.0, "seed": 2},
+        }.items()
+    )
+    assert "still falling: by " in falls
+    assert "still falling" not in ended + noisy
 
 
 def test_noise_is_what_single_steps_make_of_a_loss(tmp_path: Path) -> None:

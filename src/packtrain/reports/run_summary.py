@@ -27,7 +27,9 @@ class Summary:
     loss_start: float | None  # of the first step that has one
     loss_end: float | None  # mean over the last samples
     loss_window: float  # how many they are
-    fall: float | None  # of the loss from the window before to the last one, relatively; None: too few steps to tell
+    fall: (
+        float | None
+    )  # of the loss from the window before to the last one, relatively; None: not to be told from noise
     loss_not_finite: int  # steps
     eval_start: float | None
     eval_end: float | None
@@ -218,10 +220,12 @@ def _apart(losses: Sequence[float | None]) -> float | None:
 
 def _fall(steps: Steps, window: float) -> float | None:
     seen = _last(steps["samples_seen"]) or 0.0
-    if len(steps) < FEWEST or seen < 2 * window:
+    noise = _noise([(steps, len(steps))] * 2)
+    if len(steps) < FEWEST or seen < 2 * window or noise is None:
         return None
     before, after = (along(steps, place, window) for place in (seen - window, seen))
-    return 1 - after / before if before and after is not None else None
+    fall = 1 - after / before if before and after is not None else 0.0
+    return fall if abs(fall) > noise else None
 
 
 def _noise(runs: Sequence[tuple[Steps, int]]) -> float | None:

@@ -263,7 +263,8 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
     if ended.status == "not trained":
         console.print("nothing was trained; the same command without --dry-run trains", soft_wrap=True)
         return
-    loss = f", final loss {ended.loss:.4f}" if ended.loss is not None else ""
+    which = "final loss" if ended.status == "complete" else "loss"
+    loss = f", {which} {ended.loss:.4f}" if ended.loss is not None else ""
     evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
     speed = f" ({ended.tokens_per_second:,.0f} tokens/s)" if ended.tokens_per_second is not None else ""
     why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
