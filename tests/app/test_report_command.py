@@ -41,7 +41,9 @@ def test_a_comparison_leaves_the_pages_of_runs_alone(run: Run, tmp_path: Path) -
     own = [(folder / "report.html").read_bytes() for folder in folders]
     code, out, _ = run("report", *folders, "--json")
     assert (code, json.loads(out)["page"]) == (0, str(folders[0] / "comparison-padded.html"))
-    assert "comparison-padded.html" in run("report", *folders)[1]
+    said = run("report", *folders)[1]
+    assert "comparison-padded.html" in said
+    assert "Steps of the runs hold different samples" in said
     assert [(folder / "report.html").read_bytes() for folder in folders] == own
     assert "too few steps to compare speed" in (folders[0] / "comparison-padded.html").read_text()
 

@@ -37,6 +37,8 @@ def report(
         return
     output.print(_line(made.content["headline"]), style="bold", markup=False, soft_wrap=True)
     output.print(_line(made.content["lead"]), markup=False, soft_wrap=True)
+    if made.content["comparison"] is not None:
+        output.print(_line(made.content["comparison"]["why"]), markup=False, soft_wrap=True)
     for run in made.content["runs"]:
         if len(runs) > 1 and not run["complete"]:
             output.print(_line(f"{run['label']}: {run['ended']}"), markup=False, soft_wrap=True)

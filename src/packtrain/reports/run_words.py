@@ -183,15 +183,15 @@ def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Co
     if both.noise is not None and ALIKE < (both.apart or 0) <= both.noise:
         found.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
     if both.timed_steps < FEWEST:
-        few = plural(max(0, both.timed_steps), "step")
-        found.append(f"A speed-up is told from {FEWEST} steps behind the warm-up; one run has {few}.")
+        few = max(0, both.timed_steps)
+        found.append(f"Speeds are compared from {FEWEST} steps after warm-up on; here there are {few}.")
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
     if spent and both.timed_steps >= FEWEST:
         found.append(f"Training on them took {_listed(spent)}, warm-up left out.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]
-    if len(padding) > 1:
+    if len(padding) > 1 and any(one.padding for one in summaries):
         found.append(f"The share of padding in what was computed is {_listed(padding)}.")
     return found
 
