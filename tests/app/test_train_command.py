@@ -508,11 +508,13 @@ def test_secrets_are_written_and_said_nowhere(
 
 
 class TestBadInput:
-    def test_a_loss_of_experts_is_refused_before_anything_is_measured(
+    def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_measured(
         self, run: Run, config: Path, tmp_path: Path
     ) -> None:
         model = tmp_path / "experts"
         shutil.copytree(resolve("tiny:llama", tmp_path / "models"), model)
+        code, _, err = run("train", config, f"model={model}")
+        assert (code, "no weights" in err) == (2, True)
         settings = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**settings, "output_router_logits": True}))
         for packing in ("true", "false"):

@@ -79,7 +79,7 @@ def test_a_folder_with_adapters_is_refused(tmp_path: Path, whole: bool, monkeypa
         load_model(str(folder))
     assert "adapter_config.json" in str(error.value)
     if whole:
-        monkeypatch.setattr(load, "_require_weights", lambda folder: None)  # as of the hub
+        monkeypatch.setattr(load, "require_weights", lambda folder: None)  # as of the hub
         with pytest.raises(ConfigError, match="merge_and_unload"):
             load_model(str(folder))
         (folder / "adapter_config.json").unlink()

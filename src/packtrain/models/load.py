@@ -43,7 +43,7 @@ def load_model(
         made = build_model(resolve(name_or_path, cache_dir), seed).to(dtype)
         return _quantized_random(made, cache_dir, dtype) if quantize else made
     if folder.is_dir():
-        _require_weights(folder)
+        require_weights(folder)
     else:
         resolve(name_or_path, cache_dir)  # says what is wrong with a name that is none
     return _from_pretrained(str(folder) if folder.is_dir() else name_or_path, name_or_path, dtype, quantize)
@@ -71,8 +71,8 @@ def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool)
     return model.eval()
 
 
-def _require_weights(folder: Path) -> None:
-    """Only safetensors: other formats can run code while they are read."""
+def require_weights(folder: Path) -> None:
+    """Refuse a folder without weights to load. Only safetensors: other formats can run code while they are read."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise _with_adapters(str(folder))
     if any(folder.glob("*.safetensors")):

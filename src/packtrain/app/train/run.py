@@ -87,8 +87,11 @@ def train(
         run = replace(run, notes=(*run.notes, *clear_run(run)))
     with folder.alone() if writes else nullcontext():
         from packtrain.app.train.session import Session
+        from packtrain.models.load import require_weights
         from packtrain.training.arguments import refuse_unsharded
 
+        if (local := Path(run.model.name).expanduser()).is_dir():
+            require_weights(local)  # said before the data are measured
         prepared = prepare(run, watched)
         urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
         written = {"written": _written(config), "overrides": [override_without_secrets(one) for one in overrides]}
