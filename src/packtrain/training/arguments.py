@@ -83,5 +83,5 @@ def refuse_unsharded(args: TrainingArguments, *, is_sharded: bool) -> None:
             "training.sharding fsdp",
             got=f"{args.world_size} processes on {args.device.type}, on which accelerate does not share weights out",
             expected="processes with a GPU each",
-            fix="leave it out: each process then has a whole copy (ddp)",
+            fix="leave sharding, or deepspeed, out: each process then has a whole copy (ddp)",
         )
