@@ -199,7 +199,8 @@ def test_all_that_the_config_says_is_recommended(tmp_path: Path) -> None:
     kept -= {("data", "packing_length"), ("training", "gradient_accumulation_steps")}
     # Larger batches are recommended, since packs are so short, and packs have an order and limits of their own.
     kept -= {("training", "per_device_train_batch_size"), ("data", "balance"), ("data", "max_images_per_pack")}
-    assert resolve_run(load_config(recommended)).mode == "padded"
+    grouped = resolve_run(load_config(recommended), overrides=("training.group_by_length=true",))
+    assert (grouped.mode, grouped.data.order) == ("padded", "length")
     assert {place for place in kept if found[place[0]].get(place[1]) != mine[place[0]][place[1]]} == set()
     assert found["training"]["effective_batch_size"] == 80, "two rows in each of forty passes"
     text = recommended.read_text()

@@ -43,8 +43,8 @@ def test_json_is_all_there_is_on_stdout(run: Run, costs: CostTable, shape: Path,
     said = json.loads(out)
     assert [Path(path).exists() for path in said["files"].values()] == [True] * len(FILES)
     assert said["understood"][:2] == [
-        "section custom is data",
-        "custom.max_length is data.packing_length, overlong: truncate",
+        "read as: section custom is data; custom.max_length is data.packing_length, overlong: truncate",
+        "packing: false: what ms-swift means where it is left out; data.packing: true packs",
     ]
     assert [one["packing_length"] for one in said["simulations"]] == [4096], "the config's choice is kept"
     stored = json.loads((tmp_path / "r" / "recommendations.json").read_text())
@@ -231,7 +231,7 @@ class TestTheConfig:
         assert baseline["learning_rate"] == 1e-4
         assert made.study.recommendation.config["training"]["seed"] == 7
         assert made.notes == (
-            "training.optimizer is training.optim",
+            "read as: training.optimizer is training.optim",
             "eval_steps 0.1 is a share of all steps: it may stay, the study proposes whole steps",
             "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed (packtrain[deepspeed])",
         )
@@ -307,8 +307,15 @@ class TestTheConfig:
             ),
             ("packs_per_step: 20", 20 * per_pack),
         ):
-            made = planned(costs, shape, tmp_path, f"{packing}training: {{{training}}}\n", gpus=2)
+            made = planned(costs, shape, tmp_path, f"{packing}training: {{{training}, num_gpus: 2}}\n", gpus=None)
+            assert made.study.gpus == 2, "those of the config"
             assert abs(made.study.baseline["samples_per_step"] - samples) <= 2, training
+
+    def test_what_is_cut_is_said(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
+        made = planned(costs, shape, tmp_path, "data: {cutoff_len: 1000, packing_length: 4096}\n")
+        over = int((costs.column("tokens") > 1000).sum())
+        (note,) = (note for note in made.notes if "trained nowhere" in note)
+        assert 0 < int(note.partition(" ")[0].replace(",", "")) <= over, "samples that are cut"
 
     def test_names_that_are_not_settings(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         for given in (

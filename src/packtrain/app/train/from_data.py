@@ -102,9 +102,10 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
 
 
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
-    """Packs of about a step's samples, or as long as the longest of them."""
+    """Packs of about a step's samples for each process, or as long as the longest of them."""
     tokens = table.column("tokens")
-    wanted = max(int(tokens.max()), min(_LENGTH, round(float(tokens.mean()) * _STEP)))
+    each = (run.size.samples or _STEP) / run.world
+    wanted = max(int(tokens.max()), min(_LENGTH, round(float(tokens.mean()) * each)))
     context = read_shape(resolve(run.model.name, cache_dir() / "models")).language.context_length
     chosen = {"data": {"packing_length": min(wanted, context)}, "training": {"effective_batch_size": _STEP}}
     return chosen, "there is no GPU, or one that is not known: chosen for the CPU, without a study"
