@@ -198,17 +198,19 @@ def test_values_say_what_they_are(data: Path, model: Path, tmp_path: Path, monke
     assert repr(dataset.loader()).startswith("PackLoader(Schedule(")
 
 
-def test_a_narrow_terminal_gets_fewer_numbers(data: Path, model: Path, tmp_path: Path) -> None:
+def test_a_narrow_terminal_cuts_no_number(data: Path, model: Path, tmp_path: Path) -> None:
     outcome = measure_outcome(data, model=str(model), out=tmp_path / "out", workers=1, check=0)
-    for columns, shown, left_out in ((120, ("std", "min", "total"), ()), (60, ("mean", "max"), ("std", "min"))):
+    pages = {}
+    for columns in (40, 60, 120):
         terminal = Terminal(file=StringIO(), force_terminal=True, color_system=None, width=columns)
         show_measured(outcome, terminal)
-        out = terminal.file.getvalue()  # type: ignore[attr-defined]
-        head = next(line for line in out.splitlines() if "per record" in line)
-        assert [name for name in shown if name not in head] == []
-        assert [name for name in left_out if name in head] == []
-        assert ("no room for" in out) == bool(left_out)
-        assert "…" not in out
+        pages[columns] = terminal.file.getvalue()  # type: ignore[attr-defined]
+        cells = {cell.strip() for line in pages[columns].splitlines() for cell in re.split(r" {2,}|[│┃]", line)}
+        table = outcome.table.summary["statistics"]["columns"]["tokens"]
+        assert {f"{table[name]:,.0f}" for name in ("min", "median", "p95", "p99", "max", "total")} <= cells
+        assert "…" not in pages[columns]
+    assert [page.count("per record") > 1 for page in pages.values()] == [True, False, False], "columns that moved below"
+    assert ["┃" in page for page in pages.values()] == [False, False, True]
 
 
 def test_copies_and_few_labels_are_said(run: Run, tmp_path: Path) -> None:

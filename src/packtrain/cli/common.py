@@ -18,6 +18,7 @@ import typer
 from rich.console import Console, ConsoleDimensions, ConsoleOptions
 from rich.markup import escape
 from rich.segment import Segment
+from rich.table import Table
 
 from packtrain.cli.interrupts import CONTINUES, Interrupted, interruptible, never_lost
 from packtrain.core.artifacts import DiskFull
@@ -35,6 +36,17 @@ class Terminal(Console):
         """Rich's own segments; those that control the terminal are marked as such, and are not text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As Rich does; of tables that are too wide nothing is cut."""
+        super().print(*(part for one in objects for part in self._fitted(one)), **options)
+
+    def _fitted(self, one: Any) -> list[Any]:
+        if not isinstance(one, Table):
+            return [one]
+        from packtrain.cli.narrow import fitted
+
+        return [*fitted(one, self)]
 
     @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:

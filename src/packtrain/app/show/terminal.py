@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
@@ -27,8 +26,6 @@ _SHOWN = {
     "supervised_tokens": "supervised tokens",
 }
 _NUMBERS = ("mean", "std", "min", "median", "p95", "p99", "max", "total")
-_ANY_WIDTH = 10_000
-_LESS_TELLING = ("std", "min", "p99", "median", "total")  # the first goes first where a terminal is narrow
 
 
 class MeasureBar(Bar):
@@ -75,7 +72,7 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
         console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
     for note in outcome.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
-    console.print(_statistics_table(summary, console))
+    console.print(_statistics_table(summary))
     console.print(
         f"{counts['entries']:,} entries read = {counts['rows']:,} measured + {counts['ledger']:,} in the ledger"
         f" ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
@@ -94,29 +91,16 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
     console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report", soft_wrap=True)
 
 
-def _statistics_table(summary: Mapping[str, Any], console: Console) -> Table:
-    """As many numbers as the terminal has room for, the most telling ones; measure.json has all of them."""
-    left_out: list[str] = []
-    while True:
-        table = _table_of(summary, [name for name in _NUMBERS if name not in left_out])
-        if left_out:
-            table.caption = f"no room for {', '.join(left_out)}: measure.json has them"
-        wanted = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum
-        if wanted <= console.width or len(left_out) == len(_LESS_TELLING):
-            return table
-        left_out.append(_LESS_TELLING[len(left_out)])
-
-
-def _table_of(summary: Mapping[str, Any], numbers: Sequence[str]) -> Table:
+def _statistics_table(summary: Mapping[str, Any]) -> Table:
     family = summary["inputs"]["settings"]["model_type"]
-    table = Table(title=f"What a record costs ({family})", title_justify="left", caption_justify="left")
-    table.add_column("per record", no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(title=f"What a record costs ({family})", title_justify="left")
+    table.add_column("per record")
+    for name in _NUMBERS:
+        table.add_column(name, justify="right")
     for column, label in _SHOWN.items():
         found = summary["statistics"]["columns"].get(column) or {}
         if found.get("max"):
-            shown = (f"{found[name]:,.1f}" if name in ("mean", "std") else f"{found[name]:,.0f}" for name in numbers)
+            shown = (f"{found[name]:,.1f}" if name in ("mean", "std") else f"{found[name]:,.0f}" for name in _NUMBERS)
             table.add_row(label, *shown)
     return table
 
