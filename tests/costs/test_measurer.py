@@ -53,7 +53,11 @@ def test_a_medium_damaged_where_no_header_shows_it_does_not_end_the_check(tmp_pa
     whole[200:260] = bytes(60)
     (tmp_path / "0.png").write_bytes(whole)
     data = lines(tmp_path / "d.jsonl", *(chat("<image>what?", images=[f"{n}.png"]) for n in range(4)))
-    outcome = measure_outcome(data, model="tiny:qwen2_5_vl", out=tmp_path / "o", workers=1)
+    said: list[int] = []
+    outcome = measure_outcome(
+        data, model="tiny:qwen2_5_vl", out=tmp_path / "o", workers=1, progress=lambda now: said.append(now.checking)
+    )
+    assert said[-2:] == [0, 4], "what is done after the last record"
     assert outcome.table.summary["check"] == {"records": 3, "note": "1 more could not be decoded"}
     page = io.StringIO()
     show_measured(outcome, Console(file=page, width=200))

@@ -66,6 +66,7 @@ class Progress:
     units: int = 0
     total_units: int | None = None
     resumed_units: int = 0
+    checking: int = 0  # records that are being compared with the real processor, when all is measured
     changed: tuple[str, ...] = ()  # why an older result could not be used
 
     def take(self, result: UnitResult) -> None:
@@ -135,6 +136,9 @@ def run(
         if counts.rows == 0:
             raise _nothing_left(counts, remedies)
         table = CostTable(out, {"inputs": inputs, "counts": counts.as_dict()})
+        if policy.check and not by_processor:
+            progress.checking = min(policy.check, counts.rows)
+            report(progress)
         checked, note = _check(task, table, counts, policy, reference)
         summary = {
             "inputs": inputs,

@@ -43,6 +43,8 @@ class MeasureBar(Bar):
         elapsed = self._bar.tasks[0].elapsed or 0
         rate = f"{progress.entries / elapsed:,.0f}/s" if elapsed > 0.5 else ""
         detail = f"{progress.entries:,} records  {rate}  {progress.skipped:,} skipped"
+        if progress.checking:
+            detail = f"comparing {progress.checking} records with the real processor"
         self.show(progress.units, progress.total_units, detail)
 
 
