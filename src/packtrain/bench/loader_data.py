@@ -29,7 +29,7 @@ from packtrain.core.seeds import stream
 from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
 from packtrain.costs.content import content_of
 from packtrain.costs.fingerprint import inputs_of
-from packtrain.costs.statistics import summarise
+from packtrain.costs.statistics import count_copies, summarise
 from packtrain.costs.table import COSTS, MEDIA, SUMS, CostTable, write_summary
 
 PICTURES = 64
@@ -182,7 +182,9 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
     counts = {**table.summary["counts"], "entries": entries * times, "rows": entries * times}
     content = content_of(folder / COSTS, folder / MEDIA)
     summary = {**table.summary, "inputs": inputs_of(request), "counts": counts, "content": content}
-    summary["statistics"] = summarise(CostTable(folder, summary))
+    longer = CostTable(folder, summary)
+    summary["statistics"] = summarise(longer)
+    summary["copies"] = count_copies(longer.column("check"), longer.column("tokens"))
     write_summary(folder, {**summary, SUMS: sums_of(folder, (COSTS, MEDIA))})
     return CostTable.load(folder)
 

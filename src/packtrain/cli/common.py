@@ -32,6 +32,10 @@ _UNBOUNDED = 1000  # columns, of output that goes into a file or a pipe
 class Terminal(Console):
     """Where all output goes. Paths and data appear in it: control characters in them are shown, not obeyed."""
 
+    def __init__(self, *, width: int | None = None, **options: Any) -> None:
+        super().__init__(width=width, **options)
+        self._asked = width
+
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Rich's own segments; those that control the terminal are marked as such, and are not text."""
         for text, style, control in super().render(renderable, options):
@@ -52,7 +56,7 @@ class Terminal(Console):
     def size(self) -> ConsoleDimensions:
         """As wide as COLUMNS says, or the terminal; nothing is cut or wrapped where neither has a width."""
         found, said = super().size, os.environ.get("COLUMNS", "")
-        if said.isdecimal() and int(said) > 0:
+        if self._asked is None and said.isdecimal() and int(said) > 0:
             return found._replace(width=int(said))
         return found if self.is_terminal else found._replace(width=_UNBOUNDED)
 
