@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from made_runs import Made, expected_loss, steps_of, write_run
 
 from packtrain.reports.run_content import runs_content
+from packtrain.reports.run_page import markdown_of, render_runs
 from packtrain.reports.run_read import read_run
 from packtrain.reports.run_summary import FEWEST, compare, smooth_loss, summarise, window_of
 from packtrain.reports.run_thin import edges_for, thin, trailing_mean
@@ -163,14 +165,27 @@ def steps_lasting(seconds: list[float]) -> Steps:
     return Steps(columns={**columns, "step_seconds": np.array(seconds), "tokens": np.full(len(seconds), 100.0)})
 
 
-def test_no_speed_counts_the_steps_that_warm_up() -> None:
-    usual = [1.0] * 20
-    assert steps_lasting(usual).warm == 1, "the first step always"
-    assert steps_lasting([25.0, 1.1, 9.7, *usual]).warm == 3, "compiled once more at the third"
-    assert steps_lasting([25.0, 1.0, *usual, 30.0]).warm == 1, "later slow steps are the run's own"
-    assert steps_lasting([25.0, 1.0, 1.0]).warm == 1, "also where there are few"
-    assert steps_lasting([25.0]).warm == 0, "unless there is no other"
-    assert steps_lasting([25.0, 2.0, 1.0, 3.0]).elapsed.tolist() == [2.0, 4.0, 5.0, 8.0], "as long as a step is later"
+@pytest.mark.parametrize(
+    ("seconds", "warm"),
+    [
+        pytest.param([1.0] * 20, [0], id="the first step always"),
+        pytest.param([25.0, 1.1, 9.7, *[1.0] * 20], [0, 2], id="compiled once more at the third; the second counts"),
+        pytest.param([25.0, *[1.0] * 21, 30.0], [0], id="later slow steps are the run's own"),
+        pytest.param([25.0, 1.0, 1.0], [0], id="also where there are few"),
+        pytest.param([25.0], [], id="unless there is no other"),
+        pytest.param([3.0, *[1.0] * 6, 20.0, *[1.0] * 9], [0, 7], id="a process resumed at the eighth"),
+        pytest.param([22.0, *[21.0] * 6, 9.0, *[1.8] * 9], [0], id="the first session ran on a busy machine"),
+        pytest.param([22.0, *[21.0] * 4, *[1.8] * 12], [0], id="and was half of the first ten"),
+    ],
+)
+def test_no_speed_counts_the_steps_that_warm_up(seconds: list[float], warm: list[int]) -> None:
+    assert np.flatnonzero(steps_lasting(seconds).warm).tolist() == warm
+
+
+def test_steps_that_warm_up_count_as_long_as_a_step_is_later() -> None:
+    assert steps_lasting([25.0, 2.0, 1.0, 3.0]).elapsed.tolist() == [2.0, 4.0, 5.0, 8.0]
+    found = steps_lasting([25.0, 1.0, 9.0, *[1.0] * 7]).elapsed
+    assert found.tolist() == list(range(1, 11))
 
 
 def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) -> None:
@@ -190,17 +205,33 @@ def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) ->
     assert (summaries[1].warm_seconds, summaries[1].seconds) == (slow, pytest.approx(slow + 0.5 * (steps - 1)))
 
 
-@pytest.mark.parametrize("steps", [FEWEST, FEWEST + 1])
-def test_few_steps_tell_no_speed_up(tmp_path: Path, steps: int) -> None:
-    runs = [
-        made_run(tmp_path, mode, mode=mode, steps=steps, samples_per_step=16, seed=3) for mode in ("packed", "padded")
-    ]
-    runs = [replace(run, steps=runs[1].steps) for run in runs]
-    both = compare(runs)
+@pytest.mark.parametrize("steps", [6, FEWEST, FEWEST + 1])
+def test_few_steps_compare_no_speed_and_call_no_losses_the_same(tmp_path: Path, steps: int) -> None:
+    long, short = (
+        made_run(tmp_path, mode, mode=mode, steps=number, samples_per_step=16, noise=0.001)
+        for mode, number in {"packed": 30, "padded": steps}.items()
+    )
+    long = replace(long, steps=made_run(tmp_path, "other", mode="padded", steps=30, noise=0.001).steps)
+    if steps < FEWEST:
+        short.steps.columns["step_seconds"][2] *= 9  # no number of steps may become negative
+    both, content = compare([long, short]), runs_content([long, short])
     assert both is not None
-    assert both.timed_steps == steps - 1
-    assert (both.runs[0].speedup is None) == (steps == FEWEST)
-    assert both.runs[0].seconds is not None
+    ours, theirs = both.runs
+    assert (theirs.steps, both.enough) == (steps, steps > FEWEST)
+    for told in (ours.speedup, ours.seconds, ours.tokens_per_second, ours.to_target):
+        assert (told is not None) == both.enough
+    headline, said = content["headline"], content["lead"] + markdown_of(content) + render_runs([long, short])
+    if both.enough:
+        assert headline.startswith("The same loss")
+        assert "Samples compared" not in said
+    else:
+        assert re.fullmatch(
+            rf"Losses [\d.]+ % apart after {16 * steps} samples; too few steps to compare speed", headline
+        )
+        counts = f"packed has {steps} steps and padded has {steps} steps"
+        assert f"In {16 * steps} samples {counts}; {FEWEST} of each after warm-up are needed to compare speed" in said
+        assert not re.search(r"[-\u2212]\d+ steps", said)
+        assert "Speed over the baseline" not in said
 
 
 def test_a_run_has_one_final_loss(tmp_path: Path) -> None:

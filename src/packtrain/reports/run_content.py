@@ -10,9 +10,9 @@ from packtrain.reports.content import LONGEST, Content, plain
 from packtrain.reports.html import changes, setting
 from packtrain.reports.numbers import shown
 from packtrain.reports.run_setup import setup_rows
-from packtrain.reports.run_summary import Summary, along, compare, summarise
+from packtrain.reports.run_summary import Comparison, Summary, along, compare, summarise
 from packtrain.reports.run_values import About, Run, Scalar
-from packtrain.reports.run_words import ALIKE, ended, headline, labels_of, lead, why_apart
+from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, too_few, why_apart
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
 _PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table
@@ -44,7 +44,7 @@ def runs_content(runs: Sequence[Run]) -> Content:
         "setup": setup_rows(runs),
         "along": _along(runs, summaries),
         "settings": _groups(runs),
-        "comparison": _comparison(runs, plain(both)) if both is not None else None,
+        "comparison": _comparison(runs, both) if both is not None else None,
     }
 
 
@@ -87,15 +87,20 @@ def _along(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[Content]:
     return found
 
 
-def _comparison(runs: Sequence[Run], found: Content) -> Content:
+def _comparison(runs: Sequence[Run], both: Comparison) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
     names = dict.fromkeys(line.partition(":")[0] for lines in differ for line in lines)
     others = [name for name in names if name.split(".")[0] != "report" and name.split(".")[-1] not in _NO_CAUSE]
-    same = found["apart"] is not None and found["apart"] <= ALIKE
-    why = why_apart(runs, labels_of(runs), found["apart"], others)
-    return {**found, "same_loss": same, "why": why, "changes": [lines[:SHOWN_CHANGES] for lines in differ]}
+    labels = labels_of(runs)
+    return {
+        **plain(both),
+        "same_loss": same_loss(both),
+        "too_few": too_few(labels, both),
+        "why": why_apart(runs, labels, both.apart, others),
+        "changes": [lines[:SHOWN_CHANGES] for lines in differ],
+    }
 
 
 def _config(run: Run) -> Mapping[str, Any]:

@@ -17,7 +17,6 @@ from packtrain.reports.numbers import formatted, gib, shown
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_drawn import RunCharts, draw_runs
 from packtrain.reports.run_read import read_run
-from packtrain.reports.run_summary import FEWEST
 from packtrain.reports.run_values import Run
 from packtrain.reports.run_words import labels_of
 
@@ -108,7 +107,6 @@ def render_runs(runs: Sequence[Run]) -> str:
         equal_rows=_known(_EQUAL, content),
         whole_rows=_known(_WHOLE, content),
         memory_bar=_memory_bar(content),
-        fewest=FEWEST,
         markdown=markdown_of(content),
         share_bar=share_bar,
         yaml_lines=[(remark, shown(line, _LINE)) for remark, line in yaml_lines(runs[0].config)],

@@ -11,7 +11,7 @@ from packtrain.reports.run_thin import trailing_mean
 from packtrain.reports.run_values import Run, Steps
 
 LAST = 0.1  # the share of a run's samples that its final loss is a mean of; at least those of a step
-FEWEST = 20  # steps of each run, behind its warm-up, that a speed-up is told from
+FEWEST = 20  # steps of each run after warm-up, below which neither speeds are compared nor losses called the same
 _NEAR = 0.02  # how far, relatively, from equal samples an evaluation may be
 _UNREST = 16  # the last steps, by which it is judged how much the loss of one says
 
@@ -37,7 +37,7 @@ class Summary:
     tokens_per_second: float | None
     samples_per_second: float | None
     samples_per_step: float | None
-    warm_steps: int  # at the beginning, in which workers start and layers are compiled: in no speed
+    warm_steps: int  # in which workers start and layers are compiled: in no speed
     warm_seconds: float | None  # that they took
     step_seconds: float | None  # median
     padding: float | None  # share of computed positions that teach nothing
@@ -53,7 +53,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtEqualSamples:
-    """Where one run stood when it had seen as many samples as the others."""
+    """Where one run stood when it had seen as many samples as the others; speed and times need FEWEST steps."""
 
     loss: float | None  # in training
     eval_loss: float | None  # None: no evaluation was near
@@ -61,7 +61,7 @@ class AtEqualSamples:
     tokens_per_second: float | None  # real tokens of these samples over those seconds
     steps: int
     to_target: float | None  # such seconds until its loss was as low as the highest of the runs' losses
-    speedup: float | None  # seconds of the baseline over its own; None: too few steps to tell
+    speedup: float | None  # seconds of the baseline over its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Comparison:
     evaluated: bool  # every run has an evaluation there, of which the losses are compared
     apart: float | None  # largest relative difference of the losses
     noise: float | None  # what losses in training may differ by because of single steps; None: too few to tell
-    timed_steps: int  # behind its warm-up, of the run that has fewest
+    enough: bool  # every run has FEWEST steps after warm-up there
     runs: tuple[AtEqualSamples, ...]
 
 
@@ -87,7 +87,7 @@ def summarise(run: Run, window: float | None = None) -> Summary:
     seconds = np.nan_to_num(steps["step_seconds"])
     window = window_of(steps) if window is None else window
     warm = steps.warm
-    timed = slice(warm, None)
+    timed = ~warm
     lasting = float(seconds[timed].sum())
     memory, limit = _most(steps["memory_bytes"]), _most(steps["memory_limit"])
     losses = [one.loss for one in run.evaluations if np.isfinite(one.loss)]
@@ -108,8 +108,8 @@ def summarise(run: Run, window: float | None = None) -> Summary:
         tokens_per_second=_per_second(steps, "tokens", timed, lasting),
         samples_per_second=_per_second(steps, "samples", timed, lasting),
         samples_per_step=_mean(steps["samples"]),
-        warm_steps=warm,
-        warm_seconds=float(seconds[:warm].sum()) or None,
+        warm_steps=int(warm.sum()),
+        warm_seconds=float(seconds[warm].sum()) or None,
         step_seconds=_median(steps["step_seconds"][timed]),
         padding=_padding(steps),
         mfu=_weighted(steps["mfu"][timed], seconds[timed]),
@@ -138,16 +138,17 @@ def compare(runs: Sequence[Run]) -> Comparison | None:
     judged = [_evaluated(run, samples) for run in runs]
     evaluated = None not in judged
     reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]
-    timed = min(number - run.steps.warm for number, run in zip(reached, runs, strict=True))
+    enough = all((~run.steps.warm[:number]).sum() >= FEWEST for number, run in zip(reached, runs, strict=True))
+    tokens = [_at_samples(run.steps, run.steps["tokens_seen"], samples) for run in runs]
     found = tuple(
         AtEqualSamples(
             loss=losses[at],
             eval_loss=judged[at],
-            seconds=times[at],
-            tokens_per_second=_over(_at_samples(run.steps, run.steps["tokens_seen"], samples), times[at]),
+            seconds=times[at] if enough else None,
+            tokens_per_second=_over(tokens[at], times[at]) if enough else None,
             steps=reached[at],
-            to_target=_reaches(run.steps, target, window),
-            speedup=_over(times[baseline], times[at]) if timed >= FEWEST else None,
+            to_target=_reaches(run.steps, target, window) if enough else None,
+            speedup=_over(times[baseline], times[at]) if enough else None,
         )
         for at, run in enumerate(runs)
     )
@@ -161,7 +162,7 @@ def compare(runs: Sequence[Run]) -> Comparison | None:
         evaluated=evaluated,
         apart=_apart(judged if evaluated else losses),
         noise=None if evaluated else _noise([(run.steps, number) for run, number in zip(runs, reached, strict=True)]),
-        timed_steps=timed,
+        enough=enough,
         runs=found,
     )
 
@@ -249,12 +250,12 @@ def _reaches(steps: Steps, target: float | None, window: float) -> float | None:
     return float(steps.elapsed[np.argmax(low)]) if low.any() and steps.known("step_seconds") else None
 
 
-def _per_second(steps: Steps, name: str, timed: slice, seconds: float) -> float | None:
+def _per_second(steps: Steps, name: str, timed: np.ndarray, seconds: float) -> float | None:
     added = steps[name][timed]
     return float(np.nansum(added)) / seconds if seconds > 0 and np.isfinite(added).any() else None
 
 
-def _waiting(steps: Steps, seconds: np.ndarray, timed: slice) -> float | None:
+def _waiting(steps: Steps, seconds: np.ndarray, timed: np.ndarray) -> float | None:
     if steps.known("data_wait_seconds") and seconds[timed].sum() > 0:
         return float(np.nansum(steps["data_wait_seconds"][timed]) / seconds[timed].sum())
     return _weighted(steps["data_wait_share"][timed], seconds[timed])

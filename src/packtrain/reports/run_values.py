@@ -41,16 +41,21 @@ class Steps:
         return bool(np.isfinite(self.columns[name]).any())
 
     @property
-    def warm(self) -> int:
-        """Steps at the beginning in which workers start and layers are compiled: no speed counts them.
+    def warm(self) -> np.ndarray:
+        """Which steps warm up: workers start in them, or layers are compiled. No speed counts them.
 
-        The first step, and all before one of thrice the median among the first ten. A run of one step has none.
+        The first step, and single ones among the first ten that take thrice the median of those ten: a shape that is
+        compiled later, or a process that resumes. Where half of the ten are slow, the machine was, and they count. A
+        run of one step has none.
         """
         seconds = np.nan_to_num(self.columns["step_seconds"])
+        found = np.zeros(len(seconds), bool)
         if len(seconds) < 2:
-            return 0
-        slow = np.flatnonzero(seconds[: min(_BEGINNING, len(seconds) // 2)] > _SLOW * np.median(seconds))
-        return int(slow[-1]) + 1 if len(slow) else 1
+            return found
+        beginning = seconds[:_BEGINNING]
+        found[: len(beginning)] = beginning > _SLOW * np.median(beginning)
+        found[0], found[len(seconds) // 2 :] = True, False  # at least half of a short run counts
+        return found
 
     @property
     def elapsed(self) -> np.ndarray:
@@ -61,8 +66,8 @@ class Steps:
         """
         seconds, tokens = (np.nan_to_num(self.columns[name]) for name in ("step_seconds", "tokens"))
         warm = self.warm
-        if warm and seconds[warm:].sum() > 0 and tokens[warm:].sum() > 0:
-            seconds[:warm] = tokens[:warm] * seconds[warm:].sum() / tokens[warm:].sum()
+        if warm.any() and seconds[~warm].sum() > 0 and tokens[~warm].sum() > 0:
+            seconds[warm] = tokens[warm] * seconds[~warm].sum() / tokens[~warm].sum()
         return np.cumsum(seconds)
 
 

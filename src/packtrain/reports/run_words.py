@@ -157,16 +157,31 @@ def _trained(run: Run, one: Summary) -> str:
     return words + "."
 
 
+def same_loss(both: Comparison) -> bool:
+    """May the losses be called the same?"""
+    return both.enough and both.apart is not None and both.apart <= ALIKE
+
+
+def too_few(labels: Sequence[str], both: Comparison) -> str:
+    """Why speeds are not compared, or nothing where they are."""
+    if both.enough:
+        return ""
+    have = [f"{name} has {plural(one.steps, 'step')}" for name, one in zip(_named(labels), both.runs, strict=True)]
+    needed = f"{FEWEST} of each after warm-up are needed to compare speed"
+    return f"In {count(both.samples)} samples {_listed(have)}; {needed}"
+
+
 def _compared(runs: Sequence[Run], both: Comparison, labels: Sequence[str]) -> str:
     subject, speed = labels[both.subject], both.runs[both.subject].speedup
     if both.apart is None:
         return "A loss is not a number"
-    same = both.apart <= ALIKE
+    same = same_loss(both)
     learned = "The same loss" if same else f"Losses {percent(both.apart)} apart"
+    learned += "" if both.enough else f" after {count(both.samples)} samples"
     if other_starts(runs):
         learned += ", from different starting weights"
     if speed is None:
-        return f"{learned}; too few steps to compare speed" if both.timed_steps < FEWEST else learned
+        return learned if both.enough else f"{learned}; too few steps to compare speed"
     if 1 / _FASTER < speed < _FASTER:
         return f"{learned}, equally fast"
     return f"{learned}, {times(speed)} as fast" if same else f"{learned}; {subject} is {times(speed)} as fast"
@@ -182,11 +197,9 @@ def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Co
         found.append(f"After {count(both.samples)} samples each {which} is {_listed(losses)}{apart}.")
     if both.noise is not None and ALIKE < (both.apart or 0) <= both.noise:
         found.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
-    if both.timed_steps < FEWEST:
-        few = max(0, both.timed_steps)
-        found.append(f"Speeds are compared from {FEWEST} steps after warm-up on; here there are {few}.")
+    found += [f"{few}."] if (few := too_few(labels, both)) else []
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
-    if spent and both.timed_steps >= FEWEST:
+    if spent:
         found.append(f"Training on them took {_listed(spent)}, warm-up left out.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
