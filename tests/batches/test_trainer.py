@@ -57,8 +57,10 @@ def test_resumed_at_any_step_it_is_the_same_run(
     folder, before = whole
     data = Packs(plan_of(*EPOCHS), log=tmp_path / "log")
     again = trainer_of(data, tmp_path, dataloader_num_workers=workers)
-    again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    told = again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}")).metrics
     assert again.trained == before.trained[step * G :]
+    samples = told["train_samples_per_second"] * told["train_runtime"]
+    assert samples == pytest.approx(len(real(again.trained)), rel=0.01), "one sample in each pack of this call"
     assert same(weights(again), weights(before))
     assert sorted(reads(tmp_path / "log")) == sorted(pack for _, pack in real(before.trained[step * G :]))
 

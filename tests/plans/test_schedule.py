@@ -286,6 +286,19 @@ def test_the_state_after_so_many_steps_is_found_over_epochs() -> None:
             schedule.state_after(steps)
 
 
+def test_samples_of_some_steps_are_those_of_their_packs() -> None:
+    counts = [{"tokens": range(1, packs + 1), "samples": np.arange(packs) + 3} for packs in (10, 1, 7)]
+    schedule = Schedule(made_plan(counts), packs_per_step=4)
+    each = [
+        sum(3 + int(pack) for pack in schedule.step(epoch, step))
+        for epoch in range(3)
+        for step in range(schedule.num_steps(epoch))
+    ]
+    for first in range(len(each) + 1):
+        for last in range(first, len(each) + 1):
+            assert schedule.num_samples(first, last) == sum(each[first:last])
+
+
 @pytest.mark.parametrize(
     "text",
     [

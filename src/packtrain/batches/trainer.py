@@ -168,6 +168,7 @@ class PackedTraining:
     """
 
     args: TrainingArguments
+    state: TrainerState
     train_dataset: PackedData
     data_collator: Any
     compute_loss_func: Any
@@ -201,15 +202,22 @@ class PackedTraining:
         check_arguments(self.args, schedule, rows_per_batch=rows)
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
-        progress = PlanProgress(schedule)
-        self.decision = JointDecision(self.failures, progress.epoch_ends)
-        for callback in (progress, self.decision):
+        self._progress = PlanProgress(schedule)
+        self.decision = JointDecision(self.failures, self._progress.epoch_ends)
+        for callback in (self._progress, self.decision):
             self.add_callback(callback)  # type: ignore[attr-defined]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Trainer's own, with what the batch lacks taken down."""
         self.failures.take(getattr(inputs, "info", BatchInfo()))
         return super().training_step(model, inputs, *args, **options)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Trainer's own; it takes packs for samples, so their speed is put right, also in what `train` returns."""
+        if logs.get("train_runtime") and "train_samples_per_second" in logs:
+            samples = self.train_dataset.schedule.num_samples(self._progress.begun, self.state.global_step)
+            logs["train_samples_per_second"] = round(samples / logs["train_runtime"], 3)
+        super().log(logs, *args, **options)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> PackLoader:
         """This rank's packs of the whole run."""
@@ -232,6 +240,7 @@ class PlanProgress(TrainerCallback):
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
+        self.begun = 0  # the step that this call of `train` began from
         ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
         self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
 
@@ -244,6 +253,7 @@ class PlanProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         """A checkpoint goes on with the schedule that it was made with, where it stopped."""
+        self.begun = state.global_step
         if state.global_step:
             saved = (state.stateful_callbacks or {}).get(_SAVED)
             if saved is None:

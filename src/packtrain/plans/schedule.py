@@ -117,6 +117,18 @@ class Schedule:
             raise IndexError(f"step {number} of {self.num_steps(epoch)}")
         return self.order(epoch)[number * self.packs_per_step : (number + 1) * self.packs_per_step]
 
+    def num_samples(self, first: int, last: int) -> int:
+        """Samples in these optimizer steps of the whole run, counted from 0, without the last."""
+        found = before = 0
+        for epoch in range(self.plan.num_epochs):
+            steps = self.num_steps(epoch)
+            begin, end = (min(max(step - before, 0), steps) for step in (first, last))
+            if begin < end:
+                packs = self.order(epoch)[begin * self.packs_per_step : end * self.packs_per_step]
+                found += int(self.plan.epoch(epoch).load("samples")[packs].sum())
+            before += steps
+        return found
+
     def accumulation(self, world: int, rows_per_batch: int = 1) -> int:
         """Micro-steps of one optimizer step on this many ranks, each with batches of this many packs."""
         return -(-self.packs_per_step // (world * rows_per_batch))
