@@ -192,7 +192,7 @@ def test_tokens_that_are_not_complete_are_listed_and_cleared(run: Run, root: Pat
     path.write_text(json.dumps({**json.loads(path.read_text()), "parts": None}))
     (entry,) = listed(run, "--kind", "tokens")
     assert "not complete" in entry["about"]
-    assert entry["stale"] == ["not complete; the same command goes on with it"]
+    assert entry["stale"] == ["not complete; the same command continues it"]
     assert run("cache", "verify", "--kind", "tokens")[0] == 0
     assert run("cache", "clear", "--kind", "tokens", "--yes")[0] == 0
     assert list((root / "tokens").iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -283,8 +284,8 @@ class TestRun:
         code, out, err = run("train", config, *more, f"training.output_dir={stopped}")
         assert code == 130, err
         assert "stopping after this step, with a checkpoint; once more stops now, and loses the whole run" in err
-        assert f"packtrain train {config} {' '.join(more)}" in out
-        assert "--resume" in out
+        assert f"next: packtrain train --resume {stopped}\n" in out
+        assert re.search(r", loss [\d.]+ \(mean of the last \d+ samples?\), ", out)
         assert facts_of(stopped)["outcome"]["status"] == "interrupted"
         assert not (stopped / "final").exists()
         monkeypatch.setattr(RunWatch, "on_step", on_step)

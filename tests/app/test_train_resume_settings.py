@@ -94,7 +94,7 @@ def test_every_setting_of_the_model_is_known_to_be_one_or_the_other() -> None:
 def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "learning_rate": 0.01}
     said = refused(FULL, "training.learning_rate=0.1", **plateau)
-    assert "training.learning_rate: the run has 0.01, asked for is 0.1; reduce_lr_on_plateau goes on from" in said
+    assert "training.learning_rate: the run has 0.01, asked for is 0.1; reduce_lr_on_plateau continues from" in said
     assert refused(FULL, "training.weight_decay=0.1", **plateau) == ""
     assert "lr_scheduler_type: the run has reduce_lr_on_plateau" in refused(
         FULL, "training.lr_scheduler_type=cosine", **plateau

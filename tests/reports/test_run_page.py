@@ -190,7 +190,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path, steps: int) -> Non
     page = read_page(write_run_report(folder))
     text = page.all("main")[0].text
     assert ("No step yet" in text) == (steps == 0)
-    assert ("goes on" in text) == (steps > 0), "nobody is at work in its folder"
+    assert ("continues it" in text) == (steps > 0), "nobody is at work in its folder"
     assert "nan" not in text.lower().replace("nano", "")
 
 

@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from packtrain.cli.common import Json, errors, output, print_json, progress_console
 from packtrain.cli.interrupts import is_interrupt
-from packtrain.core.secrets import override_without_secrets
 
 _SETTINGS = {"model": "model.model_name_or_path", "data": "data.dataset_path", "output_dir": "training.output_dir"}
 INTERRUPTED = 130  # as shells say it of a command that was ended by Ctrl-C
@@ -42,7 +41,7 @@ def train(
         typer.Option("--output-dir", "-o", help="The run's folder. Default: in runs/, by the config's name."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in its folder, from the newest complete checkpoint.")
+        bool, typer.Option("--resume", help="Continue the run in its folder, from the newest complete checkpoint.")
     ] = False,
     clear_cache: Annotated[
         bool, typer.Option("--clear-cache", help="First remove what this config has made in the cache.")
@@ -61,11 +60,11 @@ def train(
 ) -> None:
     """Train: from a config to a model, a run folder and a report. Alone, or under torchrun or accelerate launch.
 
-    What is not measured or packed yet is measured and packed first. Ctrl-C saves a checkpoint, and --resume goes on
-    from it exactly.
+    What is not measured or packed yet is measured and packed first. Ctrl-C saves a checkpoint, and --resume
+    continues from it exactly.
 
     Without a config, --model and --data are enough: the data are measured, and length, step and memory savings are
-    chosen for the GPU that is there. packtrain train --resume RUN goes on from a run's folder alone.
+    chosen for the GPU that is there. packtrain train --resume RUN continues a run from its folder alone.
 
     Example: packtrain train --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
 
@@ -115,14 +114,10 @@ def train(
     from packtrain.app.train.values import Place
 
     if Place.here().first:
-        again = ["packtrain", "train", *([config, *map(override_without_secrets, given)] if config else ())]
-        if config is not None and max_samples is not None:
-            again += ["--max-samples", str(max_samples)]
-        again += ["--resume", *([] if config else [str(outcome.folder)])]
         if as_json:
             print_json(outcome_json(outcome))
         else:
-            show_outcome(outcome, output, shlex.join(again))
+            show_outcome(outcome, output, _resume(outcome.folder))
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -130,10 +125,15 @@ def train(
 def _what_is_lost(started: list[Path]) -> str:
     """Where a run was stopped in the middle of a step, or before it."""
     if not started:
-        return "nothing was trained yet; what is measured and packed is kept, and the same command goes on"
+        return "nothing was trained yet; what is measured and packed is kept, and the same command continues"
     from packtrain.training.checkpoints import what_is_lost
 
-    return what_is_lost(started[0], f"packtrain train --resume {shlex.quote(str(started[0]))}")
+    return what_is_lost(started[0], _resume(started[0]))
+
+
+def _resume(folder: Path) -> str:
+    """The command that continues a run: whatever it was begun with is in its folder."""
+    return shlex.join(["packtrain", "train", "--resume", str(folder)])
 
 
 def _as_settings(**options: str | None) -> list[str]:

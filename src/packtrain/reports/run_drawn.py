@@ -104,7 +104,7 @@ class _Charts:
         if not curves:
             return None
         over = "time of training, warm-up left out" if by_time else "samples seen"
-        unit = f"mean loss of a token, over the {over}; strong: smoothed"
+        unit = f"mean loss of a token, over the {over}; bold: smoothed"
         look = _Look(
             title=f"Loss over {'time' if by_time else 'samples'}",
             unit=unit + ("; dots: evaluation" if dots else ""),

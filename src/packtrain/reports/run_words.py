@@ -131,9 +131,10 @@ def ended(run: Run) -> str:
     if run.is_training:
         return f"It is still training: {where}."
     if run.status in ("running", "begun"):
-        return f"It ended at {where} without saying why: stopped from outside, or on another machine. {again} goes on."
+        why = "stopped from outside, or on another machine"
+        return f"It ended at {where} without saying why: {why}. {again} continues it."
     if run.status == "interrupted":
-        return f"It was interrupted at {where}; {again} goes on."
+        return f"It was interrupted at {where}; {again} continues it."
     if run.status == "failed":
         why = shown(run.about.outcome.get("detail") or "", 200)
         return f"It failed at {where}{f': {why}' if why else ''}."

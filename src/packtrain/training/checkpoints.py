@@ -150,8 +150,8 @@ def what_is_lost(folder: Path, resume: str = "resuming") -> str:
     """What a run that is left in the middle of a step has to do again."""
     found = find_latest(folder)
     if found is None:
-        return "there is no checkpoint, so the run begins anew when it is started again with --resume"
-    return f"what came after step {found.step:,} is lost: {resume} goes on from its checkpoint"
+        return f"there is no checkpoint yet: {resume} begins anew"
+    return f"what came after step {found.step:,} is lost: {resume} continues from its checkpoint"
 
 
 def refuse_broken(folder: Path) -> None:

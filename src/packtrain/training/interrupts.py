@@ -29,7 +29,7 @@ class Interrupts:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.asked: str | None = None
         self.on_first: Callable[[], None] = lambda: None
-        self.lost: Callable[[], str] = lambda: "--resume goes on from the newest checkpoint"
+        self.lost: Callable[[], str] = lambda: "--resume continues from the newest checkpoint"
         self._clock = clock
         self._since = 0.0  # when the first came
         self._before: dict[signal.Signals, Any] = {}

@@ -256,7 +256,9 @@ def reading(optimizer: Any, checkpoint: Path) -> AbstractContextManager[None]:
         return nullcontext()
     has_masters = any(name.endswith(f".{MASTER}") for name in tensors_in(states[0]))
     if has_masters and found is None:
-        warnings.warn("the checkpoint has fp32 masters, which are left out: the run goes on from weights", stacklevel=2)
+        warnings.warn(
+            "the checkpoint has fp32 masters, which are left out: the run continues from weights", stacklevel=2
+        )
     return nullcontext() if has_masters or found is None else found.as_before_masters()
 
 

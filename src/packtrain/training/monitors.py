@@ -94,5 +94,5 @@ def _tried(rule: Callable[[], Found | None]) -> Found | None:
     except Exception as error:
         return Found(
             f"this rule could not be applied: {' '.join(f'{type(error).__name__}: {error}'.split())}",
-            "training goes on without it; please report this with the lines of metrics.jsonl before",
+            "training continues without it; please report this with the lines of metrics.jsonl before",
         )

@@ -79,7 +79,7 @@ class SafeCheckpoints:
         if not isinstance(found, Checkpoint):
             found = checkpoint_to_resume(found, Path(str(self.args.output_dir)))
             for words in found.passed_over if found is not None else ():
-                warnings.warn(f"passed over, the run goes on from an earlier step: {words}", stacklevel=3)
+                warnings.warn(f"passed over, the run continues from an earlier step: {words}", stacklevel=3)
         self._resumed = None if found is None else found.path
         return None if found is None else str(found.path)
 

@@ -130,7 +130,7 @@ _DESCRIBED: dict[str, Callable[[Path], str]] = {
 
 def _stale_table(path: Path, root: Path) -> Faults:
     if not (path / SUMMARY).is_file():
-        yield "not complete; the same command goes on with it"
+        yield "not complete; the same command continues it"
         return
     table = CostTable.load(path)
     before = table.summary["inputs"]
@@ -179,7 +179,7 @@ def _stale_tokens(path: Path, root: Path) -> Faults:
     yield from differences(content["inputs"], token_inputs(CostTable.load(table)))[:5]
     yield from (f"its cost table is stale: {why}" for why in _stale_table(table, root))
     if content["parts"] is None:
-        yield "not complete; the same command goes on with it"
+        yield "not complete; the same command continues it"
 
 
 def _stale_tokenizer(path: Path, root: Path) -> Faults:

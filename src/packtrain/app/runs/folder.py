@@ -45,6 +45,7 @@ class RunOutcome:
     step: int = 0
     steps: int = 0
     loss: float | None = None  # the final one: a mean over the last samples, as the page has it
+    loss_samples: int | None = None  # how many they are
     eval_loss: float | None = None
     samples_seen: int = 0
     tokens_per_second: float | None = None  # without the steps that warm up, as the page has it
@@ -91,7 +92,7 @@ class RunFolder:
                 "training.output_dir",
                 got=f"{self.path}, which holds a run ({ended})",
                 expected="a new folder",
-                fix=f"go on with it: packtrain train --resume {self.path}; or name another output_dir",
+                fix=f"packtrain train --resume {self.path} continues it; or name another output_dir",
             )
         others = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
         if not self.holds_run and [name for name in others if name != _LOCK]:

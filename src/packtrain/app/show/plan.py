@@ -94,7 +94,7 @@ def _sweep_table(study: Study) -> Table:
 
 def _layers(trained: Mapping[str, Any]) -> str:
     """How layers are taken to run, of a setup or a baseline."""
-    return "layers compiled" if trained["compiled"] else "layers eager"
+    return "torch.compile" if trained["compiled"] else "eager"
 
 
 def _padding_table(study: Study) -> Table:
@@ -103,7 +103,7 @@ def _padding_table(study: Study) -> Table:
     for title in ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", ""):
         table.add_column(title, justify="right", no_wrap=title not in ("batches", "kernels"))
     for run in study.padded:
-        own = f"{study.baseline['attention']}, {_layers(study.baseline).removeprefix('layers ')}"
+        own = f"{study.baseline['attention']}, {_layers(study.baseline)}"
         table.add_row(
             "random" if run.order == "random" else "grouped by length",
             own if run.kernels == "own" else "those of packs",

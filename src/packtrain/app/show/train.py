@@ -207,7 +207,7 @@ def _learning(one: Learning) -> str:
 
 
 def _compiled(ready: Ready) -> str:
-    return ", layers compiled" if ready.compiled else ""
+    return ", torch.compile" if ready.compiled else ""
 
 
 def _proof(ready: Ready) -> str:
@@ -258,15 +258,16 @@ def batch_fill(ready: Ready, info: Any) -> float:
 
 
 def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
-    """How a run ended, and what to do next; `again` is the command that goes on with it."""
+    """How a run ended, and what to do next; `again` is the command that continues it."""
     ended = outcome.outcome
     if ended.status == "not trained":
         console.print("nothing was trained; the same command without --dry-run trains", soft_wrap=True)
         return
     which = "final loss" if ended.status == "complete" else "loss"
-    loss = f", {which} {ended.loss:.4f}" if ended.loss is not None else ""
+    mean = f" (mean of the last {counted(ended.loss_samples, 'sample')})" if ended.loss_samples else ""
+    loss = f", {which} {ended.loss:.4f}{mean}" if ended.loss is not None else ""
     evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
-    speed = f" ({ended.tokens_per_second:,.0f} tokens/s)" if ended.tokens_per_second is not None else ""
+    speed = f" ({ended.tokens_per_second:,.0f} tokens/s after warm-up)" if ended.tokens_per_second is not None else ""
     why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
     console.print(
         f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "

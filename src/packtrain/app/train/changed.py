@@ -47,7 +47,7 @@ def changes_note(before: RunConfig, asked: RunConfig) -> tuple[str, ...]:
         for name in sorted({*old, *new} - {*keys_with("place")}):  # a run may be elsewhere
             if old.get(name) != new.get(name):
                 found.append(f"{section}.{name} {_value(old.get(name))} -> {_value(new.get(name))}")
-    return (f"the run goes on with other settings than before: {'; '.join(found)}",) if found else ()
+    return (f"the run continues with other settings than before: {'; '.join(found)}",) if found else ()
 
 
 def _of_model(before: RunConfig, asked: RunConfig) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
     if uses_deepspeed(asked):
         kept, why = keys_with("rate"), "DeepSpeed takes it from the checkpoint"
     elif new in _OWN_COURSE:
-        kept, why = _RATES, f"{new} goes on from the rates that it has come to"
+        kept, why = _RATES, f"{new} continues from the rates that it has come to"
     for name in kept:
         had, asks = (getattr(config.training, name) for config in (before, asked))
         if had != asks:

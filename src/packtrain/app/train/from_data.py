@@ -52,7 +52,7 @@ def config_from_data(given: RunConfig, here: Place, progress: Callable[[Any], No
             "packtrain train",
             got="no config",
             expected="CONFIG, or --model and --data",
-            fix="packtrain train --help shows both; packtrain train --resume RUN goes on with a run",
+            fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
     run = with_template_date(resolve_run(given, world=here.world))
     root = Path(str(run.data.cache_dir))

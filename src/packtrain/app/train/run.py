@@ -125,7 +125,7 @@ def _run_config(
     if isinstance(config, RunConfig) or config is None or not RunFolder(Path(config)).holds_run:
         return config
     if not resume:
-        fix = f"packtrain train --resume {config} goes on with it"
+        fix = f"packtrain train --resume {config} continues it"
         raise ConfigError(str(config), got="the folder of a run", expected="a YAML file", fix=fix)
     return Path(config) / CONFIG
 
@@ -173,7 +173,7 @@ def _resolved(
     refuse_changes(had, begun.config)
     taken = changes_note(had, begun.config)
     changed = differences(facts.get("written", {}), _written(given)) if moved is None else ()
-    said = "the run goes on as it was begun; what has changed in the config since is not taken over: "
+    said = "the run continues as it was begun; what has changed in the config since is not taken over: "
     notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
     return replace(begun, folder=run.folder, notes=(*begun.notes, *taken, *notes))
 

@@ -123,7 +123,7 @@ class Session:
         if made.trains_half and not masters:
             notes = (*notes, _ROUNDED)
         if checkpoint is not None:
-            passed = (f"passed over, the run goes on from an earlier step: {one}" for one in checkpoint.passed_over)
+            passed = (f"passed over, the run continues from an earlier step: {one}" for one in checkpoint.passed_over)
             notes = (*notes, *passed, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
             notes = (*notes, _NO_BASE)
@@ -257,6 +257,7 @@ class Session:
             step=trainer.state.global_step if trainer is not None else self.ready.resumed,
             steps=self.prepared.numbers.steps,
             loss=numbers.loss_end if numbers is not None else None,
+            loss_samples=round(numbers.loss_window) if numbers is not None else None,
             eval_loss=watch.eval_loss,
             samples_seen=last.samples_seen if last is not None else 0,
             tokens_per_second=numbers.tokens_per_second if numbers is not None else None,
