@@ -157,6 +157,19 @@ def test_verdict_and_sections_follow_the_study(lvis: Written) -> None:
     assert 'href="#packs"' not in text
 
 
+def test_a_number_that_all_samples_have_alike_is_not_drawn() -> None:
+    study = studies.lvis(3000).study
+    histograms = study.dataset.histograms
+    assert sum(number > 0 for number in histograms["images"].counts) > 1
+    alike = {name: replace(one, counts=(0, 3000, *[0] * (len(one.counts) - 2))) for name, one in histograms.items()}
+    constant = replace(study, dataset=replace(study.dataset, histograms={**histograms, "images": alike["images"]}))
+    for one, drawn in ((study, True), (constant, False)):
+        text = render_page(one, study_content(one), "")
+        assert ("Images per sample" in text, "Tokens per sample" in text) == (drawn, True)
+    every = replace(study, dataset=replace(study.dataset, histograms=alike))
+    assert "Tokens per sample" in render_page(every, study_content(every), ""), "lengths always"
+
+
 def test_a_gpu_that_is_too_small_is_said() -> None:
     study = studies.lvis(3000).study
     small = replace(study, memory=replace(study.memory, gpu_bytes=40 << 30))

@@ -95,6 +95,8 @@ def part_css(parts: Sequence[Part]) -> dict[str, str]:
 def _histograms(study: Study) -> tuple[Titled, ...]:
     found = []
     for name, histogram in study.dataset.histograms.items():
+        if name != "tokens" and sum(number > 0 for number in histogram.counts) < 2:
+            continue  # all samples have as many, which the table says
         statistics = histogram.without_zeros or study.dataset.statistics.get(name, {})
         marks = {
             f"{word} {decimal(statistics[key])}": statistics[key]
