@@ -7,15 +7,20 @@ import hashlib
 import itertools
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import studies
 from pages import Page, read_page
+from rich.console import Console
 from study_parts import Made
 
 from packtrain.advice.values import Group, PicturePack, PictureSample
+from packtrain.app.show.plan import _sweep_table
 from packtrain.reports.content import study_content
+from packtrain.reports.figures import _subtitle
 from packtrain.reports.html import embedded
+from packtrain.reports.markdown import comparison_text, memory_text
 from packtrain.reports.page import render_page
 from packtrain.reports.yaml_text import config_text
 
@@ -168,6 +173,24 @@ def test_a_number_that_all_samples_have_alike_is_not_drawn() -> None:
         assert ("Images per sample" in text, "Tokens per sample" in text) == (drawn, True)
     every = replace(study, dataset=replace(study.dataset, histograms=alike))
     assert "Tokens per sample" in render_page(every, study_content(every), ""), "lengths always"
+
+
+def test_where_packing_is_not_recommended_no_length_is_called_so(lvis: Written) -> None:
+    screen = Console(width=160, record=True, file=StringIO())
+    study = replace(lvis[0].study, setup={"compiled": True})
+    padded = replace(study, recommendation=replace(study.recommendation, packing=False))
+    texts = []
+    for one in (study, padded):
+        content = study_content(one)
+        page = Page(render_page(one, content, ""))
+        screen.print(_sweep_table(one))
+        charts = " ".join(svg.attributes.get("aria-label", "") for svg in page.all("svg"))
+        parts = (page.all("section")[1].text, charts, comparison_text(content), memory_text(content))
+        texts.append(" ".join((*parts, screen.export_text(), _subtitle(one))).lower())
+    assert texts[0].count("recommended") >= 7, "the words are looked for where they stand"
+    assert "best packing" not in texts[0]
+    assert "recommended" not in texts[1]
+    assert texts[1].count("best packing") == texts[0].count("recommended")
 
 
 def test_a_gpu_that_is_too_small_is_said() -> None:

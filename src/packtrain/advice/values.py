@@ -154,6 +154,11 @@ class Recommendation:
     trouble: tuple[Trouble, ...] = ()
     rule_of_thumb: str  # what the 70 % and 50 % rules say, beside the measured waste
 
+    @property
+    def mark(self) -> str:
+        """What the chosen packing is called: where padding is recommended, it is only the best one."""
+        return "recommended" if self.packing else "best packing"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:

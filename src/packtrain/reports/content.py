@@ -121,6 +121,7 @@ def _headline(study: Study, chosen: Simulation) -> Content:
     used = headline_memory(study)
     return {
         "packing": study.recommendation.packing,
+        "mark": study.recommendation.mark,
         "packing_length": chosen.packing_length,
         "gain": plain(study.gain),
         "speedup": plain(chosen.speedup),

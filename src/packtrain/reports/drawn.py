@@ -115,6 +115,7 @@ def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
     most = max([gpu, *(one.memory_bytes / _GIB for one in study.simulations)])
     top = min(most, 1.5 * gpu)  # one length that is far too long would flatten all others
     fills = [one.fill for one in study.simulations]
+    marked = f"{'' if study.recommendation.packing else 'the '}{study.recommendation.mark}"
     drawn: tuple[tuple[str, str, Callable[[Simulation], float], Callable[[float], str], dict[str, object]], ...] = (
         ("Speed", "real tokens per second, over all GPUs", lambda one: one.tokens_per_second, tick, {}),
         (
@@ -138,7 +139,7 @@ def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
             unit=unit,
             svg=line_chart(
                 _lines(study.simulations, value),
-                label=f"{title} by packing length: {unit}; {count(chosen.packing_length)} is recommended",
+                label=f"{title} by packing length: {unit}; {count(chosen.packing_length)} is {marked}",
                 write=write,
                 chosen=chosen.packing_length,
                 **options,  # type: ignore[arg-type]
@@ -204,8 +205,11 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]
 
 
 def _memory(study: Study) -> tuple[Named, ...]:
-    """The recommended setup, and those beside it, against one GPU."""
-    setups = [("recommended", study.memory.estimate), *((one.name, one.estimate) for one in study.memory.beside)]
+    """The chosen packing, and the setups beside it, against one GPU."""
+    setups = [
+        (study.recommendation.mark, study.memory.estimate),
+        *((one.name, one.estimate) for one in study.memory.beside),
+    ]
     size, whole = study.memory.gpu_bytes, max(study.memory.gpu_bytes, *(estimate.total for _, estimate in setups))
     found = []
     for name, estimate in setups:

@@ -109,7 +109,8 @@ def _subtitle(study: Study) -> str:
     data = f"{count(study.dataset.samples)} samples, {large(study.dataset.tokens)} tokens"
     return _plain(
         f"{data} · {shown(study.model, 50)} · {count(study.gpus)} × {shown(study.gpu, 30)} · "
-        f"at {count(chosen.packing_length)}: {count(chosen.packs)} packs, {percent(chosen.fill)} filled"
+        f"{study.recommendation.mark}: {count(chosen.packing_length)} tokens, {count(chosen.packs)} packs, "
+        f"{percent(chosen.fill)} filled"
     )
 
 

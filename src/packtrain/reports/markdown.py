@@ -23,7 +23,7 @@ _METHOD = (
     "Memory is estimated for a pack with the most of everything, and fits when a tenth of the GPU stays free.",
     "Padded batches are formed as a trainer forms them; the best of them has the kernels that packs have.",
     "Of the packings that fit, drop less than 0.5 % of the samples and keep the batch size within 10 %, the fastest is "
-    "recommended; one that is up to 5 % slower and keeps more samples is preferred.",
+    "chosen; one that is up to 5 % slower and keeps more samples is preferred.",
 )
 
 
@@ -122,7 +122,8 @@ def _simulations(content: Content) -> str:
         limits = _safe(limits_text(one["limits"]) or "none")
         rows.append([count(one["packing_length"]), limits, *map(str.__add__, cells, shares)])
     rows[best][0] = f"**{rows[best][0]}**"
-    said = "The recommended length is bold. Time, speed and memory are predicted."
+    bold = "The recommended length" if content["recommendation"]["packing"] else "The best packing"
+    said = f"{bold} is bold. Time, speed and memory are predicted."
     return _document(said, _table("ll" + "r" * len(SIMULATED), titles, rows)).rstrip()
 
 
@@ -160,7 +161,7 @@ def _memory(content: Content) -> str:
         f"everything. Pack {count(report['worst_pack'])}, the heaviest, needs {gib(report['worst_bytes'])}. "
         f"{_safe(report['gpu'])} has {gib(report['gpu_bytes'])}, of which a plan may use {gib(report['usable_bytes'])}."
     )
-    head = ["part", "recommended", *(_safe(other["name"]) for other in beside), "because"]
+    head = ["part", content["headline"]["mark"], *(_safe(other["name"]) for other in beside), "because"]
     others = [{part["name"]: part["bytes"] for part in other["estimate"]["parts"]} for other in beside]
     rows = [
         [

@@ -65,7 +65,7 @@ def _has(study: Study, section: str) -> bool:
 
 def _tags(study: Study) -> dict[int, list[tuple[str, bool]]]:
     """Labels of simulations: (text, is it a quiet one)."""
-    found = {study.recommendation.simulation: [("recommended" if study.recommendation.packing else "best", False)]}
+    found = {study.recommendation.simulation: [(study.recommendation.mark, False)]}
     for other in study.recommendation.alternatives:
         found.setdefault(other.simulation, []).append((other.name, True))
     return found

@@ -60,9 +60,10 @@ def show_planned(planned: Planned, console: Console, *, then: bool = True) -> No
 
 
 def _sweep_table(study: Study) -> Table:
+    usable = f"{study.memory.usable_bytes / _GIB:.1f} GiB that may be used"
     table = Table(
         title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
-        caption=f"* recommended   - needs more than the {study.memory.usable_bytes / _GIB:.1f} GiB that may be used   "
+        caption=f"* {study.recommendation.mark}   - needs more than the {usable}   "
         "idle: share of the GPUs' passes without a pack",
         title_justify="left",
         caption_justify="left",
