@@ -12,9 +12,11 @@ import yaml
 from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_table
 
 from packtrain.advice.baseline import Baseline
+from packtrain.advice.intervals import MOVED
 from packtrain.advice.study import Progress, StudyOutcome, make_study, study_outcome
 from packtrain.advice.sweep import step_shape
 from packtrain.advice.values import Study
+from packtrain.advice.words import percent
 from packtrain.app.config.load import load_config
 from packtrain.app.demo.data import write_dataset
 from packtrain.app.measure import measure
@@ -194,6 +196,9 @@ def test_samples_near_the_limit_are_not_packed(tmp_path: Path) -> None:
     assert "above 70 %" in recommendation.rule_of_thumb
     best = found.study.padded[-1]
     assert recommendation.config["training"]["per_device_train_batch_size"] == best.batch_size
+    assert f"batches of {best.batch_size} are {percent(best.waste)} padding; a pack" in recommendation.verdict
+    reasons = {reason.parameter: reason.reason for reason in recommendation.reasons}
+    assert reasons["packing_length"].startswith("longer samples would be left out, but none is: the longest has 4,0")
     assert "today" not in " ".join([recommendation.verdict, recommendation.rule_of_thumb, *recommendation.advice])
 
 
@@ -249,10 +254,14 @@ def test_videos_that_do_not_fit_get_a_limit_on_patches(tmp_path: Path) -> None:
     limit = chosen.limits["max_patches_per_pack"]
     assert chosen.worst.patches <= limit
     assert chosen.fullest["patches"] > 0.5
-    assert f"max_patches_per_pack {limit:,}" in study.recommendation.verdict
+    verdict = study.recommendation.verdict
+    assert f"max_patches_per_pack {limit:,}" in verdict
     assert not study.recommendation.packing, "nearly all of the time goes into patches, packed or not"
-    assert "of what today's run computes" in study.recommendation.verdict
+    assert f"batches of {study.padded[-1].batch_size} are {percent(study.padded[-1].waste)} padding" in verdict
+    assert "launches, fixed costs and the vision tower, not into tokens" in verdict
     assert any("vision tower takes" in line for line in study.recommendation.advice)
+    assert abs(chosen.samples_per_step / 128 - 1) > MOVED, "packs would have other samples in a step; batches have not"
+    assert not any("Learning rates" in line for line in study.recommendation.advice)
 
 
 def test_options_that_make_it_fit_are_in_the_config(tmp_path: Path) -> None:
@@ -385,6 +394,7 @@ def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path)
     assert study.recommendation.config["data"]["dataset_path"] == str(data)
     assert sum(study.ledger.values()) == study.dataset.entries_read - study.dataset.samples
     assert study.dataset.statistics["objects"]["mean"] > 1
+    assert "is a tiny model of" in study.recommendation.advice[0]
 
 
 @pytest.mark.parametrize("gpu", ["h200", "v100-16"])
@@ -410,7 +420,8 @@ def test_idle_gpus_are_said_with_what_a_larger_step_would_gain(tmp_path: Path) -
     check(found)
     chosen = found.study.simulations[0]
     assert chosen.packs_per_step < 64
-    text = next(line for line in found.study.recommendation.advice if " idle " in line)
+    assert not found.study.recommendation.packing
+    text = next(line for line in found.study.recommendation.advice if " would be idle " in line)
     assert "64 packs per step" in text
     assert f"{64 - chosen.packs_per_step} of 64 GPUs" in text
 

@@ -172,21 +172,32 @@ def packed_reasons(draft: Draft, why_length: str) -> tuple[Reason, ...]:
 
 def padded_reasons(draft: Draft, run: PaddedRun) -> tuple[Reason, ...]:
     """What there is to say when nothing is packed, and this run is recommended."""
-    padded, grouped = draft.padded, draft.question.baseline.group_by_length
-    length, lost = f"{draft.simulation.packing_length:,}", counted(run.dropped, "sample")
+    padded, baseline = draft.padded, draft.question.baseline
+    grouped = baseline.group_by_length
+    length = draft.simulation.packing_length
+    over = f"longer samples would be left out, but none is: the longest has {padded.worst.longest:,} tokens"
+    if run.dropped:
+        over = f"longer samples are left out: {run.dropped:,} of them, with up to {padded.worst.longest:,} tokens"
     found = [
         _reason("packing", "false", "false", "packing would not help here"),
-        _reason("packing_length", f"{padded.worst.longest:,} at most", length, f"{lost} beyond it; no batch is longer"),
+        _reason(
+            "packing_length",
+            f"{padded.worst.longest:,} at most",
+            f"{length:,}",
+            f"{over}; with packing: true, the tokens of a pack",
+        ),
     ]
     if run.batch_size != padded.batch_size:
         sizes = str(padded.batch_size), str(run.batch_size)
         found.append(_reason("per_device_train_batch_size", *sizes, "the fastest that fits"))
     if grouped != (run.order == "by_length"):
-        reason = f"{percent(run.waste)} of what these batches compute is padding, {percent(padded.waste)} before"
+        reason = (
+            f"{percent(run.waste)} of these batches is padding, {percent(padded.waste)} of those of {baseline.name}"
+        )
         found.append(_reason("group_by_length", str(grouped).lower(), str(not grouped).lower(), reason))
-    if draft.question.setup.compiled and not draft.question.baseline.compiled:
+    if draft.question.setup.compiled and not baseline.compiled:
         found.append(_reason("compile", "false", "true", "compiled layers are faster, after the first steps"))
-    return _with_what_was(draft, (*found, *_setup_reasons(draft, packed=False)))
+    return _with_what_was(draft, (*found, *_setup_reasons(replace(draft, padded=run), packed=False)))
 
 
 def _with_what_was(draft: Draft, reasons: Iterable[Reason]) -> tuple[Reason, ...]:

@@ -20,26 +20,43 @@ from packtrain.plans.config import LIMITS, PackingConfig
 
 _VISION_HEAVY = 0.5  # share of the time in the vision tower from which its limits are the first thing to look at
 _FEW_STEPS = 20
+_TINY = 20_000_000  # parameters: a model that is smaller is there to try things out
 WORTH_SAYING = 1.02  # times as fast: what gains less is no advice
 
 
 def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
-    """Everything worth saying, the most consequential first."""
+    """Everything worth saying about what is recommended, the most consequential first."""
     question, one = found.question, found.chosen
     config = question.packing.limited(one.settings)
+    of_packs = (
+        *_step(question, one),
+        *_learning_rate(question, one),
+        *_never_binding(question, config),
+    )
     return (
+        *_tiny(question),
         *_room(found),
         *_overlong(question, config, one, found),
         *_beyond_context(question, one),
-        *_step(question, one),
-        *_idle(question, one, passes),
-        *_learning_rate(question, one),
-        *_never_binding(question, config),
+        *_few_steps(one.steps if found.helps else found.best.steps),
+        *_idle(found, passes),
+        *(of_packs if found.helps else ()),
         *_vision(found, passes),
         *_without_checkpointing(found),
         *_todays_run(found),
         *_best_padded(found),
     )
+
+
+def _tiny(question: Question) -> list[str]:
+    """Times of a model that is only there to try things out are those of launches."""
+    size = question.shape.parameters.total
+    if size >= _TINY and not question.model.startswith("tiny:"):
+        return []
+    return [
+        f"{question.model} is a tiny model of {size:,} parameters: speed, time and memory, and whether packing helps, "
+        "mean nothing for a real one. Plan with --model for the model that you will train."
+    ]
 
 
 def _room(found: Findings) -> list[str]:
@@ -58,10 +75,14 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     if not one.samples_dropped:
         return []
     tokens = np.minimum(question.rows.samples["tokens"], config.cutoff_len or 2**62)
-    fit = "fits no pack and is" if one.samples_dropped == 1 else "fit no pack and are"
+    alone = one.samples_dropped == 1
+    why = f"fit{'s' if alone else ''} no pack"
+    if not found.helps:
+        why = f"exceed{'s' if alone else ''} packing_length {config.packing_length:,}"
     text = (
-        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {fit} left out, with "
-        f"{one.tokens_dropped:,} tokens; {question.baseline.name} trains on {'it' if fit[3] == 's' else 'them'}."
+        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {why} and "
+        f"{'is' if alone else 'are'} left out, with "
+        f"{one.tokens_dropped:,} tokens; {question.baseline.name} trains on {'it' if alone else 'them'}."
     )
     longest = int(tokens.max())
     if longest > config.packing_length:
@@ -83,7 +104,7 @@ def _beyond_context(question: Question, one: Simulation) -> list[str]:
     if longest <= context:
         return []
     return [
-        f"The longest sample in a pack has {longest:,} tokens, more than the {context:,} that the model was made for: "
+        f"The longest sample has {longest:,} tokens, more than the {context:,} that the model was made for: "
         "cut such samples, or leave them out with max_sample_length."
     ]
 
@@ -91,19 +112,23 @@ def _beyond_context(question: Question, one: Simulation) -> list[str]:
 def _step(question: Question, one: Simulation) -> list[str]:
     before = question.samples_before(one.samples_packed)
     moved = one.samples_per_step / before - 1
-    found = []
-    if abs(moved) >= KEPT:
-        found.append(
-            f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({signed_percent(moved)}): a pack "
-            f"holds {one.samples_per_pack:.1f}, and a step has whole packs."
-        )
-    if one.steps < _FEW_STEPS:
-        found.append(f"An epoch has only {counted(one.steps, 'step')}: train more epochs, or fewer samples per step.")
-    return found
+    if abs(moved) < KEPT:
+        return []
+    return [
+        f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({signed_percent(moved)}): a pack "
+        f"holds {one.samples_per_pack:.1f}, and a step has whole packs."
+    ]
 
 
-def _idle(question: Question, one: Simulation, passes: Passes) -> list[str]:
-    """GPUs that get no pack, and what a larger step would gain."""
+def _few_steps(steps: int) -> list[str]:
+    if steps >= _FEW_STEPS:
+        return []
+    return [f"An epoch has only {counted(steps, 'step')}: train more epochs, or fewer samples per step."]
+
+
+def _idle(found: Findings, passes: Passes) -> list[str]:
+    """GPUs that get no pack, and what a larger step would gain: also a reason why packing does not help."""
+    question, one = found.question, found.chosen
     gpus = question.setup.gpus
     idle = one.micro_steps * gpus - one.packs_per_step
     if not idle:
@@ -113,8 +138,9 @@ def _idle(question: Question, one: Simulation, passes: Passes) -> list[str]:
     if gain < WORTH_SAYING:
         return []
     when = "all the time" if one.micro_steps == 1 else f"in one of {one.micro_steps} passes"
+    are = ("is" if idle == 1 else "are") if found.helps else "would be"
     return [
-        f"With {counted(one.packs_per_step, 'pack')} per step, {idle} of {gpus} GPUs {'is' if idle == 1 else 'are'} "
+        f"With {counted(one.packs_per_step, 'pack')} per step, {idle} of {gpus} GPUs {are} "
         f"idle {when}. {even} packs per step ({even * one.samples_per_pack:,.0f} samples) would keep all busy: "
         f"{gain * one.tokens_per_second:,.0f} real tokens/s, {gain:.2f} times as many; learning rates would have to "
         "follow."
@@ -182,8 +208,9 @@ def _vision(found: Findings, passes: Passes) -> list[str]:
     gaining = [option for option in found.media if option.simulation.seconds * WORTH_SAYING < one.seconds]
     if not gaining:
         return [text]
+    epoch = "an epoch" if found.helps else "a packed epoch"
     gains = ", ".join(
-        f"{option.label} would bring an epoch from {duration(one.seconds)} to {duration(option.simulation.seconds)}"
+        f"{option.label} would bring {epoch} from {duration(one.seconds)} to {duration(option.simulation.seconds)}"
         for option in gaining
     )
     return [f"{text} Smaller media gain most: {gains}."]
@@ -217,7 +244,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
 
 def _todays_run(found: Findings) -> list[str]:
     """What to know about the run that everything is compared with."""
-    own, one, baseline = found.padded[0], found.chosen, found.question.baseline
+    own, one, best, baseline = found.padded[0], found.chosen, found.best, found.question.baseline
     if not own.fits:
         name = baseline.name[0].upper() + baseline.name[1:]
         return [
@@ -227,15 +254,16 @@ def _todays_run(found: Findings) -> list[str]:
         ]
     if not found.helps and one.speedup > max(1.0, found.gain):
         return [
-            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.name}, but not by packing: its "
-            f"batches have {baseline.attention} attention and {'compiled' if baseline.compiled else 'eager'} layers."
+            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.described}, but not by "
+            f"packing: the recommended batches are {best.tokens_per_second / own.tokens_per_second:.2f} times as fast, "
+            "too."
         ]
     return []
 
 
 def _best_padded(found: Findings) -> list[str]:
     own, one, best = found.padded[0], found.chosen, found.better_padded
-    if best is own:
+    if best is own or not found.helps:
         return []
     order = "grouped by length" if best.order == "by_length" else "in random order"
     text = (
@@ -244,5 +272,5 @@ def _best_padded(found: Findings) -> list[str]:
         f"{found.question.baseline.name}, where packing is {one.speedup:.2f}"
     )
     if best.order == "by_length":
-        text += "; they put samples of one length into one batch, which packs do not"
+        text += "; every such batch has samples of about one length"
     return [f"{text}."]

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from packtrain.advice.clock import Clock
 from packtrain.advice.passes import Passes
 from packtrain.advice.question import Question
 from packtrain.advice.values import PaddedRun
@@ -63,14 +64,13 @@ def padded_run(
 ) -> PaddedRun:
     """An epoch of padded batches over these samples."""
     scale = question.rows.scale
-    passes = _passes(question, samples, order, batch_size)
+    passes = padded_passes(samples, _batched(question, samples, order, batch_size), batch_size)
     per_step = max(1, round(question.samples_per_step / batch_size))
     worst = passes.worst()
     real, computed = int(samples["tokens"].sum()), int(passes["tokens"].sum())
-    clock, memory = question.padded_clock, question.padded_memory_of(worst).total
+    clock, memory = _clock(question, kernels), question.padded_memory_of(worst).total
     if kernels == "packs":
-        setup = replace(question.setup, attention="varlen")
-        clock, memory = replace(question.clock, setup=setup), question.memory_of(worst, setup).total
+        memory = question.memory_of(worst, clock.setup).total
     batches = round(len(passes) * scale)
     return PaddedRun(
         order=order,
@@ -88,6 +88,18 @@ def padded_run(
         fits=memory <= question.usable_bytes,
         kernels=kernels,
     )
+
+
+def padding_cost(question: Question, samples: Samples, run: PaddedRun) -> float:
+    """The share of a padded run's time that goes into its padding: small where time is not in tokens."""
+    order = _batched(question, samples, run.order, run.batch_size)
+    offsets = np.append(np.arange(0, len(order), run.batch_size), len(order))
+    real = samples["tokens"][order]
+    bare = {"tokens": pack_sums(real, offsets), "squared_tokens": pack_sums(real * real, offsets)}
+    passes = Passes({**padded_passes(samples, order, run.batch_size).columns, **bare})
+    per_step = max(1, round(question.samples_per_step / run.batch_size))
+    seconds = _clock(question, run.kernels).epoch(passes, per_step) * question.rows.scale
+    return max(0.0, 1 - seconds / run.seconds)
 
 
 def padded_samples(question: Question, packed: Samples) -> Samples:
@@ -144,8 +156,16 @@ def baseline_order(question: Question) -> Order:
     return "by_length" if question.baseline.group_by_length else "random"
 
 
-def _passes(question: Question, samples: Samples, order: Order, batch_size: int) -> Passes:
+def _clock(question: Question, kernels: str) -> Clock:
+    """Seconds of padded passes with their own kernels, or with those that packs have."""
+    if kernels == "own":
+        return question.padded_clock
+    return replace(question.clock, setup=replace(question.setup, attention="varlen"))
+
+
+def _batched(question: Question, samples: Samples, order: Order, batch_size: int) -> np.ndarray:
+    """Samples in the order in which such a run batches them."""
     accumulated = max(1, round(question.samples_per_step / (batch_size * question.setup.gpus)))
     most = max(1, len(samples) // (4 * batch_size * accumulated))  # small sets are grouped in at least four parts
     group = batch_size * accumulated * min(MEGA_BATCHES, most)
-    return padded_passes(samples, padded_order(samples["tokens"], order, group, question.seed), batch_size)
+    return padded_order(samples["tokens"], order, group, question.seed)

@@ -17,6 +17,7 @@ from packtrain.costs.table import CostTable
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels
+CHEAP = 0.5  # seconds of padding, of what its share of the tokens would take: below it the reason is said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,6 +30,7 @@ class Findings:
     choice: Choice
     padded: Sequence[PaddedRun]  # the user's own first, the other order second
     best: PaddedRun  # the fastest with the kernels that packs have, over the same samples
+    padding_cost: float  # share of its time that goes into padding
     mean_tokens: float  # of the samples in packs
     room: Room | None  # what was changed so that something fits
     media: Sequence[MediaOption]  # the same packing with smaller images or fewer frames
@@ -128,7 +130,7 @@ def _made_room(found: Findings) -> str:
 
 
 def _do_not_pack(found: Findings, best: str) -> str:
-    one, padded, own = found.chosen, found.better_padded, found.padded[0]
+    one, padded = found.chosen, found.better_padded
     why = f"packing would be {found.gain:.2f} times as fast as {best}, and less than {WORTH_IT} is not worth it"
     if found.gain < 1:
         why = f"packing would be slower than {best}, {found.gain:.2f} times as fast"
@@ -136,9 +138,20 @@ def _do_not_pack(found: Findings, best: str) -> str:
         share = one.tokens_per_second / padded.tokens_per_second
         why = f"packing would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
     return (
-        f"Do not pack: {why}; padding is {percent(own.waste)} of what {found.question.baseline.name} computes, and "
-        f"a pack of {one.packing_length:,} tokens holds {one.samples_per_pack:.1f} samples{_made_room(found)}"
+        f"Do not pack: {why}. {_padding(found)}; a pack of {one.packing_length:,} tokens would hold "
+        f"{one.samples_per_pack:.1f} samples{_made_room(found)}"
     )
+
+
+def _padding(found: Findings) -> str:
+    """The padding of the batches that are recommended, and why it may be there."""
+    waste, cost = found.best.waste, found.padding_cost
+    text = f"The recommended batches of {found.best.batch_size} are {percent(waste)} padding"
+    if cost > CHEAP * waste:
+        return text
+    sees = found.best.worst.patches > 0
+    others = "launches, fixed costs and the vision tower" if sees else "launches and fixed costs"
+    return f"{text}, which takes only {percent(cost)} of the time: it goes into {others}, not into tokens"
 
 
 def _order(run: PaddedRun) -> str:

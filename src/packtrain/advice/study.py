@@ -13,7 +13,7 @@ from packtrain.advice.baseline import Baseline
 from packtrain.advice.choice import Choice, acceptable, choose
 from packtrain.advice.hints import hints
 from packtrain.advice.memory_report import memory_report
-from packtrain.advice.padding import best_padded, padded_runs
+from packtrain.advice.padding import best_padded, padded_runs, padding_cost
 from packtrain.advice.question import Question, packing_from
 from packtrain.advice.recommend import Findings, recommend
 from packtrain.advice.room import Room, make_room
@@ -152,13 +152,15 @@ def _findings(
     if question.rows.scale != 1:
         whole = _of_whole_plan(question, simulations[at], plan)
         simulations = (*simulations[:at], whole, *simulations[at + 1 :])
+    best = best_padded(question, packed.samples, packed.dropped)
     return Findings(
         question=question,
         table=table,
         simulations=simulations,
         choice=choice,
         padded=padded_runs(question, packed.samples),
-        best=best_padded(question, packed.samples, packed.dropped),
+        best=best,
+        padding_cost=padding_cost(question, packed.samples, best),
         mean_tokens=float(packed.samples["tokens"].mean()),
         room=room,
         media=smaller_media(question, table, config, simulations[at]),
