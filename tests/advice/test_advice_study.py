@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -400,7 +401,8 @@ def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path)
 @pytest.mark.parametrize("gpu", ["h200", "v100-16"])
 def test_every_config_is_one_that_a_run_accepts(tmp_path: Path, gpu: str) -> None:
     setup = TrainingSetup(gpus=4, train_vision=False)
-    base = {"model": {"train_vision": False}, "data": {"packing_window": 300}, "training": {"weight_decay": 0.1}}
+    said = {"weight_decay": 0.1, "deepspeed": "own.json"}
+    base = {"model": {"train_vision": False}, "data": {"packing_window": 300}, "training": said}
     given = {"setup": setup, "gpu": gpu, "packing": base["data"], "lengths": [8192, 12_000, 16_384], "base": base}
     recommendation = outcome(tmp_path / "t", detection(800), **given).study.recommendation
     configs = [recommendation.config, *(other.config for other in recommendation.alternatives)]
@@ -413,6 +415,35 @@ def test_every_config_is_one_that_a_run_accepts(tmp_path: Path, gpu: str) -> Non
         assert loaded.data.packing_window == 300
         assert loaded.model.train_vision is False
         assert loaded.training.weight_decay == 0.1
+        assert (loaded.training.sharding is None) == (gpu == "h200")
+        assert (loaded.training.deepspeed is None) == (gpu != "h200"), "a run refuses both"
+
+
+def test_steps_of_few_packs_are_told_of_packs_that_are_alike(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).lognormal(5.1, 1, 3000).clip(20, 4096).astype(np.int64)
+    usual = {"gpus": 1, "lengths": [4096]}
+    few, many = Baseline(effective_batch_size=32), Baseline(effective_batch_size=512)
+
+    def said(name: str, baseline: Baseline, **packing: str) -> list[str]:
+        study = outcome(tmp_path / name, texts(lengths), baseline=baseline, packing=packing, **usual).study
+        assert study.recommendation.packing
+        assert (study.simulations[0].packs_per_step < 4) == (baseline is few)
+        return [line for line in study.recommendation.advice if "packing_strategy: knapsack" in line]
+
+    (line,) = said("few", few)
+    alike, best_fit = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+)(?: of them|\.$)", line))
+    assert alike <= 1.005 * best_fit
+    assert not said("many", many)
+    assert not said("alike", few, packing_strategy="knapsack")
+
+
+def test_what_a_mixture_does_not_use_is_said(tmp_path: Path) -> None:
+    columns = {**texts(np.arange(100, 200)), "source": np.array(["a"] * 60 + ["b"] * 40)}
+    mixture = {"a": {"repeats": None, "weight": 0.2}, "b": {"repeats": None, "weight": None}}
+    table = write_table(tmp_path / "t", columns, mixture=mixture)
+    given = {"shape": TEXT, "model": "m", "gpu": find_gpu("a10"), "setup": TrainingSetup(), "lengths": [2048]}
+    advice = make_study(table, **given).recommendation.advice  # type: ignore[arg-type]
+    assert any("50 samples of 100 measured records and does not use 50 of them" in line for line in advice)
 
 
 def test_idle_gpus_are_said_with_what_a_larger_step_would_gain(tmp_path: Path) -> None:

@@ -100,6 +100,9 @@ def _changed(draft: Draft, data: Mapping[str, Any], training: Mapping[str, Any])
     """What was said, with what is recommended in its place."""
     base = draft.question.base
     said = {name: value for name, value in base.get("training", {}).items() if name not in _STEP_SIZES}
+    if "sharding" in training:  # a run refuses to be told twice
+        others = ("deepspeed",) if training["sharding"] == "fsdp" else ("deepspeed", "fsdp", "fsdp_config")
+        said = {name: value for name, value in said.items() if name not in others}
     if not data["packing"]:  # limits of packs have no effect without them, and their order is not one of batches
         of_packs = [name for name in base.get("data", {}) if name.endswith("_per_pack") or name == "balance"]
         kept = {name: value for name, value in base.get("data", {}).items() if name not in of_packs}

@@ -11,7 +11,7 @@ from packtrain.advice.intervals import RATES, derive_intervals
 from packtrain.advice.passes import Passes
 from packtrain.advice.question import Question
 from packtrain.advice.recommend import Findings, described
-from packtrain.advice.sweep import KEPT, simulate
+from packtrain.advice.sweep import KEPT, pack_rows, simulate
 from packtrain.advice.values import Simulation
 from packtrain.advice.words import counted, duration, gib, percent, signed_percent
 from packtrain.estimates.time import step_time
@@ -20,6 +20,8 @@ from packtrain.plans.config import LIMITS, PackingConfig
 
 _VISION_HEAVY = 0.5  # share of the time in the vision tower from which its limits are the first thing to look at
 _FEW_STEPS = 20
+_FEW_PACKS = 4  # of a step: fewer do not average out what packs of best fit differ in
+_AS_MANY = 1.005  # times the packs: what packs that are alike may cost
 _TINY = 20_000_000  # parameters: a model that is smaller is there to try things out
 WORTH_SAYING = 1.02  # times as fast: what gains less is no advice
 
@@ -30,6 +32,7 @@ def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
     config = question.packing.limited(one.settings)
     of_packs = (
         *_step(question, one),
+        *_alike(question, config, one),
         *_learning_rate(question, one),
         *_never_binding(question, config),
     )
@@ -37,6 +40,7 @@ def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
         *_tiny(question),
         *_room(found),
         *_overlong(question, config, one, found),
+        *_mixed(question, config, one),
         *_beyond_context(question, one),
         *_few_steps(one.steps if found.helps else found.best.steps),
         *_idle(found, passes),
@@ -98,6 +102,20 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     return [text]
 
 
+def _mixed(question: Question, config: PackingConfig, one: Simulation) -> list[str]:
+    """What repeats and weights of a mixture make of the records that were measured."""
+    rows = question.rows
+    counts = rows.counts(config)
+    if counts is None:
+        return []
+    records, unused = (round(number * rows.scale) for number in (len(rows), int((counts == 0).sum())))
+    text = f"By the mixture's repeats and weights an epoch has {one.samples_packed:,} samples of "
+    text += f"{counted(records, 'measured record')}"
+    if unused:
+        text += f" and does not use {unused:,} of them; the next epoch takes the next part"
+    return [f"{text}."]
+
+
 def _beyond_context(question: Question, one: Simulation) -> list[str]:
     """A pack may be longer than the context, since positions start anew in every sample; a sample may not."""
     context, longest = question.shape.language.context_length, one.worst.longest
@@ -117,6 +135,21 @@ def _step(question: Question, one: Simulation) -> list[str]:
     return [
         f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({signed_percent(moved)}): a pack "
         f"holds {one.samples_per_pack:.1f}, and a step has whole packs."
+    ]
+
+
+def _alike(question: Question, config: PackingConfig, one: Simulation) -> list[str]:
+    """Packs of best fit hold few long or many short samples: a step of few packs is biased by length."""
+    if one.packs_per_step >= _FEW_PACKS or one.steps == 1 or config.packing_strategy != "best_fit":
+        return []
+    alike = pack_rows(question, replace(config, packing_strategy="knapsack"))
+    packs, before = len(alike.passes), len(pack_rows(question, config).passes)
+    if packs > _AS_MANY * before:
+        return []
+    return [
+        f"A step has only {counted(one.packs_per_step, 'pack')}, and packs of best_fit hold few long or many short "
+        f"samples, which biases a step by length: packing_strategy: knapsack makes packs alike, {packs:,} of them "
+        f"where best_fit has {before:,}."
     ]
 
 

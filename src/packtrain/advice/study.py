@@ -311,10 +311,6 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
             f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
             "random, and scaled; the recommended packing was made from all."
         )
-    counts = question.rows.counts(question.packing)
-    if counts is not None:
-        entries = round(int(counts.sum()) * question.rows.scale)
-        found.append(f"By the mixture's repeats and weights an epoch has {entries:,} samples from {len(table):,} rows.")
     images = question.rows.samples["images"]
     if np.any(images > 1):
         found.append("Attention in the vision tower takes all images of a sample for as large as its largest.")
