@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
@@ -19,6 +20,7 @@ from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.core.errors import ConfigError
 from packtrain.models.settings import ModelSettings
 from packtrain.plans.config import LIMITS, PackingConfig
+from packtrain.plans.schedule import Balance
 from packtrain.records.schemas.options import SchemaOptions
 from packtrain.records.yaml_text import read_value
 from packtrain.training.settings import StepSettings
@@ -547,6 +549,11 @@ def test_the_documentation_has_every_key() -> None:
     """After a change: python -m packtrain.app.config.reference docs/config.md"""
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
     assert page == written(page)
+
+
+def test_the_documented_orders_of_packs_are_those_that_there_are() -> None:
+    told = SECTIONS["data"].known()["balance"].help
+    assert {word for word in re.findall(r"\w+", told) if word in ("none", *get_args(Balance))} == {*get_args(Balance)}
 
 
 @pytest.mark.parametrize("cls", [PackingConfig, ModelSettings, StepSettings, SchemaOptions])

@@ -150,7 +150,7 @@ def _next_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
 
 
 def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
-    """Packs as alike as possible: nearly all samples go to the emptiest pack. Costs a few packs more than best fit."""
+    """Packs as alike as possible: nearly all samples go to the emptiest pack. Needs about as many as best fit."""
     binding = binding_resources(sizes, capacities)
     if len(binding) == 1 and _gaps_can_be_listed(capacities[binding[0]], len(sizes)):
         column, bound = np.ascontiguousarray(sizes[:, binding[0]]), lower_bound(sizes, capacities)

@@ -328,7 +328,7 @@ class DatasetSection(Section):
     )
     balance: str | None = key(
         WORD,
-        "Order of packs: sorted (steps of even work), strict, random, none; length where nothing is packed.",
+        "Order of packs: sorted (steps of even work), strict or random; where nothing is packed: random or length.",
         shown="sorted for packs, random for padded batches",
         resume="plan",
     )
