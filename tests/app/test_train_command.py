@@ -25,6 +25,8 @@ from made_runs_data import write_chats, write_config
 from packtrain.app.config.load import RunConfig, load_config
 from packtrain.app.runs.folder import RunFolder, origin
 from packtrain.app.train.from_data import config_from_data
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.settings import resolve_run
 from packtrain.app.train.values import Place
 from packtrain.cli.train import _what_is_lost
 from packtrain.models.tiny import resolve
@@ -158,14 +160,34 @@ class TestFromData:
         (folder,) = (tmp_path / "runs").glob("tiny-llama-train-20*")
         said = json.loads(out)
         assert Path(said["folder"]).resolve() == folder
-        (chosen,) = (note for note in said["notes"] if "chosen for the CPU" in note)
+        (chosen,) = (note for note in said["notes"] if "defaults for CPU" in note)
         length = said["numbers"]["packing_length"]
+        assert not any("instead of 16" in note for note in said["notes"]), "no warning of its own choice"
+        assert said["prepared"][0] == "data: measured now, no cached table fits", "by this command"
         assert f"packing_length {length}, effective_batch_size 16, output_dir runs/" in chosen
         assert said["numbers"]["longest"] <= length < 40 * said["numbers"]["longest"]
         assert run("train", folder)[0] == 2, "a folder is no config"
         code, out, err = run("train", "--resume", folder, "training.max_steps=2", "--json")
         assert code == 0, err
         assert (json.loads(out)["resumed"], json.loads(out)["outcome"]["step"]) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("samples", "long", "chosen"),
+        [(40, 1, None), (400, 90, 16), (3, 1, None)],
+        ids=["usual", "one is very long", "less than a step"],
+    )
+    def test_a_step_on_a_cpu_is_the_one_that_is_chosen(
+        self, data: tuple[str, ...], tmp_path: Path, samples: int, long: int, chosen: int | None
+    ) -> None:
+        turns = [{"role": "user", "content": "red " * long * 20}, {"role": "assistant", "content": "blue"}]
+        write_chats(tmp_path / "train.jsonl", samples)
+        with (tmp_path / "train.jsonl").open("a") as file:
+            file.write(json.dumps({"messages": turns}) + "\n")
+        named = {"model": {"model_name_or_path": "tiny:llama"}, "data": {"dataset_path": "train.jsonl"}}
+        config, measured = config_from_data(RunConfig.of(named, ""), Place())
+        assert config.data.max_samples_per_pack == chosen
+        found = prepare(resolve_run(config), measured=measured)
+        assert (found.warnings, found.numbers.too_large) == ((), 0)
 
     def test_plans_for_the_gpu_that_is_there(
         self, run: Run, data: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -185,7 +207,7 @@ class TestFromData:
             "model": {"model_name_or_path": "tiny:llama"},
             "data": {"dataset_path": "train.jsonl", "plan": "packs"},
         }
-        assert config_from_data(RunConfig.of(named, ""), Place()).data.packing_length is None, "the plan has it"
+        assert config_from_data(RunConfig.of(named, ""), Place())[0].data.packing_length is None, "the plan has it"
         code, out, _ = run("cache", "ls", "--json")
         assert [one["about"][:13] for one in json.loads(out)["entries"] if one["kind"] == "studies"] == [
             "tiny:llama on"

@@ -44,6 +44,7 @@ class PackedStep:
     samples_per_pack: float
     tokens_per_sample: float
     longest: int  # sample
+    samples: int | None = None  # of an epoch, where they are counted
 
     @property
     def shape(self) -> StepShape:
@@ -52,8 +53,16 @@ class PackedStep:
 
     @property
     def moved(self) -> float:
-        """By which share the samples of a step change."""
-        return self.shape.samples / self.wanted - 1
+        """By which share the samples of a step change; nothing where an epoch only ends in a step that is not full.
+
+        >>> few = PackedStep(wanted=16, world=1, samples_per_pack=41 / 3, tokens_per_sample=9, longest=9, samples=41)
+        >>> few.moved, round(few.shape.samples)
+        (0.0, 14)
+        """
+        moved, each = self.shape.samples / self.wanted - 1, self.shape.samples
+        if moved < 0 and self.samples and math.ceil(self.samples / each) == math.ceil(self.samples / self.wanted):
+            return 0.0
+        return moved
 
     @property
     def idle(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packtrain.advice.words import counted
 from packtrain.app.train.expected import Machine
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.core.artifacts import free_bytes
@@ -134,7 +135,7 @@ def _often(epochs: float, *, evaluates: bool) -> Iterator[str]:
 def _beyond(args: TrainingArguments, run: ResolvedRun, steps: int) -> Iterator[str]:
     """What was asked for and lies behind the last step."""
     said = run.config.training.given()
-    end = f"beyond the run's {steps:,} steps"
+    end = f"beyond the run's {counted(steps, 'step')}"
     if args.save_strategy == "steps" and "save_steps" in said and _every(args.save_steps, steps) > steps:
         yield f"save_steps {args.save_steps:g} is {end}: a checkpoint is saved at its end only"
     if run.step.save_delay_steps > steps:

@@ -12,6 +12,7 @@ from typing import Any
 
 import packtrain
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
+from packtrain.app.config.steps import PackedStep
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.data_errors import data_of
@@ -23,6 +24,7 @@ from packtrain.core.fingerprint import digest
 from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
 from packtrain.core.secrets import without_secrets
+from packtrain.costs.run import Outcome
 from packtrain.costs.table import CostTable
 from packtrain.estimates.calibration import coefficients_for
 from packtrain.estimates.gpus import find_gpu
@@ -41,10 +43,12 @@ _SIZES = (
 _SHOWN = ("data", "training")
 
 
-def config_from_data(given: RunConfig, here: Place, progress: Callable[[Any], None] = lambda _: None) -> RunConfig:
+def config_from_data(
+    given: RunConfig, here: Place, progress: Callable[[Any], None] = lambda _: None
+) -> tuple[RunConfig, Outcome]:
     """The config of a run of which little more than model and data are said; what is said stays as it is.
 
-    One process of a machine measures and plans, the others find what it made.
+    Beside it stands what was measured for it. One process of a machine measures and plans, the others find what it made.
     """
     given = absolute_paths(given)
     if not (given.model.model_name_or_path and given.data.dataset_path):
@@ -60,7 +64,8 @@ def config_from_data(given: RunConfig, here: Place, progress: Callable[[Any], No
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
         data_of(given, "dataset_path", str(run.data.dataset_path)),
     ):
-        table = measure_outcome(run.data, progress=progress).table
+        measured = measure_outcome(run.data, progress=progress)
+    table = measured.table
     chosen: dict[str, Any] = {}
     if given.data.plan is not None:
         said = "packs are those of data.plan"
@@ -72,7 +77,7 @@ def config_from_data(given: RunConfig, here: Place, progress: Callable[[Any], No
     if given.training.output_dir is None:
         found["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
     config = RunConfig.of(found, "what was chosen")
-    return replace(config, notes=(*given.notes, f"{said}: {_words(found, given.sections())}"))
+    return replace(config, notes=(*given.notes, f"{said}: {_words(found, given.sections())}")), measured
 
 
 def _gpu(run: ResolvedRun, here: Place) -> str | None:
@@ -102,13 +107,18 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
 
 
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
-    """Packs of about a step's samples for each process, or as long as the longest of them."""
+    """The fewest packs that hold a step's samples between them; the longest sample fits."""
     tokens = table.column("tokens")
-    each = (run.size.samples or _STEP) / run.world
-    wanted = max(int(tokens.max()), min(_LENGTH, round(float(tokens.mean()) * each)))
+    wanted, mean, longest = run.size.samples or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
+    step = PackedStep(
+        wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
+    )
     context = read_shape(resolve(run.model.name, cache_dir() / "models")).language.context_length
-    chosen = {"data": {"packing_length": min(wanted, context)}, "training": {"effective_batch_size": _STEP}}
-    return chosen, "there is no GPU, or one that is not known: chosen for the CPU, without a study"
+    data = {"packing_length": min(step.kept_length, context)}
+    kept = replace(step, samples_per_pack=data["packing_length"] / mean).is_kept
+    if not kept and run.config.data.packing_length is None:  # packs are long for the longest sample alone
+        data["max_samples_per_pack"] = max(1, wanted // step.fewest_packs)
+    return {"data": data, "training": {"effective_batch_size": wanted}}, "no known GPU, defaults for CPU"
 
 
 def _over(chosen: dict[str, Any], said: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

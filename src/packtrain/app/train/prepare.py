@@ -20,6 +20,7 @@ from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.core.places import cache_dir
+from packtrain.costs.run import Outcome
 from packtrain.costs.run import Progress as Measuring
 from packtrain.costs.worker import NOT_DRAWN
 from packtrain.families.settings import read_settings
@@ -91,11 +92,15 @@ class Prepared:
     warnings: tuple[str, ...] = ()  # what is not as it was asked for
 
 
-def prepare(run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None) -> Prepared:
-    """Measure and pack what is missing or stale, and count."""
+def prepare(
+    run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None, *, measured: Outcome | None = None
+) -> Prepared:
+    """Measure and pack what is missing or stale, and count; `measured` is what the same command measured before."""
     builder = _Builder(
         config=run.config, progress=progress, streams=bool(run.config.data.streaming), packs=run.data.has_packs
     )
+    if measured is not None and not measured.reused:
+        builder.measured[str(measured.table.folder)] = tuple(measured.changed)
     if run.size.packs is None or run.length.max_steps is not None:
         first = builder.build(_first_epoch(run), "data", counting=True)
         run, first = _keeping_samples(run, first, builder)
@@ -139,6 +144,7 @@ def _packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
         samples_per_pack=packs.num_samples / packs.num_packs,
         tokens_per_sample=counts["totals"]["tokens"] / packs.num_samples,
         longest=counts["most"]["longest"],
+        samples=packs.num_samples,
     )
 
 
@@ -188,7 +194,8 @@ def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> t
         places = step.shape.micro_steps * step.world
         found.append(f"{step.idle} of {counted(places, 'forward pass', 'forward passes')} of a step have no pack")
     most = max(1, step.wanted // step.fewest_packs)
-    way = f"data.packing_length: {step.kept_length} would keep the samples and give every process a pack"
+    every = " and give every process a pack" if step.world > 1 else ""
+    way = f"data.packing_length: {step.kept_length} would keep the samples{every}"
     if step.kept_length >= numbers.packing_length:  # the longest sample has to fit
         way = f"data.max_samples_per_pack: {most} would keep them; shorter packs would lose long samples"
     return (f"{'; '.join(found)}. {way}",)

@@ -62,12 +62,13 @@ def train(
     _require_packages()
     here = Place.here()
     watched = progress if here.first else lambda _: None
-    config = _run_config(config, overrides, resume=resume)
+    config, measured = _run_config(config, overrides, resume=resume), None
     if config is None:
         given = with_overrides(
             RunConfig(), (*overrides, *((f"data.max_samples={max_samples}",) if max_samples else ()))
         )
-        config, overrides = config_from_data(given, here, watched), ()
+        config, measured = config_from_data(given, here, watched)
+        overrides = ()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
     run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
     contract_for(read_settings(str(resolve(run.model.name, cache_dir() / "models"))))  # refused before it is measured
@@ -92,7 +93,7 @@ def train(
 
         if (local := Path(run.model.name).expanduser()).is_dir():
             require_weights(local)  # said before the data are measured
-        prepared = prepare(run, watched)
+        prepared = prepare(run, watched, measured=measured)
         urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
         written = {"written": _written(config), "overrides": [override_without_secrets(one) for one in overrides]}
         written |= {_SECRET: urls, "command": _command(), "host": platform.node()}
