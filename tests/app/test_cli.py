@@ -135,13 +135,20 @@ def test_help_and_completion(run: Run) -> None:
     assert "--show-completion" in run("-h")[1]
 
 
-def test_init_writes_a_config_that_loads(run: Run, tmp_path: Path) -> None:
+def test_init_writes_a_config_that_loads(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.yaml"
     assert run("init", path, "--model", "tiny:qwen3_vl", "--data", "a: b.jsonl", "-o", "1e5")[0] == 0
     config = load_config(path)
     assert (config.model.model_name_or_path, config.data.dataset_path) == ("tiny:qwen3_vl", "a: b.jsonl")
-    assert config.data.packing_length == 8192
+    assert config.data.packing_length is None, "train makes packs as long as a step needs"
     assert config.training.given() == {"effective_batch_size": 16, "output_dir": "1e5"}
+    text = path.read_text()
+    assert "# Schedule of the learning rate: linear, cosine, " in text, "values as they are typed"
+    assert text.index(" #learning_rate: ") < text.index(" #vit_lr:"), "what people set comes first"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.jsonl").touch()
+    assert run("init", "sub.yaml", "--data", "here.jsonl")[0] == 0
+    assert load_config(tmp_path / "sub.yaml").data.dataset_path == str(tmp_path / "here.jsonl")
     code, _, err = run("init", path)
     assert (code, "not overwritten" in err) == (2, True)
     said = run("init", tmp_path / "url.yaml", "--data", "http://me:SECRET@host/a.jsonl")[1]
@@ -152,7 +159,7 @@ def test_init_writes_a_config_that_loads(run: Run, tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("".join(line for line in said if not line.startswith("  #")))
     every = load_config(tmp_path / "all.yaml")
     known = {name: one.default for name, one in KEYS.items() if one.default is not None and not one.shown}
-    known |= {"packing_length": 8192, "effective_batch_size": 16}
+    known |= {"effective_batch_size": 16}
     found = {**every.model.given(), **every.data.given(), **every.training.given()}
     assert {name: found.get(name) for name in known} == known
 

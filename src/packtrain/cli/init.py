@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.public import public
 
 _MODEL, _DATA = "Qwen/Qwen3-VL-2B-Instruct", "train.jsonl"
-# A step of a usual size: by default a pack is as long as the model takes, and holds as many samples as fit.
-_BEGINNING = {"packing_length": 8192, "effective_batch_size": 16}
+_BEGINNING = {"effective_batch_size": 16}  # a usual one; packs are as long as it needs
 
 
 def init(
@@ -30,13 +30,16 @@ def init(
 ) -> None:
     """Write a config to begin with: every setting, its meaning and its default, as comments.
 
-    Length and step are usual ones; packtrain plan finds those that suit your data and GPUs.
+    A step has 16 samples; packtrain plan finds the length and step that suit your data and GPUs.
 
     Example: packtrain init run.yaml --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
     """
     from packtrain.app.config.sample import sample_config
 
     given: dict[str, object] = {"model_name_or_path": model, "dataset_path": public(data), **_BEGINNING}
+    for name in ("model_name_or_path", "dataset_path"):  # found from any folder
+        if os.path.exists(there := os.path.expanduser(str(given[name]))):
+            given[name] = os.path.abspath(there)
     text = sample_config({**given, "output_dir": output_dir} if output_dir is not None else given)
     try:
         with file.open("x", encoding="utf-8") as stream:
@@ -44,7 +47,7 @@ def init(
     except FileExistsError:
         raise ConfigError(str(file), got="a file of that name", fix="name another one; it is not overwritten") from None
     output.print(f"Wrote [bold]{escape(str(file))}[/].", soft_wrap=True)
-    if given["dataset_path"] != data:
+    if public(data) != data:
         said = "user, password and signature of the URL are not in it: give data.dataset_path=URL to train"
         output.print(f"note: {said}", soft_wrap=True)
     output.print(f"next: packtrain train {escape(str(file))} --dry-run", soft_wrap=True)

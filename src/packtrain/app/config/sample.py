@@ -13,14 +13,15 @@ from packtrain.app.config.sections import SECTIONS
 from packtrain.records.yaml_text import Dumper
 
 _WIDTH = 110
-# Of transformers' own settings, those that most people set.
-_COMMON = (
-    *("max_steps", "gradient_accumulation_steps", "weight_decay", "lr_scheduler_type", "warmup_steps"),
-    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit"),
+# What most people set, first in its section.
+_FIRST = (
+    *("model_name_or_path", "method", "dataset_path", "eval_path", "packing", "packing_length", "cutoff_len"),
+    *("output_dir", "effective_batch_size", "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type"),
+    *("warmup_steps", "weight_decay", "save_steps", "eval_steps", "report_to"),
 )
 _HEAD = """\
 # A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults stand beside them.
-# Any of them may also be said on the command line: packtrain train FILE training.learning_rate=1e-5
+# Any of them may also be set on the command line: packtrain train FILE training.learning_rate=1e-5
 """
 _TAIL = "Every setting of transformers.TrainingArguments may stand here too."
 
@@ -30,9 +31,10 @@ def sample_config(given: Mapping[str, Any]) -> str:
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         lines = [f"{name}:"]
-        for key, one in section.known().items():
-            if one.help or one.default is not None or key in _COMMON:
-                lines += _setting(key, one, given)
+        known = section.known()
+        for key in (*(key for key in _FIRST if key in known), *(key for key in known if key not in _FIRST)):
+            if known[key].help:
+                lines += _setting(key, known[key], given)
         if name == "training":
             lines += ["", f"  # {_TAIL}"]
         parts.append("\n".join(lines) + "\n")
@@ -41,7 +43,7 @@ def sample_config(given: Mapping[str, Any]) -> str:
 
 def _setting(name: str, one: Key, given: Mapping[str, Any]) -> Iterator[str]:
     default = f"Default: {one.shown}." if one.shown else ""
-    said = " ".join(filter(None, (one.help, default))) or f"{str(one.kind).capitalize()}."
+    said = " ".join(filter(None, (one.help, default)))
     yield ""
     yield from textwrap.wrap(said, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
     if name in given:

@@ -57,7 +57,7 @@ class ModelSection(Section):
     )
     method: str | None = key(
         WORD,
-        "full, lora, dora or qlora.",
+        "What is trained: full (all weights), lora, dora or qlora (adapters).",
         default="full",
         aliases=("finetuning_type", "train_type", "adapter"),
         resume="refused",
@@ -79,17 +79,18 @@ class ModelSection(Section):
         FLAG, "Train the connector.", shown="true in full training, false beside adapters", resume="refused"
     )
     train_language: bool | None = key(
-        FLAG, "Train the language model, or with adapters give it some.", default=True, resume="refused"
+        FLAG, "Train the language model, or its adapters.", default=True, resume="refused"
     )
     dtype: str | None = key(
         WORD,
-        "Of weights: bf16, fp32, or fp16 for frozen ones beside adapters. auto is bf16 on a GPU that has it, else "
-        "fp32, also with training.fp16. training.bf16 only matters for fp32 weights, over which it computes in bf16.",
+        "Dtype of the weights: bf16, fp32, or fp16 for frozen ones beside adapters. auto is bf16 on a GPU that has it, "
+        "else fp32, also with training.fp16. training.bf16 only matters for fp32 weights, over which it computes in "
+        "bf16.",
         default="auto",
         aliases=("torch_dtype",),
     )
-    quantization_bit: int | None = key(COUNT, "4: method qlora.", resume="refused")
-    use_dora: bool | None = key(FLAG, "Method dora.", resume="refused")
+    quantization_bit: int | None = key(COUNT, "4 is another way to say method: qlora.", resume="refused")
+    use_dora: bool | None = key(FLAG, "true is another way to say method: dora.", resume="refused")
     merge_adapters: bool | None = key(FLAG, "Merge adapters into the weights of `final`.", default=False)
     vit_img_size: int | None = key(COUNT, "Compared with the model's own tiles, and refused where they differ.")
     mp_image_token_length: int | None = key(COUNT, "Compared with the model's own, and refused where it differs.")
@@ -106,11 +107,14 @@ class DatasetSection(Section):
         resume="plan",
     )
     dataset_type: str | None = key(
-        WORD, "vision (text, images, video) or fineweb_edu (plain text).", default="vision", verbs=_MEASURE
+        WORD,
+        "Kind of records: vision (text, images, video) or fineweb_edu (plain text).",
+        default="vision",
+        verbs=_MEASURE,
     )
     dataset_format: str | None = key(
         WORD,
-        "json, jsonl, parquet, arrow, hf_dataset, webdataset, yaml.",
+        "Format of the files: json, jsonl, parquet, arrow, hf_dataset, webdataset, yaml.",
         shown="recognised",
         verbs=_MEASURE,
     )
@@ -149,7 +153,7 @@ class DatasetSection(Section):
     coord_tokens: bool | dict[str, Any] | None = key(SWITCH, "Not supported: must be false.", default=False)
     loss_on: str | None = key(
         WORD,
-        "assistant, completion or all.",
+        "What carries loss: assistant, completion (the last answer alone) or all.",
         shown="assistant for chats, all for plain text",
         verbs=_MEASURE,
     )
@@ -167,7 +171,11 @@ class DatasetSection(Section):
         shown="the model's own",
         verbs=_MEASURE,
     )
-    processor_config: dict[str, float] | None = key(LIMITS, "Limits of media, see below.", shown="the model's own")
+    processor_config: dict[str, float] | None = key(
+        LIMITS,
+        "Limits of media: min_pixels, max_pixels, max_img_size, num_frames, fps, max_frames.",
+        shown="the model's own",
+    )
     max_samples: int | None = key(
         COUNT,
         "Take so many records, drawn at random by the seed.",
@@ -188,7 +196,7 @@ class DatasetSection(Section):
     max_image_pixels: int | None = key(COUNT, "Refuse larger images before they are decoded.", default=MAX_IMAGE_PIXELS)
     on_error: str | None = key(
         choice("skip", "fail"),
-        "skip (into the ledger) or fail at the first unusable record.",
+        "Unusable records: skip them (into the ledger), or fail at the first.",
         default="skip",
         verbs=_MEASURE,
     )
@@ -254,7 +262,7 @@ class DatasetSection(Section):
     )
     packing_strategy: str | None = key(
         WORD,
-        "best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none.",
+        "How packs are filled: best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none.",
         default="best_fit",
         verbs=_PACK,
         resume="plan",
@@ -402,7 +410,7 @@ class StepSection(Section):
     )
     effective_batch_unit: str | None = key(
         WORD,
-        "samples or packs: what effective_batch_size, or batch size x accumulation, counts.",
+        "What effective_batch_size, or batch size x accumulation, counts: samples or packs.",
         default="samples",
         resume="plan",
     )
@@ -431,16 +439,17 @@ class StepSection(Section):
         FLAG, "Logits at supervised positions only, in chunks; false: of the whole row at once.", default=True
     )
     loss_chunk: int | None = key(COUNT, "Tokens of a chunk.", default=4096)
-    loss_weighting: str | None = key(WORD, "token or sample.", default="token")
+    loss_weighting: str | None = key(WORD, "What has the same weight in the loss: token or sample.", default="token")
     sharding: str | None = key(
         WORD,
-        "ddp, fsdp (FSDP2), or zero1 and zero2 of deepspeed; without it they are fsdp, and so is zero3.",
+        "How weights are shared out: ddp (not at all), fsdp (FSDP2), or zero1 and zero2 of deepspeed; "
+        "without it they are fsdp, and so is zero3.",
         default="ddp",
     )
     attention: str | None = key(
         WORD,
-        "varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that is exact for the "
-        "model, eager where attention scores are capped or have sinks.",
+        "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that is "
+        "exact for the model, eager where attention scores are capped or have sinks.",
         default="auto",
         aliases=("attn_implementation",),
     )
@@ -448,7 +457,7 @@ class StepSection(Section):
     early_stopping_patience: int | None = key(COUNT, "Stop after so many evaluations without a better loss.")
     early_stopping_threshold: float | None = key(AMOUNT, "By how much a loss must be better.", default=0.0)
     master_weights: bool | None = key(
-        FLAG, "The optimizer keeps and updates fp32 copies of weights.", shown="where trained weights are bf16"
+        FLAG, "The optimizer keeps and updates fp32 copies of weights.", shown="where trainable parameters are bf16"
     )
     logging_dir: str | None = key(
         WORD, "Folder of TensorBoard's logs.", shown="runs/ in the run's folder", resume="place"
@@ -466,44 +475,74 @@ class TrainingSection(StepSection):
     The class itself takes nearly anything, and looks at it when it is too late; a test compares names and types.
     """
 
-    learning_rate: float | None = key(RATE, default=5e-5, aliases=("lr_language_backbone",), resume="rate")
-    num_train_epochs: float | None = key(AMOUNT, default=1, aliases=("num_epochs",), resume="plan")
-    max_steps: int | None = key(STEPS, aliases=("max_training_steps",), resume="plan")
+    learning_rate: float | None = key(
+        RATE, "Peak learning rate.", default=5e-5, aliases=("lr_language_backbone",), resume="rate"
+    )
+    num_train_epochs: float | None = key(AMOUNT, "Epochs to train.", default=1, aliases=("num_epochs",), resume="plan")
+    max_steps: int | None = key(
+        STEPS, "Optimizer steps to train, instead of epochs.", aliases=("max_training_steps",), resume="plan"
+    )
     per_device_train_batch_size: int | None = key(
         COUNT,
         "Samples of a process in a forward pass; of packs, what counts is the samples of a step that follow from it.",
         aliases=("batch_size", "micro_batch_size"),
         resume="plan",
     )
-    gradient_accumulation_steps: int | None = key(COUNT, resume="plan")
+    gradient_accumulation_steps: int | None = key(
+        COUNT, "Forward passes of a process in a step.", shown="from the size of a step", resume="plan"
+    )
     output_dir: str | None = key(FOLDER, "The run's folder.", shown="runs/ and the config's name", resume="place")
     optim: str | None = key(
-        WORD, "multimodal is AdamW, as another system names it.", aliases=("optimizer",), resume="refused"
+        WORD,
+        "Optimizer, by its name in transformers; multimodal is AdamW, as another system names it.",
+        shown="AdamW",
+        aliases=("optimizer",),
+        resume="refused",
     )
     optim_args: str | None = key(TEXT, resume="refused")
     optim_target_modules: str | list[str] | None = key(either(TEXT, WORDS), resume="refused")
-    weight_decay: float | None = key(AMOUNT, resume="rate")
+    weight_decay: float | None = key(AMOUNT, "Weight decay.", shown="0", resume="rate")
     adam_beta1: float | None = key(BELOW_ONE, resume="rate")
     adam_beta2: float | None = key(BELOW_ONE, resume="rate")
     adam_epsilon: float | None = key(AMOUNT, resume="rate")
-    max_grad_norm: float | None = key(AMOUNT)
-    lr_scheduler_type: str | None = key(choice(*SCHEDULES), aliases=("lr_scheduler",))
+    max_grad_norm: float | None = key(AMOUNT, "Gradients are clipped to this norm; 0: not clipped.", shown="1")
+    lr_scheduler_type: str | None = key(
+        choice(*SCHEDULES),
+        f"Schedule of the learning rate: {', '.join(SCHEDULES)}.",
+        shown="linear",
+        aliases=("lr_scheduler",),
+    )
     lr_scheduler_kwargs: dict[str, Any] | None = key(SECTION)
-    warmup_steps: float | None = key(AMOUNT)
+    warmup_steps: float | None = key(AMOUNT, "Warm-up steps; a number below 1 is a share of all steps.", shown="0")
     neftune_noise_alpha: float | None = key(AMOUNT)
     label_smoothing_factor: float | None = key(BELOW_ONE)
-    gradient_checkpointing: bool | None = key(FLAG, "Of the decoder's layers.", default=True)
+    gradient_checkpointing: bool | None = key(
+        FLAG, "Recompute the activations of decoder layers in the backward pass: less memory, more time.", default=True
+    )
     gradient_checkpointing_kwargs: dict[str, Any] | None = key(SECTION)
-    seed: int | None = key(SEED, default=0, resume="plan")
-    data_seed: int | None = key(SEED, shown="seed", resume="plan")
-    eval_strategy: str | None = key(choice("no", "steps", "epoch"), aliases=("evaluation_strategy",))
-    eval_steps: float | None = key(POSITIVE, aliases=("eval_interval",))
+    seed: int | None = key(SEED, "Seed of everything that is drawn at random.", default=0, resume="plan")
+    data_seed: int | None = key(
+        SEED, "Seed of what is drawn about data: packs and their order.", shown="seed", resume="plan"
+    )
+    eval_strategy: str | None = key(
+        choice("no", "steps", "epoch"),
+        "When data.eval_path is evaluated: no, steps or epoch.",
+        shown="steps with eval_steps, else epoch",
+        aliases=("evaluation_strategy",),
+    )
+    eval_steps: float | None = key(
+        POSITIVE, "Steps between evaluations; a number below 1 is a share of all steps.", aliases=("eval_interval",)
+    )
     eval_delay: float | None = key(AMOUNT)
     eval_on_start: bool | None = key(FLAG)
     eval_accumulation_steps: int | None = key(COUNT)
     per_device_eval_batch_size: int | None = key(COUNT, aliases=("eval_batch_size",))
-    save_strategy: str | None = key(choice("no", "steps", "epoch", "best"))
-    save_steps: float | None = key(POSITIVE)
+    save_strategy: str | None = key(
+        choice("no", "steps", "epoch", "best"), "When checkpoints are saved: no, steps, epoch or best.", shown="steps"
+    )
+    save_steps: float | None = key(
+        POSITIVE, "Steps between checkpoints; a number below 1 is a share of all steps.", shown="500"
+    )
     save_total_limit: int | None = key(
         COUNT, "Checkpoints that are kept: the newest, and the best one.", default=KEPT_CHECKPOINTS
     )
@@ -513,20 +552,26 @@ class TrainingSection(StepSection):
     load_best_model_at_end: bool | None = key(FLAG)
     metric_for_best_model: str | None = key(TEXT)
     greater_is_better: bool | None = key(FLAG)
-    logging_strategy: str | None = key(choice("no", "steps", "epoch"))
-    logging_steps: float | None = key(POSITIVE, default=10)
+    logging_strategy: str | None = key(
+        choice("no", "steps", "epoch"),
+        "When report_to gets numbers: no, steps or epoch. metrics.jsonl has every step.",
+        shown="steps",
+    )
+    logging_steps: float | None = key(POSITIVE, "Steps between numbers for report_to.", default=10)
     logging_first_step: bool | None = key(FLAG)
     logging_nan_inf_filter: bool | None = key(FLAG)
     log_level: str | None = key(_LOG_LEVEL)
     log_level_replica: str | None = key(_LOG_LEVEL)
     log_on_each_node: bool | None = key(FLAG)
-    report_to: str | list[str] | None = key(either(TEXT, WORDS), default="none")
+    report_to: str | list[str] | None = key(
+        either(TEXT, WORDS), "Loggers: none, tensorboard, wandb, or a list of them.", default="none"
+    )
     run_name: str | None = key(TEXT, aliases=("wandb_name",))
     project: str | None = key(TEXT)
     trackio_space_id: str | None = key(TEXT)
     trackio_bucket_id: str | None = key(TEXT)
     trackio_static_space_id: bool | str | None = key(either(FLAG, TEXT))
-    bf16: bool | None = key(FLAG)
+    bf16: bool | None = key(FLAG, "Compute in bf16 over fp32 weights; see model.dtype.")
     fp16: bool | None = key(FLAG)
     bf16_full_eval: bool | None = key(FLAG)
     fp16_full_eval: bool | None = key(FLAG)

@@ -48,7 +48,7 @@ def config_from_data(
 ) -> tuple[RunConfig, Outcome]:
     """The config of a run of which little more than model and data are said; what is said stays as it is.
 
-    Beside it stands what was measured for it. One process of a machine measures and plans, the others find what it made.
+    Beside it: what was measured for it. One process of a machine measures and plans, the others find what it made.
     """
     given = absolute_paths(given)
     if not (given.model.model_name_or_path and given.data.dataset_path):
