@@ -448,8 +448,8 @@ class StepSection(Section):
     )
     attention: str | None = key(
         WORD,
-        "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that is "
-        "exact for the model, eager where attention scores are capped or have sinks.",
+        "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that "
+        "is exact for the model, eager where attention scores are capped or have sinks.",
         default="auto",
         aliases=("attn_implementation",),
     )

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -77,22 +78,31 @@ class RunFolder:
         """Refuse to go on in a folder with links, before anything in it is read: it may come from somebody else."""
         refuse_links(self.path)
 
-    def check(self, *, resume: bool) -> None:
-        """Refuse a folder that holds another run, or something else."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError("training.output_dir", got=f"{self.path}, which is a file", expected="a folder")
+    def check_place(self) -> None:
+        """Refuse a folder that cannot be made or written; nothing is left there."""
         there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise self._unwritable(f"{there} cannot be written")
+        if not there.is_dir():
+            raise self._unwritable(f"{there} is a file")
+        try:
+            with tempfile.TemporaryDirectory(prefix=".packtrain-", dir=there):  # what may be written is known by trying
+                pass
+        except OSError:
+            raise self._unwritable(f"{there} cannot be written") from None
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse a folder that cannot be written, or holds another run or something else."""
+        self.check_place()
         if self.holds_run and not resume:
             with self.alone():  # or it is still training, which is another matter
                 status = self.facts().get("outcome", {}).get("status", "begun")
             ended = "was stopped in the middle" if status == "running" else status
+            another = "name another output_dir"
+            on = f"packtrain train --resume {self.path} continues it; or {another}"
             raise ConfigError(
                 "training.output_dir",
                 got=f"{self.path}, which holds a run ({ended})",
                 expected="a new folder",
-                fix=f"packtrain train --resume {self.path} continues it; or name another output_dir",
+                fix=another if status == "complete" else on,
             )
         others = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
         if not self.holds_run and [name for name in others if name != _LOCK]:

@@ -22,7 +22,7 @@ from packtrain.app.train.values import Place
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.locks import alone
-from packtrain.core.places import cache_dir
+from packtrain.core.places import cache_dir, made_cache
 from packtrain.core.secrets import without_secrets
 from packtrain.costs.run import Outcome
 from packtrain.costs.table import CostTable
@@ -59,7 +59,7 @@ def config_from_data(
             fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
     run = with_template_date(resolve_run(given, world=here.world))
-    root = Path(str(run.data.cache_dir))
+    root = made_cache(run.data.cache_root)
     with (
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
         data_of(given, "dataset_path", str(run.data.dataset_path)),

@@ -25,7 +25,7 @@ from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
-from packtrain.core.places import cache_dir
+from packtrain.core.places import cache_dir, made_cache
 from packtrain.core.secrets import has_secrets, override_without_secrets, secrets_of, without_secrets
 from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
@@ -76,6 +76,9 @@ def train(
     writes = here.first and not dry_run
     if writes:
         folder.check(resume=resume)
+    elif here.first:
+        folder.check_place()
+    made_cache(run.data.cache_root)
     run = with_template_date(run)
     if clear_cache:
         if here.world > 1:  # others may read already what one of them removes
