@@ -25,7 +25,9 @@ from packtrain.app.config.sections import KEYS
 from packtrain.app.measure import measure_outcome
 from packtrain.app.show.bars import Clock
 from packtrain.app.show.terminal import show_measured
+from packtrain.app.show.train import PrepareBar
 from packtrain.cli.common import Terminal
+from packtrain.costs.run import Progress as Measuring
 from packtrain.models import tiny
 
 RECORDS = [
@@ -235,6 +237,15 @@ def test_bars_say_how_long() -> None:
     now[0] = 10.0
     bar.update(task, completed=2)
     assert str(Clock().render(bar.tasks[0])).startswith("elapsed 0:10")
+
+
+def test_stages_have_a_line_each_where_there_is_no_terminal() -> None:
+    for terminal, quiet, said in ((False, False, "measuring ...\nproving ...\n"), (False, True, ""), (True, False, "")):
+        shown = StringIO()
+        bar = PrepareBar(Terminal(file=shown, force_terminal=terminal), quiet=quiet)
+        for state in (Measuring(), Measuring(), "proving"):
+            bar.update(state)
+        assert shown.getvalue() == said
 
 
 def test_missing_arguments_are_usage_errors(run: Run, data: Path) -> None:

@@ -96,7 +96,7 @@ class TestBefore:
             *("packed training into", "packing proof", "passed in ", "samples in one", "8 requested"),
             *(
                 "3 (0.6 epochs of 5 steps)",
-                "passes over each sample 0.6",
+                "epochs 0.6",
                 "0.01 (language); linear schedule, no warm-up",
             ),
         ):

@@ -66,8 +66,12 @@ class TestSamplesOfAStep:
         assert "a step of 99 packs is more than an epoch has" in warning
 
     def test_packing_is_shown_to_be_on(self, config: Path) -> None:
-        packs = prepared(config, "data.packing_length=256").numbers.first_packs
+        numbers = prepared(config, "data.packing_length=256", "training.packs_per_step=1").numbers
+        packs = numbers.first_packs
         assert all(samples > 1 and 0.5 < fill <= 1 for samples, fill in packs[:2])
+        fewest, most = numbers.step_samples
+        assert fewest <= min(packs)[0] <= max(packs)[0] <= most
+        assert fewest < numbers.samples_per_step < most
         assert prepared(config, "data.packing=false").numbers.first_packs == ()
 
     def test_both_modes_are_told_apart_in_the_cache(self, config: Path, tmp_path: Path) -> None:

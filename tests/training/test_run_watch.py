@@ -60,10 +60,13 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     shown = Noted()
     made: dict[str, Any] = {"model": "m", "backend": "sdpa", "device": "cpu", "dtype": "float32", "tokens": 9}
     finding = Finding(check="labels", difference=0.0, allowed=0.0)
-    verdict = Verdict(samples=("a\x1b[2J (text)",), findings=(finding,), left_out=("gradients",), seconds=2.0, **made)
+    made |= {"kinds": ("text",), "longest": 1200}
+    verdict = Verdict(samples=("a (text)",), findings=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
     RunWatch(MetricsLog(None), shown).on_proof(verdict)
-    said = "passed in 2.0 s: 1 samples packed are what each is alone (largest difference 0.0e+00, 1 checks)"
-    assert shown.notes == [f"packing proof: {said}: a\ufffd[2J (text)", "packing proof: not checked: gradients"]
+    said = (
+        "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed and alone, largest difference 0.0e+00 in 1 check"
+    )
+    assert shown.notes == [f"packing proof: {said}", "packing proof: not checked: a\ufffd[2J"]
 
 
 def test_a_run_that_goes_on_knows_what_was_before(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import EncodedSample
-from packtrain.proofs.choice import MOST_SAMPLES, Room, described, longest_of, short_samples
+from packtrain.proofs.choice import MOST_SAMPLES, Room, described, kind_of, longest_of, short_samples
 from packtrain.proofs.compare import compare_labels
 from packtrain.proofs.isolate import Change, changes_of, moved_neighbours, with_change
 from packtrain.proofs.modes import AS_TRAINED, EVALUATION, exact_products, in_mode, is_random_in_training
@@ -82,6 +82,8 @@ def quick_check(
         findings=tuple(findings),
         judged=_judged(dtype),
         left_out=tuple(left_out),
+        kinds=tuple(dict.fromkeys(kind_of(sample.num_images, sample.num_videos) for sample in shown)),
+        longest=max(map(len, shown)),
         seconds=time.perf_counter() - started,
     )
 

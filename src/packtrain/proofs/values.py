@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from packtrain.advice.words import counted
 from packtrain.core.values import Cost
 from packtrain.reports.numbers import shown
 
@@ -68,6 +69,8 @@ class Verdict:
     findings: tuple[Finding, ...]
     judged: tuple[str, ...] = ()  # how differences were measured and what was allowed
     left_out: tuple[str, ...] = ()  # checks that could not be made, and why
+    kinds: tuple[str, ...] = ()  # of samples: text, image, ...
+    longest: int = 0  # tokens of a sample
     seconds: float = 0.0
 
     @property
@@ -95,10 +98,10 @@ class Verdict:
     def passed_in_words(self) -> tuple[str, ...]:
         """What a run that may start says: what was looked at, what is inconclusive, and what was not checked."""
         apart = max((finding.difference for finding in self.findings), default=0.0)
-        samples = "; ".join(shown(sample, _NAME) for sample in self.samples)
+        looked_at = f"{counted(len(self.samples), 'sample')} ({', '.join(self.kinds)}, longest {self.longest:,} tokens)"
+        checks = counted(len(self.findings), "check")
         return (
-            f"passed in {self.seconds:.1f} s: {len(self.samples)} samples packed are what each is alone (largest "
-            f"difference {apart:.1e}, {len(self.findings)} checks): {samples}",
+            f"passed in {self.seconds:.1f} s: {looked_at} packed and alone, largest difference {apart:.1e} in {checks}",
             *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.powerless),
             *(f"not checked: {shown(one, _NAME)}" for one in self.left_out),
         )

@@ -22,18 +22,25 @@ from packtrain.packs.token_writer import Progress as Tokenizing
 from packtrain.plans.build import Progress as Packing
 
 _GIB = 1 << 30
-_NAME = 200  # characters of what may come from data that are shown
+_STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}
 
 
 class PrepareBar(Bar):
-    """A bar over measuring, packing and tokenizing, whichever is going on."""
+    """A bar over measuring, packing and tokenizing, whichever is going on; without a terminal, a line for each."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         super().__init__("preparing", console, quiet=quiet, counts=(MofNCompleteColumn(),))
+        self._console, self._stage = console, None if quiet or console.is_terminal else ""
 
     def update(self, state: Any) -> None:
-        """Show where preparation is."""
-        if isinstance(state, Measuring):
+        """Show where preparation is; a text is a stage that nothing is counted of."""
+        stage = state if isinstance(state, str) else _STAGES.get(type(state), "")
+        if self._stage is not None and stage and stage != self._stage:
+            self._stage = stage
+            self._console.print(f"{stage} ...", soft_wrap=True)
+        if isinstance(state, str):
+            self.show(0, None, state)
+        elif isinstance(state, Measuring):
             detail = f"measuring: {state.entries:,} records, {state.skipped:,} skipped"
             self.show(state.units, state.total_units, detail)
         elif isinstance(state, Packing):
@@ -68,7 +75,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     numbers, run = ready.numbers, ready.run
     masters = " with fp32 masters" if ready.masters else ""
     yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
-    yield "trained weights", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
+    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
     data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
     ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
     ledger += _in_the_ledger(numbers.left_out)
@@ -98,7 +105,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "packing is off", "every sample has a row of its own"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
-    yield "passes over each sample", _passes(numbers.epochs)
+    yield "epochs", _passes(numbers.epochs)
     course = ready.course
     warmup = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
     yield "learning rate", f"{_rates(course)}; {course.schedule} schedule, {warmup}"
@@ -178,16 +185,18 @@ def _method(ready: Ready) -> str:
 def _step(ready: Ready) -> str:
     numbers = ready.numbers
     processes = counted(numbers.world, "process", "processes")
-    passes = f"{counted(numbers.micro_steps, 'forward pass', 'forward passes')} on {processes}"
+    passes = f"gradient_accumulation_steps {numbers.micro_steps:,} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
         said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
-        return f"{numbers.packs_per_step:,} {said}samples in {passes}"
+        return f"{numbers.packs_per_step:,} {said}samples, {passes}"
     wanted = ready.run.size.samples
-    said = f" ({wanted:,} requested)" if wanted is not None else ""
+    fewest, most = numbers.step_samples
+    said = f" ({fewest:,} to {most:,})" if fewest < most else ""
+    said += f", {wanted:,} requested" if wanted is not None else ""
     return (
-        f"{counted(numbers.packs_per_step, 'pack')}, about {numbers.samples_per_step:,.0f} samples{said}, "
-        f"in {passes}{_empty(numbers)}"
+        f"{counted(numbers.packs_per_step, 'pack')}, about {numbers.samples_per_step:,.0f} samples{said}; "
+        f"{passes}{_empty(numbers)}"
     )
 
 

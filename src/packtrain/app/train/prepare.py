@@ -62,6 +62,7 @@ class RunNumbers:
     samples_per_pack: float
     packs_per_step: int
     samples_per_step: float
+    step_samples: tuple[int, int]  # the fewest and the most of a whole step of the first epoch
     rows_per_batch: int
     micro_steps: int  # forward passes of each process in a step
     steps: int
@@ -284,6 +285,7 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         samples_per_pack=samples_per_pack,
         packs_per_step=config.packs_per_step,
         samples_per_step=config.packs_per_step * samples_per_pack,
+        step_samples=_step_samples(schedule),
         rows_per_batch=config.rows_per_batch,
         micro_steps=schedule.accumulation(run.world, config.rows_per_batch),
         steps=steps,
@@ -301,6 +303,13 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         evaluation_left_out=_left_out(evaluation) if evaluation is not None else 0,
         evaluation_batches=_batches(evaluation) if evaluation is not None else 0,
     )
+
+
+def _step_samples(schedule: Schedule) -> tuple[int, int]:
+    """The fewest and the most samples of a step; the last one is left aside where it is not whole."""
+    each, size = schedule.plan.epoch(0).load("samples")[schedule.order(0)], schedule.packs_per_step
+    steps = np.add.reduceat(each, np.arange(0, len(each), size))[: max(1, len(each) // size)]
+    return int(steps.min()), int(steps.max())
 
 
 def _first_packs(schedule: Schedule) -> tuple[tuple[int, float], ...]:

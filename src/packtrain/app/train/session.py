@@ -104,6 +104,7 @@ class Session:
             check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary["inputs"])
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
             check_length(checkpoint.step, prepared.numbers.steps)
+        progress("loading the model")
         made = ready_model(
             run.model,
             run.setup,
@@ -138,6 +139,8 @@ class Session:
             learns=[one.name for one in made.learns.parts if one.trained],
             dtype=str(made.dtype).removeprefix("torch."),
         )
+        if run.quick_check and run.data.packing and not run.shares_weights:
+            progress("checking packing on the model")
         ready = Ready(
             run=run,
             numbers=prepared.numbers,
