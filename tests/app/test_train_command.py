@@ -589,12 +589,31 @@ class TestBadInput:
         assert words in " ".join(err.split())
         assert not (tmp_path / "out" / "run.json").exists()
 
-    @pytest.mark.parametrize("given", ["nowhere.yaml", "folder"])
-    def test_no_config(self, run: Run, tmp_path: Path, given: str) -> None:
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (("nowhere.yaml",), "expected: a YAML file"),
+            (("folder",), "expected: a YAML file"),
+            (("rum.yaml",), "did you mean 'run.yaml'?"),
+            (("data.jsonl",), "packtrain train --model MODEL --data data.jsonl"),
+            (
+                ("model=tiny:llama", "data=data.jsonl"),
+                "found: data: str instead of a section. Say data.dataset_path, or",
+            ),
+            (("training.learnig_rate=1",), "error: command line found: training.learnig_rate: unknown key. did you"),
+        ],
+        ids=lambda value: str(value)[:30],
+    )
+    def test_no_config(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], words: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         (tmp_path / "folder").mkdir()
-        code, _, err = run("train", tmp_path / given)
+        (tmp_path / "run.yaml").touch()
+        (tmp_path / "data.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+        code, _, err = run("train", *given)
         assert code == 2
-        assert "a YAML file" in err
+        assert words in " ".join(err.split())
 
     def test_a_folder_with_something_else(self, run: Run, config: Path, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, nearest
 
 # The library follows an older YAML, to which 1e-5 is text: it wants a point before and a sign after the e.
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
@@ -50,9 +50,17 @@ def read_any(path: Path, expected: str = "a YAML file") -> Any:
     try:
         return load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(str(path), got=error.strerror or str(error), expected=expected) from None
+        got = error.strerror or str(error)
+        raise ConfigError(str(path), got=got, expected=expected, fix=_near(path)) from None
     except ValueError as error:
         raise ConfigError(str(path), got=str(error), expected=expected) from None
+
+
+def _near(path: Path) -> str:
+    """A file of nearly that name, where there is none of it."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
+    return nearest(path.name, sorted(one.name for one in path.parent.glob("*.y*ml")))
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:

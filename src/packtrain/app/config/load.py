@@ -31,6 +31,7 @@ from packtrain.core.secrets import kept_apart
 from packtrain.records.yaml_text import brief, key_lines, read_value, read_yaml
 
 _MOST_EXTENDS = 16
+_DATA_FILES = (".jsonl", ".parquet", ".arrow", ".tar", ".gz", ".zst", ".csv")
 _PATHS = (
     ("model", "model_name_or_path"),
     *(("data", name) for name in ("dataset_path", "eval_path", "media_root", "chat_template", "costs", "plan")),
@@ -125,7 +126,8 @@ class _Reading:
                 value = {"model_name_or_path": value}
             if not isinstance(value, Mapping):
                 if value is not None:
-                    found.problem(str(key), f"{key}: {type(value).__name__} instead of a section")
+                    way = ". Say data.dataset_path, or --data" if section == "data" and isinstance(value, str) else ""
+                    found.problem(str(key), f"{key}: {type(value).__name__} instead of a section{way}")
                 continue
             if section != key:
                 self.sections[str(key)] = section
@@ -166,7 +168,7 @@ class _Reading:
                 wrong = SECTIONS[section].problems({name: value}, f"{section}.")
                 problems += (f"{where_it_stands}{problem}" for problem in wrong)
         if problems:
-            raise ConfigError(where, problems=problems)
+            raise ConfigError(where, problems=[problem.removeprefix(f"{where}: ") for problem in problems])
         for name in _URLS & merged.get("data", {}).keys():  # which from here on have no secrets
             given = merged["data"][name]
             merged["data"][name] = kept_apart(given) if isinstance(given, str) else given
@@ -367,6 +369,9 @@ def _chain(path: Path) -> list[tuple[Path, _Written]]:
 
 def _read(path: Path) -> _Written:
     """A YAML file, or the dataclasses of a Python file, of which classes that are no section are left alone."""
+    if path.suffix in _DATA_FILES and path.is_file():
+        fix = f"packtrain train --model MODEL --data {path}"
+        raise ConfigError(str(path), got="a data file", expected="a YAML file with the run's config", fix=fix)
     if path.suffix != ".py":
         return _Written(name=path.name, content=read_yaml(path), lines=lambda: key_lines(path))
     classes, lines = read_python(path)
