@@ -199,6 +199,8 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
     found = load(text)
     assert {name: value for section in found.sections().values() for name, value in section.items()} == given
     assert len([note for note in found.notes if note.startswith("no effect here: ")]) <= 1
+    refused = any("a folder that holds a run is refused: name another output_dir" in note for note in found.notes)
+    assert refused == ("overwrite_output_dir" in text)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,24 @@ class TestSamplesOfAStep:
         (warning,) = prepared(config, "training.packs_per_step=99").warnings
         assert "a step of 99 packs is more than an epoch has" in warning
 
+    @pytest.mark.parametrize(
+        ("names", "system"),
+        [
+            ("micro_batch_size: 4\nsequence_len: 96\nsample_packing: true", "axolotl"),
+            ("per_device_train_batch_size: 4\nmax_length: 96\npacking: true", "TRL"),
+            ("per_device_train_batch_size: 4\nmax_length: 96\npacking: true\neffective_batch_unit: packs", ""),
+            ("micro_batch_size: 4\nsequence_len: 96", ""),
+        ],
+        ids=["axolotl", "TRL", "packs", "not packed"],
+    )
+    def test_a_batch_that_counts_packs_elsewhere(self, config: Path, tmp_path: Path, names: str, system: str) -> None:
+        path = tmp_path / "theirs.yaml"
+        path.write_text(f"model: tiny:llama\ndataset_path: {tmp_path / 'train.jsonl'}\n{names}\n")
+        warnings = [one for one in prepared(path).warnings if "batch size counts packs" in one]
+        assert [f"in {system}, " in one and "effective_batch_unit: packs" in one for one in warnings] == [True] * bool(
+            system
+        )
+
     def test_packing_is_shown_to_be_on(self, config: Path) -> None:
         numbers = prepared(config, "data.packing_length=256", "training.packs_per_step=1").numbers
         packs = numbers.first_packs

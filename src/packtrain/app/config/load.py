@@ -25,7 +25,7 @@ from packtrain.app.config.sections import (
     TrainingSection,
     names_model,
 )
-from packtrain.app.config.theirs import OF_MODEL, SYSTEMS, THEIRS
+from packtrain.app.config.theirs import INSTEAD, OF_MODEL, SYSTEMS, THEIRS
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
 from packtrain.records.yaml_text import brief, key_lines, read_value, read_yaml
@@ -259,7 +259,8 @@ class _File:
         if isinstance(meaning, str):
             self.problem(at, f"{at}: {meaning}")
         elif not meaning:
-            self.reading.unused.append(brief_name(at))
+            why = f" ({INSTEAD[key]})" if key in INSTEAD and value else ""
+            self.reading.unused.append(f"{brief_name(at)}{why}")
         else:
             self.implied += [(at, name, given) for name, given in meaning.items()]
             home = HOMES[next(iter(meaning))]

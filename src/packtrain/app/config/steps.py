@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from packtrain.advice.sweep import KEPT, StepShape, step_shape
 from packtrain.app.config.load import RunConfig
+from packtrain.app.config.theirs import BATCHES_OF_PACKS, SYSTEMS
 from packtrain.core.errors import ConfigError, nearest
 
 ROWS = 2  # samples of a padded batch where nothing is said, as plans for padded runs assume
@@ -163,6 +164,14 @@ def in_packs(config: RunConfig) -> bool:
     return config.training.packs_per_step is not None or unit == "packs"
 
 
+def counted_in_packs_by(config: RunConfig) -> str:
+    """The system that the config is written for, where its batch size counts packs and here it counts samples."""
+    training = config.training
+    if config.data.packing is False or training.effective_batch_size is not None or in_packs(config):
+        return ""
+    return next((SYSTEMS[name] for name in config.written_as if SYSTEMS.get(name) in BATCHES_OF_PACKS), "")
+
+
 def said_packs(config: RunConfig, world: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
@@ -183,6 +192,8 @@ def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
     if samples is None:
         note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
         return StepSize(packs=world, samples=None), 1, (note,)
+    if counted_in_packs_by(config):
+        return StepSize(packs=None, samples=samples), 1, ()  # a warning says it
     said = f"effective_batch_size {samples}"
     if training.effective_batch_size is None:
         rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1

@@ -68,6 +68,10 @@ def _per_epoch(kind: str) -> Callable[[Any], Meaning]:
     return _among(known, f"only 0 and 1 are known; {kind}_steps below 1 is a share of the run")
 
 
+# Of keys without an effect: what is to be done instead of what they do elsewhere.
+INSTEAD: Mapping[str, str] = {
+    "overwrite_output_dir": "a folder that holds a run is refused: name another output_dir",
+}
 _OWN_TEMPLATE = "chats are written with the model's own template; leave it out, or name a file as data.chat_template"
 _ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
 THEIRS: Mapping[str, Callable[[Any], Meaning]] = {
@@ -122,12 +126,15 @@ _MARKS: Mapping[str, tuple[str, ...]] = {
         *("cutoff_len", "preprocessing_cache_dir", "finetuning_type", "stage", "template", "lora_target"),
         *("preprocessing_num_workers", "overwrite_cache", "plot_loss", "neat_packing", "flash_attn"),
     ),
-    "axolotl": ("base_model", "micro_batch_size", "sequence_len", "adapter", "dataset_prepared_path"),
+    "axolotl": (
+        *("base_model", "micro_batch_size", "sequence_len", "sample_packing", "adapter", "dataset_prepared_path"),
+    ),
     "TRL": ("max_seq_length", "max_length", "assistant_only_loss", "completion_only_loss", "dataset_num_proc"),
     "ms-swift": ("custom", "tuner"),
     "lmms-engine": ("dataset", "dataset_config"),
 }
 SYSTEMS: Mapping[str, str] = {mark: system for system, marks in _MARKS.items() for mark in marks}
+BATCHES_OF_PACKS = ("axolotl", "TRL")  # whose batch size counts packs, where they pack
 THEIR_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **{system: {"packing": False} for system in _MARKS},
     "lmms-engine": {"packing": False, "packing_length": 32_000, "packing_strategy": "first_fit"},

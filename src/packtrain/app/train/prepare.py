@@ -14,7 +14,7 @@ import numpy as np
 from packtrain.advice.sweep import KEPT
 from packtrain.advice.words import counted, signed_percent
 from packtrain.app.config.load import RunConfig
-from packtrain.app.config.steps import PackedStep
+from packtrain.app.config.steps import PackedStep, counted_in_packs_by
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.train.data_errors import data_of
@@ -122,7 +122,7 @@ def prepare(
         evaluation=evaluation,
         numbers=numbers,
         done=tuple(dict.fromkeys(builder.done)),
-        warnings=_step_warnings(run, dataset, numbers),
+        warnings=(*_unit_warning(run), *_step_warnings(run, dataset, numbers)),
     )
 
 
@@ -171,6 +171,15 @@ def _keeping_samples(run: ResolvedRun, first: Dataset, builder: _Builder) -> tup
         ),
     )
     return run, builder.build(_first_epoch(run), "data", counting=True)
+
+
+def _unit_warning(run: ResolvedRun) -> tuple[str, ...]:
+    """A batch size that counts packs where the config comes from."""
+    system, samples = counted_in_packs_by(run.config), run.size.samples
+    if not (system and samples and run.data.packing):
+        return ()
+    way = f"training.effective_batch_unit: packs makes a step of {counted(samples, 'pack')}"
+    return (f"a step has {counted(samples, 'sample')}, packed or not; in {system}, batch size counts packs: {way}",)
 
 
 def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tuple[str, ...]:
