@@ -12,6 +12,7 @@ import sys
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import Run
@@ -22,6 +23,7 @@ from rich.table import Table
 import packtrain
 from packtrain.app.config.load import load_config
 from packtrain.app.config.sections import KEYS
+from packtrain.app.doctor import _install
 from packtrain.app.measure import measure_outcome
 from packtrain.app.show.bars import Clock
 from packtrain.app.show.terminal import show_measured
@@ -175,7 +177,11 @@ def test_doctor_says_what_is_there_and_what_is_not(run: Run, monkeypatch: pytest
     assert parts["ray"]["found"] == ""
     assert {"torch", "GPUs", "driver", "flash-attn", "flex attention", "cache"} <= set(parts)
     code, out, _ = run("doctor")
-    assert "pip install 'packtrain[ray]'" in out, "brackets are no markup"
+    assert "[ray]'" in out, "brackets are no markup"
+    for url, folder in ((f"file://{Path.cwd()}", str(Path.cwd())), ("https://host/packtrain.git", "packtrain")):
+        noted = SimpleNamespace(read_text=lambda _, url=url: json.dumps({"url": url}))
+        monkeypatch.setattr("packtrain.app.doctor.metadata.distribution", lambda _, noted=noted: noted)
+        assert _install("ray") == f"pip install '{folder}[ray]'"
 
 
 def test_what_is_piped_is_not_cut(run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

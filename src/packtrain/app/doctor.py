@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -12,25 +13,26 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import packtrain
 from packtrain.core.places import cache_dir
 
-_TRAIN = "pip install 'packtrain[train]'"
-# Packages by what they are for: what they give, and how they are installed.
+_TRAIN = "train"
+# Packages by what they are for: what they give, and the extra that brings them.
 _EXTRAS = (
     ("transformers", "training, verify, and the check of costs against the real processor", _TRAIN),
     ("torchvision", "the image processors of training", _TRAIN),
     ("accelerate", "training on several GPUs", _TRAIN),
     ("peft", "LoRA and DoRA", _TRAIN),
     ("datasets", "Hugging Face datasets by name or folder", _TRAIN),
-    ("bitsandbytes", "QLoRA and 8-bit optimizers", "pip install 'packtrain[qlora]'"),
-    ("deepspeed", "sharding zero1 and zero2; fsdp needs nothing", "pip install 'packtrain[deepspeed]'"),
-    ("fsspec", "remote data: http, s3 and others", "pip install 'packtrain[remote]'"),
-    ("indexed_gzip", "reading inside compressed shards without unpacking them", "pip install 'packtrain[shards]'"),
-    ("ray", "measuring on a cluster", "pip install 'packtrain[ray]'"),
-    ("tensorboard", "report_to: tensorboard", "pip install 'packtrain[loggers]'"),
-    ("wandb", "report_to: wandb", "pip install 'packtrain[loggers]'"),
+    ("bitsandbytes", "QLoRA and 8-bit optimizers", "qlora"),
+    ("deepspeed", "sharding zero1 and zero2; fsdp needs nothing", "deepspeed"),
+    ("fsspec", "remote data: http, s3 and others", "remote"),
+    ("indexed_gzip", "reading inside compressed shards without unpacking them", "shards"),
+    ("ray", "measuring on a cluster", "ray"),
+    ("tensorboard", "report_to: tensorboard", "loggers"),
+    ("wandb", "report_to: wandb", "loggers"),
 )
 _GIB = 1 << 30
 
@@ -58,11 +60,11 @@ def _machine() -> Iterator[Part]:
     torch = _torch()
     built = f" for CUDA {torch.version.cuda}" if torch is not None and torch.version.cuda else " without CUDA"
     found = f"{torch.__version__}{built}" if torch is not None else ""
-    yield Part(group="machine", name="torch", found=found, gives="training and verify", get=_TRAIN)
+    yield Part(group="machine", name="torch", found=found, gives="training and verify", get=_install(_TRAIN))
     yield Part(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
     gpus = _gpus(torch)
     missing = "training at full speed; without one, tiny models train on the CPU"
-    get = "a torch with CUDA, a driver and a GPU" if torch is not None else _TRAIN
+    get = "a torch with CUDA, a driver and a GPU" if torch is not None else _install(_TRAIN)
     yield Part(group="machine", name="GPUs", found=gpus, gives=missing, get=get)
 
 
@@ -84,7 +86,7 @@ def _kernels() -> Iterator[Part]:
         name="flex attention",
         found=f"of torch {torch.__version__}{where}" if flex else "",
         gives="masks of packs that are compiled",
-        get=_TRAIN,
+        get=_install(_TRAIN),
     )
     built = "build it from the folder hopper of flash-attention"
     for name, package, number, get in (
@@ -98,12 +100,14 @@ def _kernels() -> Iterator[Part]:
             gives=f"flash_attention_{number} as the attention of a run; varlen packs just as well without it",
             get=get,
         )
-    yield Part(group="kernels", name="triton", found=_version("triton"), gives="compiled layers on a GPU", get=_TRAIN)
+    yield Part(
+        group="kernels", name="triton", found=_version("triton"), gives="compiled layers on a GPU", get=_install(_TRAIN)
+    )
 
 
 def _packages() -> Iterator[Part]:
-    for name, gives, get in _EXTRAS:
-        yield Part(group="packages", name=name, found=_version(name), gives=gives, get=get)
+    for name, gives, extra in _EXTRAS:
+        yield Part(group="packages", name=name, found=_version(name), gives=gives, get=_install(extra))
 
 
 def _places() -> Iterator[Part]:
@@ -126,6 +130,17 @@ def _places() -> Iterator[Part]:
         gives="models and datasets by their hub names; HF_HUB_OFFLINE keeps to what is local",
         get="unset HF_HUB_OFFLINE",
     )
+
+
+def _install(extra: str) -> str:
+    """The command for an extra: of the folder that packtrain was installed from, where it was one."""
+    try:
+        noted = json.loads(metadata.distribution("packtrain").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        noted = {}
+    url = urlsplit(noted.get("url", ""))
+    folder = unquote(url.path) if url.scheme == "file" else ""
+    return f"pip install '{folder if os.path.exists(folder) else 'packtrain'}[{extra}]'"
 
 
 def _torch() -> Any:
