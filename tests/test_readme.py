@@ -13,7 +13,9 @@ from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from packtrain.app.config.load import load_config
 from packtrain.app.demo.data import write_dataset
+from packtrain.app.train.settings import resolve_run
 from packtrain.cli import app
 from packtrain.families.registry import MODEL_TYPES
 from packtrain.models.tiny import TINY_FAMILIES
@@ -39,6 +41,15 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     exec(example.replace('out="costs"', 'out="costs", check=0, workers=1'), names)
     assert len(names["table"]) == len(names["smaller"]) == 16  # type: ignore[arg-type]
     assert names["smaller"].column("patches").sum() < names["table"].column("patches").sum()  # type: ignore[attr-defined]
+
+
+def test_the_config_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (tmp_path / "run.yaml").write_text(text)
+    run = resolve_run(load_config(tmp_path / "run.yaml"), world=2)
+    assert run.notes[1:] == (), "nothing in it needs words, but how the size of a step is meant"
+    assert (run.model.method, run.size.samples, run.length.epochs) == ("lora", 32, 2)
+    assert run.arguments["learning_rate"] == 1e-4
 
 
 def test_every_guarantee_names_tests_that_are_there() -> None:
