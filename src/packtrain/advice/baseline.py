@@ -83,6 +83,11 @@ class Baseline:
         size = self.per_device_batch_size
         return f"{self.name} (batches of {size}, {order}, {self.attention} attention, {layers} layers)"
 
+    @property
+    def says_step(self) -> bool:
+        """Has anybody said how many samples an optimizer step has?"""
+        return self.effective_batch_size is not None or self.gradient_accumulation_steps is not None
+
     def samples_per_step(self, gpus: int) -> int:
         """Samples of one optimizer step, over all GPUs."""
         each = self.per_device_batch_size * gpus * self.accumulation(gpus)

@@ -10,7 +10,7 @@ from packtrain.advice.values import Simulation
 from packtrain.advice.words import counted, gib, limits_text, percent, signed_percent, whole_percent
 
 MOST_DROPPED = 0.005  # share of the samples that a recommended packing may leave out
-TOLERATED = 0.25  # how far the samples of a step may move where that keeps GPUs busy that would be idle
+TOLERATED = 0.25  # how far the samples of a step that nobody has said may move, where that keeps GPUs busy
 WORTH_MOVING = 1.1  # how much faster that must be
 KEEPING = 0.05  # of the best speed: what keeping more of the samples may cost
 TIE = 0.01  # speeds that are nearer than this are the same: the estimates are not better
@@ -31,22 +31,23 @@ def dropped_share(simulation: Simulation) -> float:
     return simulation.samples_dropped / (simulation.samples_packed + simulation.samples_dropped)
 
 
-def acceptable(simulations: Sequence[Simulation], samples_per_step: int) -> list[int]:
-    """Those that leave out few samples and nearly keep the samples of a step; where none does, the nearest to it."""
+def acceptable(simulations: Sequence[Simulation], samples_per_step: int, *, said: bool = False) -> list[int]:
+    """Those that leave out few samples and keep the samples of a step, nearly where nobody has said how many; where
+    none does, the nearest to it."""
     least = min(dropped_share(simulation) for simulation in simulations)
     allowed = MOST_DROPPED if least < MOST_DROPPED else least + MOST_DROPPED
     kept = [at for at, simulation in enumerate(simulations) if dropped_share(simulation) < allowed]
     moved = {at: _moved(simulations[at], samples_per_step) for at in kept}
-    return [at for at in kept if moved[at] <= max(TOLERATED, min(moved.values()))]
+    return [at for at in kept if moved[at] <= max(KEPT if said else TOLERATED, min(moved.values()))]
 
 
-def choose(simulations: Sequence[Simulation], samples_per_step: int) -> Choice:
-    """The fastest that fits and keeps the samples of a step, or one that moves them for much more speed.
+def choose(simulations: Sequence[Simulation], samples_per_step: int, *, said: bool = False) -> Choice:
+    """The fastest that fits and keeps the samples of a step; where nobody has `said` them, they may move for speed.
 
     Speeds are those of the samples in packs, and the samples that fit none are the slowest: for a little speed none is
     given up. Near ties: shorter, then nearer to the bound.
     """
-    kept = acceptable(simulations, samples_per_step)
+    kept = acceptable(simulations, samples_per_step, said=said)
     fitting = [at for at in kept if simulations[at].fits]
     if not fitting:
         return _nothing_fits(simulations, kept)

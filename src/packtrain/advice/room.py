@@ -43,7 +43,9 @@ class Room:
 
 def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
     """Turn options on until a packing that keeps the samples fits; those that turn out not to be needed stay off."""
-    kept = [simulations[at] for at in acceptable(simulations, question.samples_per_step)]
+    kept = [
+        simulations[at] for at in acceptable(simulations, question.samples_per_step, said=question.baseline.says_step)
+    ]
     before = min(kept, key=lambda one: one.memory_bytes)
     setup, taken = question.setup, []
     limits: tuple[Mapping[str, int], ...] = ()

@@ -109,7 +109,7 @@ def study_outcome(
     progress(Progress(0, 1, "reading"))
     tried = _lengths(lengths, packing, rows, shape)
     question, simulations, room = _swept(question, tried, limits, progress)
-    chosen = choose(simulations, question.samples_per_step)
+    chosen = choose(simulations, question.samples_per_step, said=question.baseline.says_step)
     config = _config(question, simulations[chosen.simulation])
     progress(Progress(0, 1, f"packing {config.packing_length:,}"))
     plan = build_plan(table, config, work_seconds(shape, question.setup, gpu, time))
@@ -130,7 +130,10 @@ def _swept(
         return sweep(one, lengths, sets, lambda done, total, doing: progress(Progress(done, total, doing)))
 
     simulations = swept(question, limits)
-    if any(simulations[at].fits for at in acceptable(simulations, question.samples_per_step)):
+    if any(
+        simulations[at].fits
+        for at in acceptable(simulations, question.samples_per_step, said=question.baseline.says_step)
+    ):
         return question, simulations, None
     room = make_room(question, simulations)
     question = replace(question, setup=room.setup, asked=question.setup)
