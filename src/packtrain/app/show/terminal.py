@@ -130,4 +130,4 @@ def _how(summary: Mapping[str, Any]) -> str:
         if summary["measured_by"] == "rule"
         else f"Measured by running the processor on every record: exact but slow, since {family} has no rule"
     )
-    return f"{how}; {checked}. {summary['seconds']:,.1f} s"
+    return f"{how}; {checked}. Measuring took {summary['seconds']:,.1f} s"
