@@ -236,7 +236,8 @@ def test_filters_of_the_config_act_in_plan_and_train_alike(tmp_path: Path) -> No
     data = write_chats(tmp_path / "data.jsonl", 120)
     whole, _ = chain(tmp_path / "whole", data, {})
     most = int(sorted(whole.column("tokens"))[60])
-    table, recommended = chain(tmp_path, data, {}, f"data: {{max_sample_length: {most}}}\n")
+    said = f"data: {{max_sample_length: {most}, coord_tokens: {{enabled: false, other: 1}}}}\n"  # off, as others say it
+    table, recommended = chain(tmp_path, data, {}, said)
     kept = int((table.column("tokens") <= most).sum())
     study = json.loads((tmp_path / "report" / "packing_simulations.json").read_text())["simulations"]
     assert {one["samples_packed"] for one in study} == {kept}

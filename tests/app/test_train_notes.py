@@ -131,3 +131,5 @@ def test_limits_that_processor_files_do_not_know_are_said(config: Path) -> None:
     model = "model.model_name_or_path=tiny:smolvlm"
     (note,) = said(prepared(config, model, "data.processor_config={num_frames: 3}"), "processor")
     assert "num_frames 3" in note
+    model = "model.model_name_or_path=tiny:qwen2_vl"
+    prepared(config, model, "data.processor_config={num_frames: 16}")  # more than the clips that are compared have

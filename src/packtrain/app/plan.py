@@ -147,7 +147,7 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
     problems = [
         f"data.{name}: {said['data'][name]!r}, measured with {measured.get(name, usual)!r}"
         for name, usual in MEASURED_DEFAULTS.items()
-        if measured and name in said["data"] and said["data"][name] != measured.get(name, usual)
+        if measured and name in said["data"] and _plain(said["data"][name]) != _plain(measured.get(name, usual))
     ]
     if problems:
         raise ConfigError(
@@ -162,6 +162,11 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
     found = RunConfig.of(merged, "--config")
     config, meanings = section_defaults(replace(found, notes=given.notes, written_as=given.written_as))
     return config, (*notes, *meanings)
+
+
+def _plain(value: Any) -> Any:
+    """As it is compared: a section that only says that it is off is false."""
+    return bool(value["enabled"]) if isinstance(value, Mapping) and "enabled" in value else value
 
 
 def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:

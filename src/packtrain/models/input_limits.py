@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.errors import PacktrainError
+from packtrain.core.errors import PacktrainError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
 from packtrain.families.base import Family, ProcessorSettings
 from packtrain.families.registry import load_family
@@ -72,7 +72,7 @@ def _counts(family: Family) -> list[Any]:
     for header in media:
         try:
             found.append(family.image(header, 1) if header.kind == "image" else family.video(header))
-        except PacktrainError as error:
+        except (PacktrainError, RecordError) as error:
             found.append(str(error))
     return found
 

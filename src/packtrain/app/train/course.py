@@ -136,13 +136,14 @@ def _beyond(args: TrainingArguments, run: ResolvedRun, steps: int) -> Iterator[s
     """What was asked for and lies behind the last step."""
     said = run.config.training.given()
     end = f"beyond the run's {counted(steps, 'step')}"
-    if args.save_strategy == "steps" and "save_steps" in said and _every(args.save_steps, steps) > steps:
-        yield f"save_steps {args.save_steps:g} is {end}: a checkpoint is saved at its end only"
     if run.step.save_delay_steps > steps:
         yield f"save_delay_steps {run.step.save_delay_steps} is {end}: no checkpoint is saved, unless it is interrupted"
+    elif args.save_strategy == "steps" and "save_steps" in said and _every(args.save_steps, steps) > steps:
+        yield f"save_steps {args.save_steps:g} is {end}: a checkpoint is saved at its end only"
     if args.eval_strategy == "steps":
-        for name, value in (("eval_steps", _every(args.eval_steps or 0, steps)), ("eval_delay", args.eval_delay)):
-            if name in said and value > steps:
-                yield f"{name} {value:g} is {end}: nothing is evaluated"
+        if "eval_delay" in said and args.eval_delay > steps:
+            yield f"eval_delay {args.eval_delay:g} is {end}: nothing is evaluated"
+        elif "eval_steps" in said and _every(args.eval_steps or 0, steps) > steps:
+            yield f"eval_steps {args.eval_steps:g} is {end}: it is evaluated at its end only"
     if (warmup := args.get_warmup_steps(steps)) >= steps > 1:
         yield f"the warm-up of {warmup:,} steps is not over when the run ends: rates stay below what is set"
