@@ -82,14 +82,18 @@ def test_samples_of_one_length_waste_nothing(tmp_path: Path) -> None:
     assert [run.waste for run in padded_runs(question, packed.samples)][:2] == [0, 0]
 
 
-@pytest.mark.parametrize("overlong", ["drop", "split", "truncate"])
+CUTS = {"drop": 30_000, "split": 30_000, "truncate": 4096, "cutoff_len": 2000}  # the longest row of the run of today
+
+
+@pytest.mark.parametrize("overlong", CUTS)
 def test_the_run_of_today_has_all_its_samples(tmp_path: Path, overlong: str) -> None:
     columns = texts(np.array([500] * 40 + [9000, 30_000]))
-    question = ask(tmp_path / "t", columns, packing={"overlong": overlong})
+    given = {"cutoff_len": CUTS[overlong]} if overlong == "cutoff_len" else {"overlong": overlong}
+    question = ask(tmp_path / "t", columns, packing=given)
     packed = pack_rows(question, replace(question.packing, packing_length=4096))
     own, best = padded_runs(question, packed.samples)[0], best_padded(question, packed.samples, packed.dropped)
     assert (own.samples, own.dropped) == (42, 0), "what fits no pack is no reason to leave it out of a padded run"
-    assert own.worst.longest == (4096 if overlong == "truncate" else 30_000)
+    assert own.worst.longest == CUTS[overlong]
     assert own.kernels == "own"
     assert best.kernels == "packs"
     assert best.real_tokens == packed.samples["tokens"].sum(), "the other comparison is over the same samples"

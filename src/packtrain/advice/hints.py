@@ -83,10 +83,12 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     why = f"fit{'s' if alone else ''} no pack"
     if not found.helps:
         why = f"exceed{'s' if alone else ''} packing_length {config.packing_length:,}"
+    elsewhere = f"; {question.baseline.name} trains on {'it' if alone else 'them'}."
+    if config.cutoff_len is not None:
+        why, elsewhere = f"fit{'s' if alone else ''} no pack or ha{'s' if alone else 've'} no label after the cut", "."
     text = (
         f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {why} and "
-        f"{'is' if alone else 'are'} left out, with "
-        f"{one.tokens_dropped:,} tokens; {question.baseline.name} trains on {'it' if alone else 'them'}."
+        f"{'is' if alone else 'are'} left out, with {one.tokens_dropped:,} tokens{elsewhere}"
     )
     longest = int(tokens.max())
     if longest > config.packing_length:

@@ -104,7 +104,7 @@ def padding_cost(question: Question, samples: Samples, run: PaddedRun) -> float:
 
 def padded_samples(question: Question, packed: Samples) -> Samples:
     """What an epoch without packing reads: every sample, however long; cut ones where the user cuts."""
-    if question.packing.overlong == "truncate":
+    if question.packing.overlong == "truncate" or question.packing.cutoff_len is not None:
         return packed
     rows = question.rows
     counts = rows.counts(PackingConfig(packing_length=int(rows.samples["tokens"].max()), seed=question.packing.seed))
