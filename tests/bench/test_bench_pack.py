@@ -272,7 +272,7 @@ def test_plan_in_memory_holds_every_sample_once() -> None:
         rows = packs.pack(number).rows
         assert packs.load("tokens")[number] == samples["tokens"][rows].sum() <= 8_192
         assert packs.load("window")[number] in (0, 1, 2)
-        assert len(set(rows // 1_000)) == 1
+        assert len(set(rows // 1_000)) <= 2, "of a window, and what the one before left over"
     assert np.array_equal(plan.predicted_work(0), packs.load("tokens"))
 
 

@@ -113,7 +113,7 @@ def test_loads_are_sums_and_maxima_of_packs(tmp_path: Path) -> None:
 
 
 def test_windows_are_consecutive_rows_in_random_order() -> None:
-    found, rows = windows_of(np.full(95, 30), packing_window=10)
+    found, rows = windows_of(np.full(95, 50), packing_window=10, packing_strategy="none")
     assert sorted(rows.reads) == [(start, min(start + 10, 95)) for start in range(0, 95, 10)]
     assert rows.reads != sorted(rows.reads)
     for (start, stop), w in zip(rows.reads, found, strict=True):
@@ -182,16 +182,33 @@ def carried_from(found: list[WindowPacks], reads: list[tuple[int, int]]) -> list
 def test_underfilled_packs_are_packed_again_with_the_next_window(strategy: str) -> None:
     # Each window of 21 samples fills two packs and has one sample left over.
     config: dict[str, Any] = {"packing_window": 21, "packing_strategy": strategy}
-    left, rows = windows_of(np.full(210, 10), **config)
-    assert [len(w.offsets) - 1 for w in left] == [3] * 10
-    assert not any(carried_from(left, rows.reads))
-    found, rows = windows_of(np.full(210, 10), packing_min_fill_ratio=0.95, **config)
-    assert sum(len(w.offsets) - 1 for w in found) <= 25
-    assert any(carried_from(found, rows.reads))
-    assert Counter(packed_rows(found)) == Counter(range(210))
-    if strategy in ("first_fit", "next_fit"):  # which leave all that is missing in one pack
-        assert [len(w.offsets) - 1 for w in found] == [2] * 9 + [3]
-        assert all((fill_ratio(w.loads, {"tokens": 100}) == 1).all() for w in found)
+    for ratio in (0.0, 0.95):
+        found, rows = windows_of(np.full(210, 10), packing_min_fill_ratio=ratio, **config)
+        assert any(carried_from(found, rows.reads))
+        assert Counter(packed_rows(found)) == Counter(range(210))
+        if strategy != "knapsack":  # which leaves what is missing in several packs
+            assert [len(w.offsets) - 1 for w in found] == [2] * 9 + [3]
+            assert all((fill_ratio(w.loads, {"tokens": 100}) == 1).all() for w in found)
+        else:
+            assert sum(len(w.offsets) - 1 for w in found) <= 25
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.lists(st.integers(1, 100), min_size=1, max_size=60),
+    window=st.integers(1, 20),
+    strategy=st.sampled_from(["best_fit", "first_fit", "next_fit", "knapsack", "none"]),
+)
+def test_without_shuffling_packs_keep_the_order_of_the_dataset(tokens: list[int], window: int, strategy: str) -> None:
+    found, rows = windows_of(tokens, packing_window=window, shuffle=False, packing_strategy=strategy)
+    assert rows.reads == sorted(rows.reads)
+    for packs in as_lists(found):
+        assert all(pack == sorted(pack) for pack in packs)
+        assert [pack[0] for pack in packs] == sorted(pack[0] for pack in packs)
+    if strategy in ("next_fit", "none"):
+        whole, _ = windows_of(tokens, shuffle=False, packing_strategy=strategy)
+        assert [pack for packs in as_lists(found) for pack in packs] == as_lists(whole)[0], "windows change nothing"
+        assert packed_rows(found) == list(range(len(tokens)))
 
 
 def test_the_last_window_keeps_what_is_underfilled() -> None:

@@ -70,8 +70,8 @@ def pack_arrays(
     """Put samples into packs so that no capacity is exceeded.
 
     Every resource is an array with one integer for each sample; those without a capacity are not looked at. The seed
-    decides the order in which samples are taken, or the choice between equal ones; None keeps the given order. Equal
-    arguments give equal packs.
+    decides the order in which samples are taken, or the choice between equal ones. None keeps the given order: samples
+    are taken in it, stand in it inside a pack, and packs stand by their first sample. Equal arguments give equal packs.
 
     >>> packing = pack_arrays({"tokens": [6, 5, 4, 3, 2, 99]}, {"tokens": 10})
     >>> packing.num_packs, packing.loads(np.array([6, 5, 4, 3, 2, 99])).tolist(), packing.dropped.tolist()
@@ -100,7 +100,30 @@ def pack_matrix(sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: 
     window = window_of(strategy)
     if window is not None:
         return _in_windows(sizes, capacities, window, seed, effort)
-    return _PACKERS[strategy](sizes, capacities, seed, effort)
+    order, offsets = _PACKERS[strategy](sizes, capacities, seed, effort)
+    return (order, offsets) if seed is not None else _in_given_order(order, offsets)
+
+
+def carry_over(
+    sizes: np.ndarray, capacities: np.ndarray, packs: Grouped, strategy: str, *, window: int, ratio: float = 0.0
+) -> tuple[Grouped, np.ndarray]:
+    """The packs that a window keeps, and the samples of the others, which are packed again with the next window.
+
+    The emptiest pack goes on, unless it is full, and with it those emptier than `ratio`, up to half a window of
+    samples. Of next fit it is the open pack alone, so that windows change nothing about its order.
+    """
+    order, offsets = packs
+    if strategy == "none" or len(offsets) < 2:
+        return packs, order[:0]
+    fill = (pack_sums(sizes[order], offsets) / capacities).max(axis=1)
+    lengths = np.diff(offsets)
+    emptiest = np.array([len(fill) - 1]) if strategy == "next_fit" else np.argsort(fill, kind="stable")
+    goes_on = (fill[emptiest] < ratio) & (np.cumsum(lengths[emptiest]) <= window // 2)
+    goes_on[0] = True
+    keep = np.ones(len(fill), bool)
+    keep[emptiest[goes_on]] = fill[emptiest[goes_on]] >= 1
+    kept = np.repeat(keep, lengths)
+    return (order[kept], np.concatenate([[0], np.cumsum(lengths[keep])])), np.sort(order[~kept])
 
 
 def check_strategy(name: str) -> None:
@@ -150,7 +173,10 @@ def _next_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
 
 
 def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
-    """Packs as alike as possible: nearly all samples go to the emptiest pack. Needs about as many as best fit."""
+    """Packs as alike as possible: nearly all samples go to the emptiest pack. Needs about as many as best fit.
+
+    Where several limits bind it never needs more: if dealing samples out does, the packs are those of best fit.
+    """
     binding = binding_resources(sizes, capacities)
     if len(binding) == 1 and _gaps_can_be_listed(capacities[binding[0]], len(sizes)):
         column, bound = np.ascontiguousarray(sizes[:, binding[0]]), lower_bound(sizes, capacities)
@@ -159,11 +185,13 @@ def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
             found = even_packs(column, int(capacities[binding[0]]), packs, seed, (0.9,))
             if found is not None:
                 return found
+    fewest = _best_fit(sizes, capacities, seed, effort) if len(binding) > 1 else None
+    expected = lower_bound(sizes, capacities) if fewest is None else len(fewest[1]) - 1
     shuffled = _taken(len(sizes), seed)
     weight = (sizes / capacities).max(axis=1)
     order = shuffled[np.argsort(-weight[shuffled], kind="stable")]
-    packs_of, packs = balanced_knapsack(sizes, order, capacities, lower_bound(sizes, capacities))
-    return group(order, packs_of, packs)
+    packs_of, packs = balanced_knapsack(sizes, order, capacities, expected)
+    return group(order, packs_of, packs) if fewest is None or packs <= expected else fewest
 
 
 def _none(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
@@ -171,14 +199,20 @@ def _none(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: E
 
 
 def _in_windows(sizes: np.ndarray, capacities: np.ndarray, window: int, seed: int | None, effort: Effort) -> Grouped:
-    """Best fit within each stretch of `window` consecutive samples."""
-    orders, offsets = [], [np.zeros(1, np.int64)]
+    """Best fit within each stretch of `window` consecutive samples, and what the one before left over."""
+    orders, lengths = [], []
+    back = np.empty(0, np.int64)
     for start in range(0, len(sizes), window):
-        part = np.ascontiguousarray(sizes[start : start + window])
-        order, packs = _best_fit(part, capacities, None if seed is None else seed + start, effort)
-        orders.append(order + start)
-        offsets.append(packs[1:] + start)
-    return np.concatenate(orders), np.concatenate(offsets)
+        stop = min(start + window, len(sizes))
+        here = np.concatenate([back, np.arange(start, stop)])
+        part = np.ascontiguousarray(sizes[here])
+        packs = pack_matrix(part, capacities, "best_fit", None if seed is None else seed + start, effort)
+        if stop < len(sizes):
+            packs, left = carry_over(part, capacities, packs, "best_fit", window=window)
+            back = here[left]
+        orders.append(here[packs[0]])
+        lengths.append(np.diff(packs[1]))
+    return np.concatenate(orders), np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
 
 
 _PACKERS: Mapping[str, Callable[[np.ndarray, np.ndarray, int | None, Effort], Grouped]] = {
@@ -198,6 +232,16 @@ def _taken(count: int, seed: int | None) -> np.ndarray:
     if seed is None:
         return np.arange(count, dtype=np.int64)
     return stream(seed, "order").permutation(count)
+
+
+def _in_given_order(order: np.ndarray, offsets: np.ndarray) -> Grouped:
+    """The same packs by their first sample, and the samples of each in the order in which they were given."""
+    lengths = np.diff(offsets)
+    by_first = np.argsort(np.minimum.reduceat(order, offsets[:-1]), kind="stable")
+    rank = np.empty(len(lengths), np.int64)
+    rank[by_first] = np.arange(len(lengths))
+    sorted_order = order[np.lexsort((order, np.repeat(rank, lengths)))]
+    return sorted_order, np.concatenate([[0], np.cumsum(lengths[by_first])])
 
 
 def _gaps_can_be_listed(capacity: int, count: int) -> bool:

@@ -55,21 +55,27 @@ def draw_of(mixture: Mapping[str, Mapping[str, float | None]], sources: SourceCo
     weights = {name: weight for name, share in given.items() if (weight := share.get("weight")) and rows[name]}
     fixed = {name: given[name].get("repeats") or 1.0 for name in rows if name not in weights}
     kept = [name for name in fixed if rows[name]]  # those of which nothing fits have no share
+    check_weights({**weights, **dict.fromkeys(kept)})
     total_weight = math.fsum(weights.values())
     if not kept:
         entries = float(sum(rows.values()))
-    elif total_weight < 1:
+    else:
         entries = sum(rows[name] * repeats for name, repeats in fixed.items()) / (1 - total_weight)
         total_weight = 1.0
-    else:
+    shares = {name: weight / total_weight * entries / rows[name] for name, weight in weights.items()}
+    return Draw(fixed | shares, sources, fits)
+
+
+def check_weights(given: Mapping[str, float | None]) -> None:
+    """Refuse weights of sources that leave nothing for those without one."""
+    total, bare = math.fsum(weight for weight in given.values() if weight), [name for name in given if not given[name]]
+    if bare and total >= 1:
         raise ConfigError(
             "weight",
-            got=f"weights that add up to {total_weight:g} beside sources without one ({', '.join(kept)})",
+            got=f"weights that add up to {total:g} beside sources without one ({', '.join(bare)})",
             expected="less than 1, since a weight is a share of all samples",
             fix="give every source a weight, or make the weights smaller",
         )
-    shares = {name: weight / total_weight * entries / rows[name] for name, weight in weights.items()}
-    return Draw(fixed | shares, sources, fits)
 
 
 def draw_of_table(table: CostTable, fits: np.ndarray) -> Draw:

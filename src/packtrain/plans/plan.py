@@ -31,7 +31,7 @@ from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
 KIND, VERSION = "pack-plan", 4
-PACKER_VERSION = 2  # raised when the same config and seed give other packs than before
+PACKER_VERSION = 3  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
 SUMS = "sums"
 _AGAIN = "pack again: packtrain pack COSTS --out NEW; one of the cache: packtrain cache clear --kind plans"

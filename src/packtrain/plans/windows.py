@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable
-from packtrain.plans.arrays import pack_matrix, pack_sums, window_of
+from packtrain.plans.arrays import carry_over, pack_matrix, pack_sums, window_of
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.overlong import UNLABELLED, Dropped, fit_pieces
 from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails, samples_of
@@ -127,8 +127,7 @@ def pack_windows(
         times = int(weights.sum())
         entries = fresh if carried is None else carried + fresh
         seed = int(stream(config.seed, "pack", epoch, start).integers(2**62)) if config.shuffle else None
-        order, offsets = _packed(entries, config, strategy, seed)
-        order, offsets, back = _carry(entries, order, offsets, config, size, last=number == len(starts) - 1)
+        order, offsets, back = _packed(entries, config, strategy, seed, 0 if number == len(starts) - 1 else size)
         carried = entries.take(back) if len(back) else None
         entries = entries.take(order)
         yield WindowPacks(
@@ -171,11 +170,18 @@ def fill_ratio(loads: dict[str, np.ndarray], capacities: dict[str, int]) -> np.n
     return np.max([loads[name] / limit for name, limit in capacities.items()], axis=0)
 
 
-def _packed(entries: Entries, config: PackingConfig, strategy: str, seed: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _packed(
+    entries: Entries, config: PackingConfig, strategy: str, seed: int | None, window: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Order and offsets of the packs, and what is left over for the next window; 0: there is none."""
     capacities = config.capacities()
     sizes = entries.samples.matrix(tuple(capacities))
     limits = np.array(list(capacities.values()), np.int64)
-    return pack_matrix(sizes, limits, strategy, seed, config.effort)
+    packs, back = pack_matrix(sizes, limits, strategy, seed, config.effort), np.zeros(0, np.int64)
+    if window:
+        ratio = config.packing_min_fill_ratio
+        packs, back = carry_over(sizes, limits, packs, strategy, window=window, ratio=ratio)
+    return *packs, back
 
 
 def _repeated(entries: Entries, start: int, repeats: np.ndarray | None) -> Entries:
@@ -183,24 +189,3 @@ def _repeated(entries: Entries, start: int, repeats: np.ndarray | None) -> Entri
     if repeats is None:
         return entries
     return entries.take(np.repeat(np.arange(len(entries)), repeats[entries.rows - start]))
-
-
-def _carry(
-    entries: Entries, order: np.ndarray, offsets: np.ndarray, config: PackingConfig, window: int, *, last: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Take the packs that are too empty out again, emptiest first: half a window of samples, or one pack."""
-    nothing = np.zeros(0, np.int64)
-    if last or config.packing_min_fill_ratio <= 0 or len(offsets) < 2:
-        return order, offsets, nothing
-    sizes = entries.samples.take(order)
-    fill = fill_ratio(loads_of(sizes, offsets), config.capacities())
-    lengths = np.diff(offsets)
-    emptiest = np.argsort(fill, kind="stable")
-    emptiest = emptiest[fill[emptiest] < config.packing_min_fill_ratio]
-    few = np.cumsum(lengths[emptiest]) <= window // 2
-    few[:1] = True  # else nothing would ever be carried where a window does not fill two packs
-    emptiest = emptiest[few]
-    keep = np.ones(len(lengths), bool)
-    keep[emptiest] = False
-    kept_entries = np.repeat(keep, lengths)
-    return order[kept_entries], np.concatenate([[0], np.cumsum(lengths[keep])]), order[~kept_entries]
