@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from packtrain import DatasetConfig, MultiModalDataset, load_model, prepare_model, step_tokens, token_loss
+from packtrain import DatasetConfig, MultiModalDataset, check_ranks, load_model, prepare_model, step_tokens, token_loss
 
 
 def main() -> None:
@@ -19,11 +19,13 @@ def main() -> None:
     settings = {"packing_length": options.packing_length, "packs_per_step": 4}
     dataset = MultiModalDataset(DatasetConfig(dataset_path=options.data, model=options.model, **settings))
     dataset.build()  # before the processes meet: it may take long
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # or it does not join processes on CPUs
+    ranks = {"rank": accelerator.process_index, "world": accelerator.num_processes}
+    check_ranks(**ranks)
     model = load_model(options.model).to(accelerator.device).train()
     prepare_model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    loader = dataset.loader(dataset.get_collator(boundaries=True), span="run")  # of this process; not for `prepare`
+    loader = dataset.loader(dataset.get_collator(boundaries=True), span="run", **ranks)  # not for `prepare`
     parts, step = {"model": model, "optimizer": optimizer, "loader": loader}, 0
     if (out / "state.pt").exists():
         state = torch.load(out / "state.pt", map_location="cpu")  # each part moves what is its own

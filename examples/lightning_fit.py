@@ -6,6 +6,7 @@ import lightning
 import torch
 
 from packtrain import DatasetConfig, MultiModalDataset, PackLoader, load_model, prepare_model, step_tokens, token_loss
+from packtrain.batches.sampler import check_ranks
 from packtrain.batches.values import Batch
 
 
@@ -17,7 +18,9 @@ class PackModule(lightning.LightningModule):
         self.model, self.dataset = model, dataset
 
     def train_dataloader(self) -> PackLoader:
-        return self.dataset.loader(self.dataset.get_collator(boundaries=True), span="run")  # of this rank
+        ranks = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
+        check_ranks(**ranks)
+        return self.dataset.loader(self.dataset.get_collator(boundaries=True), span="run", **ranks)
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         labels = batch.pop("labels")
@@ -43,7 +46,7 @@ def main() -> None:
     model = load_model(options.model).train()
     prepare_model(model, device=trainer.strategy.root_device)
     trainer.fit(PackModule(model, dataset))
-    model.save_pretrained(f"{options.out}/final")
+    model.save_pretrained(f"{options.out}/final", is_main_process=trainer.is_global_zero)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,33 @@ def test_more_epochs_than_the_plan_has_are_refused() -> None:
     assert len(list(loader)) == 3
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_plan_of_one_epoch_is_delivered_again_and_again(workers: int) -> None:
+    """As data of validation are; a state is a place in the iteration that it was taken in."""
+
+    def make(**options: Any) -> PackLoader:
+        return loader_of(plan_of(5), 3, rank=1, world=2, num_workers=workers, **options)
+
+    loader = make()
+    first = contents(loader)
+    end = plain(loader.state_dict())
+    delivery = iter(loader)
+    assert [content(next(delivery)) for _ in first] == first  # without asking for its end
+    assert contents(loader) == first
+    assert loader.state_dict() == end
+    delivery = iter(loader)
+    next(delivery)
+    for state, rest in ((loader.state_dict(), first[1:]), (end, [])):
+        again = make()
+        again.load_state_dict(state)
+        assert contents(again) == rest
+        assert contents(again) == first
+    run = make(span="run")
+    list(run)
+    with pytest.raises(ConfigError, match="pack for more epochs"):
+        iter(run)
+
+
 @pytest.mark.parametrize("asked_for_the_end", [True, False])
 def test_an_epoch_that_was_delivered_is_delivered_again_when_asked_for(asked_for_the_end: bool) -> None:
     loader = loader_of(plan_of(3, 3))

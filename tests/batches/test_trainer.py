@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_packs import plan_of, reads
+from made_packs import PADDED, plan_of, reads
 from small_training import G, Model, Packs, PackTrainer, arguments, same, trainer_of, weights
 
 from packtrain.batches.loader import PackLoader
@@ -122,6 +122,54 @@ def test_a_pack_without_loss_has_a_loss_of_nothing() -> None:
     assert token_loss({"logits": logits}, torch.full((1, 8), -100)).item() == 0.0
 
 
+# ---- evaluation
+
+
+def token_mean(data: Packs, world: int = 1) -> float:
+    """Over the tokens of all ranks, as a loop of one's own takes it."""
+    model, total, tokens = Model().eval(), 0.0, 0
+    for rank in range(world):
+        for batch in data.loader(rank=rank, world=world):
+            total += token_loss(model(batch["input_ids"]), batch["labels"], 1).item()
+            tokens += batch.info.supervised_tokens
+    return total / tokens
+
+
+class Rows(Packs):
+    """Two samples in each batch, padded."""
+
+    def get_collator(self) -> Any:
+        return PADDED
+
+    def loader(self, **options: Any) -> PackLoader:
+        return super().loader(**{**options, "collator": None, "rows_per_batch": 2})
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_the_loss_of_an_evaluation_is_that_of_its_tokens(tmp_path: Path, size: int) -> None:
+    plan = plan_of(7)
+    held_out = {"packs": Packs(plan), "rows": Rows(plan)}
+    args = arguments(tmp_path, per_device_eval_batch_size=size, eval_strategy="no")
+    trainer = PackTrainer(model=Model(), args=args, train_dataset=Packs(plan_of(*EPOCHS)), eval_dataset=held_out)
+    wanted = token_mean(Packs(plan))
+    assert token_mean(Packs(plan), world=4) == pytest.approx(wanted, rel=1e-6), "packs that fill up add nothing"
+    with torch.no_grad():
+        model = Model().eval()
+        means = [token_loss(model(batch["input_ids"]), batch["labels"]).item() for batch in Packs(plan).loader()]
+    assert abs(sum(means) / len(means) - wanted) > 1e-3, "a mean of means is another number"
+    for _ in range(2):
+        found = trainer.evaluate()
+        for name in held_out:
+            assert found[f"eval_{name}_loss"] == pytest.approx(wanted, abs=1e-5)
+            assert (found[f"eval_{name}_samples"], found[f"eval_{name}_failures"]) == (7, 0)
+    assert trainer.compute_loss_func is token_loss
+
+
+def test_an_evaluation_of_other_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)eval_dataset.*list.*MultiModalDataset"):
+        trainer_of(Packs(plan_of(*EPOCHS)), tmp_path).evaluate([1, 2])
+
+
 # ---- arguments
 
 
@@ -136,6 +184,9 @@ def test_a_pack_without_loss_has_a_loss_of_nothing() -> None:
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"max_steps": -1, "num_train_epochs": 4}, "DatasetConfig(epochs=4, ...) plans them"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: 5.0"),
+        ({"batch_eval_metrics": True, "eval_strategy": "no"}, "batch_eval_metrics"),
+        ({"label_names": ["answers"]}, "label_names"),
     ],
 )
 def test_arguments_that_would_lose_data_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
@@ -160,10 +211,13 @@ def test_what_was_left_at_its_default_follows_from_the_schedule(tmp_path: Path) 
 
 def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
     schedule = Schedule(plan_of(8), packs_per_step=4)
-    args = arguments(tmp_path, per_device_train_batch_size=8, ignore_data_skip=True, max_steps=2)
+    args = arguments(
+        tmp_path, per_device_train_batch_size=8, ignore_data_skip=True, max_steps=2, label_smoothing_factor=0.1
+    )
     with pytest.raises(ConfigError) as caught:
         check_arguments(args, schedule)
-    for name in ("per_device_train_batch_size", "ignore_data_skip", "gradient_accumulation_steps"):
+    names = ("per_device_train_batch_size", "ignore_data_skip", "gradient_accumulation_steps")
+    for name in (*names, "label_smoothing_factor: 0.1"):
         assert name in str(caught.value)
 
 
@@ -252,3 +306,52 @@ def test_a_loader_that_draws_from_the_global_generator_changes_dropout(tmp_path:
 def test_an_ordinary_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)train_dataset.*list.*MultiModalDataset"):
         PackTrainer(model=Model(), args=arguments(tmp_path, max_steps=1), train_dataset=[1, 2])
+
+
+@pytest.mark.full
+def test_arguments_of_trl_that_change_the_loss_or_the_batches_are_refused(tmp_path: Path) -> None:
+    config = pytest.importorskip("trl").SFTConfig
+    schedule = Schedule(plan_of(8), packs_per_step=4)
+    usual = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}
+    kept = {
+        "max_length": None,
+        "packing": False,
+        "eval_packing": False,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+    }
+    check_arguments(config(**usual, **kept, **trainer_arguments(schedule)), schedule)
+    for name, value in {
+        "loss_type": "dft",
+        "completion_only_loss": False,
+        "assistant_only_loss": True,
+        "packing": True,
+        "eval_packing": True,
+        "padding_free": True,
+        "pad_to_multiple_of": 8,
+        "max_length": 512,
+        "shuffle_dataset": True,
+        "chat_template_path": "template.jinja",
+        "eos_token": "<end>",
+        "router_aux_loss_coef": 0.1,
+    }.items():
+        with pytest.raises(ConfigError, match=f"{name}: {value}"):
+            check_arguments(config(**usual, **{name: value}, **trainer_arguments(schedule)), schedule)
+
+
+def test_weights_of_tokens_that_no_loss_takes_are_refused(tmp_path: Path) -> None:
+    trainer = trainer_of(Packs(plan_of(*EPOCHS)), tmp_path)
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch["loss_weights"] = torch.ones(batch["labels"].shape)
+    with pytest.raises(ConfigError, match=r"(?s)loss_weighting.*PackedTrainer"):
+        trainer.compute_loss(trainer.model, batch)
+
+
+def test_a_trainer_of_other_ranks_than_the_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that do not know of each other would each train a model of their own."""
+    args, data = arguments(tmp_path), Packs(plan_of(*EPOCHS))
+    assert args.world_size == 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"(?s)rank 0 of 1 in the trainer, rank 1 of 2 .*use_cpu=True"):
+        PackTrainer(model=Model(), args=args, train_dataset=data)
+    assert data.loader(rank=0, world=1).batch_sampler.world == 1, "a loader for other ranks is what was asked for"

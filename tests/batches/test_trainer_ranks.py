@@ -17,6 +17,7 @@ from small_training import Model, Packs, PackTrainer, PlainTrainer, arguments, t
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import default_collate
 
+from packtrain.batches.loss import token_loss
 from packtrain.batches.trainer import trainer_arguments
 
 pytestmark = [pytest.mark.contract, pytest.mark.full]
@@ -56,6 +57,12 @@ def train_packs(rank: int, world: int, folder: str, checkpoint: str | None, work
     trainer.train(resume_from_checkpoint=checkpoint)
     found = [weight.tolist() for weight in weights(trainer)]
     return trainer.trained, found, reads(Path(folder) / f"log-{rank}")
+
+
+def evaluate_packs(rank: int, world: int, folder: str) -> float:
+    as_launched(rank, world)
+    trainer = trainer_of(Packs(plan_of(*EPOCHS)), Path(folder), ddp_backend="gloo")
+    return trainer.evaluate(Packs(plan_of(7)))["eval_loss"]
 
 
 def real(trained: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -116,6 +123,7 @@ RESUMED = ((2, 0), (3, 2), (4, 0))  # after this step, with this many workers
 
 def train_all(rank: int, world: int, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"whole": train_packs(rank, world, f"{folder}/whole", None)}
+    found["evaluated"] = evaluate_packs(rank, world, f"{folder}/evaluated")
     for step, workers in RESUMED:
         checkpoint = f"{folder}/whole/checkpoint-{step}"
         found[f"resumed {step}"] = train_packs(rank, world, f"{folder}/resumed-{step}", checkpoint, workers)
@@ -140,6 +148,14 @@ def test_each_pack_is_trained_on_one_rank(ranks: list[dict[str, Any]]) -> None:
     assert len(first) == len(second) == 10
     assert Counter(real(first)) + Counter(real(second)) == PACKS
     assert weights_first == weights_second
+
+
+def test_an_evaluation_is_over_the_tokens_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    """The last of seven packs stands beside one that fills up."""
+    model, batches = Model().eval(), list(Packs(plan_of(7)).loader(rank=0, world=1))
+    total = sum(token_loss(model(batch["input_ids"]), batch["labels"], 1).item() for batch in batches)
+    wanted = total / sum(batch.info.supervised_tokens for batch in batches)
+    assert [rank["evaluated"] for rank in ranks] == pytest.approx([wanted, wanted], abs=1e-5)
 
 
 @pytest.mark.parametrize("step", [step for step, _ in RESUMED])

@@ -71,7 +71,7 @@ class PackCollator:
             )
         if pad_to_multiple < 1:
             raise ConfigError("pad_to_multiple", got=pad_to_multiple, expected="1 or more")
-        self._contract, self._pad_id, self._capacity, self._dtype = contract, pad_id, capacity, dtype
+        self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._constant, self._boundaries = constant, boundaries or constant is not None
         self._multiple, self._patch_size = pad_to_multiple, patch_size
         self._weighting = checked_weighting(loss_weighting)
@@ -90,7 +90,7 @@ class PackCollator:
         batch = self._tokens(samples, padding)
         if self._contract.token_types is not None:
             batch[self._contract.token_types] = self._token_types(rows[0], padding)
-        batch |= join_media(samples, self._contract, dtype=self._dtype)
+        batch |= join_media(samples, self._contract, dtype=self.dtype)
         if self._boundaries:
             batch |= self._segments(rows[0], padding)
         if self._weighting != "token":

@@ -147,6 +147,9 @@ class _Delivery:
         self._broken = self._ended = self.waiting = False
         self._workers = tuple(getattr(batches, "_workers", ()))
         self.pids = frozenset(worker.pid for worker in self._workers)
+        for pid in self.pids:  # as the workers do themselves, which may not have come to it yet
+            with suppress(OSError):  # spawned ones only they can move
+                os.setpgid(pid, pid)
         if self._workers:
             said_by_the_loader(self)
 

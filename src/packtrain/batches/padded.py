@@ -29,7 +29,7 @@ class PaddedCollator:
         patch_size: int = 0,
         loss_weighting: LossWeighting = "token",
     ) -> None:
-        self._contract, self._pad_id, self._capacity, self._dtype = contract, pad_id, capacity, dtype
+        self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._patch_size = patch_size
         self._weighting = checked_weighting(loss_weighting)
 
@@ -40,7 +40,7 @@ class PaddedCollator:
         if self._capacity is not None and samples and width > self._capacity:
             raise too_long(rows, samples, width, self._capacity)
         batch = self._tokens(samples, width) if samples else self._nothing()
-        batch |= join_media(samples, self._contract, dtype=self._dtype, per_row=True)
+        batch |= join_media(samples, self._contract, dtype=self.dtype, per_row=True)
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples] or [no_weights(width)]
             batch[LOSS_WEIGHTS] = _stacked(weights, width, 0)

@@ -42,7 +42,8 @@ class Standing:
     """Where iterations begin, and how far the newest has come.
 
     At first that is the beginning, after `load` the place that was saved, and once an iteration has handed out
-    everything the next epoch. An iteration that is given up changes nothing: the next begins where it began.
+    everything the next epoch; the only epoch of a plan comes again, as data of validation have to. An iteration that
+    is given up changes nothing: the next begins where it began.
     """
 
     def __init__(self, sampler: PackSampler) -> None:
@@ -82,8 +83,10 @@ class Standing:
         """A new iteration; where the last one handed out everything without being asked for its end, it has ended."""
         if self._newest is not None and self._newest.complete:
             self.end(self._newest)
+        epochs = self.sampler.schedule.plan.num_epochs
+        if self.over and epochs == 1 and self.sampler.span == "epoch":
+            self.set_epoch(0)
         if self.over:
-            epochs = self.sampler.schedule.plan.num_epochs
             raise _no_such_epoch(epochs, epochs)
         self._newest = Progress(self.sampler)
         return self._newest

@@ -114,3 +114,16 @@ def rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def check_ranks(rank: int, world: int) -> None:
+    """Refuse a trainer that counts other ranks than were started: each process would train a model of its own."""
+    there = rank_and_world()
+    if (rank, world) != there:
+        raise ConfigError(
+            "ranks",
+            got=f"rank {rank} of {world} in the trainer, rank {there[0]} of {there[1]} as launched",
+            expected="the same in both",
+            fix="without GPUs say so: TrainingArguments(use_cpu=True), Accelerator(cpu=True), "
+            "lightning.Trainer(accelerator='cpu', strategy='ddp', devices=...); or start one process",
+        )

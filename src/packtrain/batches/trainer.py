@@ -23,11 +23,14 @@ from transformers import (
     default_data_collator,
 )
 
+from packtrain.batches.collate import PackCollator
+from packtrain.batches.evaluation import EvaluationLoss
 from packtrain.batches.failures import FailureWatch
 from packtrain.batches.loader import PackLoader
 from packtrain.batches.loss import token_loss
-from packtrain.batches.sampler import rank_and_world
+from packtrain.batches.sampler import check_ranks, rank_and_world
 from packtrain.batches.values import BatchInfo
+from packtrain.batches.weights import LOSS_WEIGHTS
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.plans.schedule import LoaderState, Schedule
 
@@ -104,9 +107,18 @@ def _steps_of(epochs: float, schedule: Schedule) -> int:
 
 
 def check_arguments(
-    args: TrainingArguments, schedule: Schedule, *, world: int | None = None, rows_per_batch: int = 1
+    args: TrainingArguments,
+    schedule: Schedule,
+    *,
+    world: int | None = None,
+    rows_per_batch: int = 1,
+    packing: bool = True,
 ) -> None:
-    """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once."""
+    """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once.
+
+    Also those of Trainer and TRL that would do nothing, or something else, on packs. `packing`: rows may hold several
+    samples.
+    """
     world = args.world_size if world is None else world
     wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
     steps = wanted.pop("max_steps")
@@ -119,6 +131,12 @@ def check_arguments(
     if not 0 < args.max_steps <= steps:
         problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (so many steps has the plan)")
     problems += [why for wrong, why in _REFUSED if wrong(args)]
+    problems += [
+        f"{name}: {getattr(args, name)} ({why})"
+        for name, why in _AT_DEFAULT.items()
+        if name in _set(args) and (getattr(args, name) or name == "completion_only_loss")
+        if packing or name != "neftune_noise_alpha"
+    ]
     if problems:
         given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
         raise ConfigError(
@@ -151,10 +169,43 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
         "train_sampling_strategy: the schedule has the order; its `balance` evens out the work of ranks",
     ),
     (
+        lambda args: args.label_names not in (None, ["labels"]),
+        "label_names: the labels of packs are called labels",
+    ),
+    (
+        lambda args: any(
+            (getattr(getattr(args, "parallelism_config", None), f"{kind}_size", 1) or 1) > 1
+            for kind in ("tp", "cp", "sp")
+        ),
+        "parallelism_config: ranks that have to share a batch would each be given packs of their own",
+    ),
+    (
         lambda args: args.world_size > 1 and not args.average_tokens_across_devices,
         "average_tokens_across_devices: False would weigh the tokens of ranks with short packs more",
     ),
 )
+
+
+_LABELS = "labels come with the packs: where loss is taken is decided when the dataset is built"
+_ROWS = "rows are packs of the dataset; its config decides what they hold"
+_AT_DEFAULT: Mapping[str, str] = {  # or off; behind the line: TRL's
+    "label_smoothing_factor": "the loss is that of the supervised tokens as they are; leave it at 0",
+    "neftune_noise_alpha": "its noise shrinks with the length of a row, so a sample in a pack gets less than alone",
+    "batch_eval_metrics": "the loader of packs does not tell Trainer which batch is the last",
+    # ---- TRL's
+    "loss_type": "the loss is token_loss; give a compute_loss_func for another",
+    "router_aux_loss_coef": "token_loss has no loss of routers",
+    "completion_only_loss": _LABELS,
+    "assistant_only_loss": _LABELS,
+    "packing": _ROWS,
+    "eval_packing": _ROWS,
+    "padding_free": _ROWS,
+    "max_length": _ROWS,
+    "shuffle_dataset": "the schedule has the order",
+    "pad_to_multiple_of": "get_collator(pad_to_multiple=...) does it",
+    "chat_template_path": "texts were rendered when the dataset was built",
+    "eos_token": "texts were rendered when the dataset was built",
+}
 
 
 class PackedTraining:
@@ -164,12 +215,14 @@ class PackedTraining:
     a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
     and have to follow from the schedule do (`trainer.args`); those that were set and disagree are refused. Samples that
     cannot be decoded are counted by `failures`, by default into `ledger.jsonl` of the output folder; all ranks stop
-    together when there are too many.
+    together when there are too many. An evaluation is over a dataset of packs too, one in each batch, and its loss is
+    the mean over all tokens; `eval_collator` is by default that dataset's, with pixels as training has them.
     """
 
     args: TrainingArguments
     state: TrainerState
     train_dataset: PackedData
+    eval_dataset: Any
     data_collator: Any
     compute_loss_func: Any
 
@@ -180,8 +233,11 @@ class PackedTraining:
         *,
         train_dataset: Any = None,
         failures: FailureWatch | None = None,
+        eval_collator: Any = None,
         **options: Any,
     ) -> None:
+        self._eval_collator = eval_collator
+        self._evaluated: EvaluationLoss | None = None  # the evaluation that is under way
         if not hasattr(train_dataset, "schedule"):
             raise ConfigError(
                 "train_dataset",
@@ -199,7 +255,9 @@ class PackedTraining:
             self.data_collator = self.train_dataset.get_collator()  # what Trainer takes when none is given
         self.compute_loss_func = self.compute_loss_func or token_loss
         schedule = self.train_dataset.schedule
-        check_arguments(self.args, schedule, rows_per_batch=rows)
+        check_ranks(self.args.process_index, self.args.world_size)
+        packing = isinstance(self.data_collator, PackCollator)
+        check_arguments(self.args, schedule, rows_per_batch=rows, packing=packing)
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
         self._progress = PlanProgress(schedule)
@@ -212,6 +270,17 @@ class PackedTraining:
         self.failures.take(getattr(inputs, "info", BatchInfo()))
         return super().training_step(model, inputs, *args, **options)  # type: ignore[misc]
 
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Trainer's own, which would hand weights of tokens to the model, where nobody looks at them."""
+        if LOSS_WEIGHTS in inputs:
+            raise ConfigError(
+                "data_collator",
+                got="a loss_weighting whose weights this loss does not take",
+                expected="loss_weighting 'token'",
+                fix="use PackedTrainer with StepSettings(loss_weighting=...)",
+            )
+        return super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
+
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Trainer's own; it takes packs for samples, so their speed is put right, also in what `train` returns."""
         if logs.get("train_runtime") and "train_samples_per_second" in logs:
@@ -221,18 +290,63 @@ class PackedTraining:
 
     def get_train_dataloader(self) -> PackLoader:
         """This rank's packs of the whole run."""
+        persistent = self.args.dataloader_persistent_workers
+        return self._loader(self.train_dataset, self.data_collator, span="run", persistent_workers=persistent)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> PackLoader:
+        """This rank's packs of the first epoch of the evaluation's own plan."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if not hasattr(dataset, "schedule"):
+            raise ConfigError(
+                "eval_dataset",
+                got=type(dataset).__name__,
+                expected="a dataset of packs",
+                fix="give a MultiModalDataset that is built, with packing: false for padded rows",
+            )
+        collator = self._eval_collator if self._eval_collator is not None else self._collator_to_evaluate(dataset)
+        return self._loader(dataset, collator, span="epoch", persistent_workers=False)
+
+    def _loader(self, dataset: PackedData, collator: Any, **options: Any) -> PackLoader:
         args = self.args
-        return self.train_dataset.loader(
-            collator=self.data_collator,
-            span="run",
+        return dataset.loader(
+            collator=collator,
             rank=args.process_index,
             world=args.world_size,
             num_workers=args.dataloader_num_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
-            persistent_workers=args.dataloader_persistent_workers,
             pin_memory=args.dataloader_pin_memory,
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+            **options,
         )
+
+    def _collator_to_evaluate(self, dataset: Any) -> Any:
+        """The dataset's own: its packs may be longer than those that are trained."""
+        dtype = getattr(self.data_collator, "dtype", None)
+        return dataset.get_collator() if dtype is None else dataset.get_collator(dtype=dtype)
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Trainer's own, with what the batch holds taken down."""
+        if self._evaluated is not None:
+            self._evaluated.take(getattr(inputs, "info", BatchInfo()))
+        return super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
+        """Trainer's own, which takes the mean of the means of batches; the loss is that of the tokens instead."""
+        options["metric_key_prefix"] = metric_key_prefix
+        if not isinstance(dataloader, PackLoader):
+            return super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        given, taking = self.compute_loss_func, EvaluationLoss(self.compute_loss_func)
+        self.compute_loss_func = self._evaluated = taking
+        try:
+            output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        finally:
+            self.compute_loss_func, self._evaluated = given, None
+        found = taking.outcome()
+        found.warn(metric_key_prefix, first=self.args.process_index == 0)
+        output.metrics.update(found.counts(metric_key_prefix))
+        return output._replace(num_samples=found.samples)
 
 
 class PlanProgress(TrainerCallback):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,44 +13,12 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from packtrain.batches.evaluation import Evaluated
 from packtrain.batches.values import Batch
-from packtrain.core.errors import DataError
 from packtrain.training.agreement import summed
 from packtrain.training.loss import weight_of
 
 _SAVED = "packtrain.early_stopping"  # under this name it stands in trainer_state.json
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """One pass over the data of evaluation, by all ranks."""
-
-    loss: float
-    samples: int
-    tokens: int
-    batches: int
-    failures: int = 0  # samples that could not be decoded, and are in none of the others
-
-    def metrics(self, prefix: str, seconds: float) -> dict[str, float]:
-        """Under the names that Trainer gives them."""
-        found = {
-            "loss": self.loss,
-            "samples": float(self.samples),
-            "tokens": float(self.tokens),
-            "failures": float(self.failures),
-            "runtime": round(seconds, 4),
-            "samples_per_second": round(self.samples / max(seconds, 1e-9), 3),
-        }
-        return {f"{prefix}_{name}": value for name, value in found.items()}
-
-    def warn(self, prefix: str, *, first: bool) -> None:
-        """A loss over fewer samples is another number, and must not pass for the same. The first rank says it."""
-        if first and self.failures:
-            warnings.warn(
-                f"{prefix}: {self.failures:,} of {self.samples + self.failures:,} samples could not be decoded, so the "
-                f"loss is that of the others; evaluations with other {prefix}_failures cannot be compared with it",
-                stacklevel=2,
-            )
 
 
 class EvaluationStopped(Exception):
@@ -81,17 +47,7 @@ def evaluate(
             samples, tokens, number = samples + batch.info.whole_samples, tokens + batch.info.tokens, number + 1
             failures += sum(not entry.filtered for entry in batch.info.failures)
         found = summed([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
-    counts = [int(count) for count in found[2:]]
-    if not found[1]:
-        raise DataError(
-            "evaluation",
-            got=f"{counts[0]:,} samples without a supervised token; {counts[3]:,} could not be decoded",
-            expected="at least one that carries loss",
-            fix="look into the ledger of the evaluation data",
-        )
-    return Evaluated(
-        loss=found[0] / found[1], samples=counts[0], tokens=counts[1], batches=counts[2], failures=counts[3]
-    )
+    return Evaluated.of(found)
 
 
 @contextmanager

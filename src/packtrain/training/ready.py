@@ -30,6 +30,10 @@ from packtrain.training.settings import StepSettings
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILE = 128  # tokens
 _BOUNDARIES = ("varlen", "flash")  # kernels that take the ends of samples as numbers
+_ON_GPUS = {  # and why not on a CPU
+    **dict.fromkeys(("flash_attention_2", "flash_attention_3"), "for which it has no kernel"),
+    "flex": "where torch has no backward pass for it",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,6 +65,17 @@ def training_device(local_rank: int, *, use_cpu: bool) -> torch.device:
     return torch.device("cpu")
 
 
+def require_kernel(attention: str, device: torch.device) -> None:
+    """Refuse an attention that does not train on this device; varlen does on a CPU, sample by sample."""
+    if attention in _ON_GPUS and device.type == "cpu":
+        raise ConfigError(
+            "training.attention",
+            got=f"{attention} on a CPU, {_ON_GPUS[attention]}",
+            expected="an attention that trains here",
+            fix="leave it out to use what runs here, or set training.attention: sdpa",
+        )
+
+
 def ready_model(
     settings: ModelSettings,
     setup: TrainingSetup,
@@ -71,6 +86,7 @@ def ready_model(
     compile: bool | None = None,
 ) -> ReadyModel:
     """Load a model and set it up for packs, or for padded rows; the trainer moves it to its device."""
+    require_kernel(settings.attention, device)
     dtype = weights_dtype(settings, device)
     compiled = compile if compile is not None else device.type == "cuda" and packing
     model = load_model(settings.name, dtype=dtype, seed=seed, quantize=settings.method == "qlora")
@@ -79,13 +95,6 @@ def ready_model(
         # What padded rows are usually trained with: they are the baseline.
         attention = dense_backend(model, contract_for(model.config.to_dict()))
     used = prepare_model(model, attention=attention, device=device, dtype=dtype)
-    if used == "flex" and device.type == "cpu":
-        raise ConfigError(
-            "training.attention",
-            got="flex on a CPU, where torch has no backward pass for it",
-            expected="an attention that trains here",
-            fix="leave it out, or set training.attention: sdpa",
-        )
     multiply_patches(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)

@@ -25,7 +25,6 @@ from packtrain.batches.collate import PackCollator
 from packtrain.batches.trainer import PackedTraining
 from packtrain.batches.values import Batch, BatchInfo
 from packtrain.batches.watch import RankWatch
-from packtrain.core.errors import ConfigError
 from packtrain.models.attention import has_own_attention
 from packtrain.models.compiled import refuse_uncompiled
 from packtrain.models.prepare import prepare_model
@@ -93,7 +92,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self._meter: Meter = meter if meter is not None else NoMeter()
         self._on_step, self._on_proof = on_step, on_proof
         self._first_check, self._deadline = first_check, watch_deadline
-        self._memory_model, self._eval_collator, self._on_host = memory_model, eval_collator, tuple(on_host)
+        self._memory_model, self._on_host = memory_model, tuple(on_host)
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
             prepare_model(model, device=args.device)
         ready_for_steps(model, self.settings)
@@ -109,6 +108,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             train_dataset=train_dataset,
             data_collator=data_collator if data_collator is not None else self._collator_of(train_dataset, model),
             eval_dataset=eval_dataset,
+            eval_collator=eval_collator,
             **options,
         )
         refuse_unsharded(args, is_sharded=self.is_fsdp_enabled)
@@ -321,28 +321,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         outcome.warn(prefix, first=self.args.process_index == 0)
         return outcome.metrics(prefix, seconds)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """This rank's packs of the first epoch of the evaluation's own plan."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if not hasattr(dataset, "schedule"):
-            raise ConfigError(
-                "eval_dataset",
-                got=type(dataset).__name__,
-                expected="a dataset of packs",
-                fix="give a MultiModalDataset that is built, with packing: false for padded rows",
-            )
-        args = self.args
-        return dataset.loader(
-            collator=self._eval_collator if self._eval_collator is not None else self._collator_of(dataset, self.model),
-            span="epoch",
-            rank=args.process_index,
-            world=args.world_size,
-            num_workers=args.dataloader_num_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            persistent_workers=False,
-            pin_memory=args.dataloader_pin_memory,
-            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
-        )
+    def _collator_to_evaluate(self, dataset: Any) -> Any:
+        return self._collator_of(dataset, self.model)
 
     def _collator_of(self, dataset: Any, model: Any) -> Any:
         """The dataset's own, with pixels in the precision of the model where that is half."""
