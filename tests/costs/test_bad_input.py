@@ -112,6 +112,8 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "lone surrogate": (chat("\ud800"), "read", "text holds half a character"),
     "more markers": (chat("<image><image> two", images=["ok.png"]), "schema", "more image markers than images"),
     "fewer markers": (chat("<image> one", images=["ok.png"] * 2), "schema", "fewer image markers than images"),
+    "marker without media": (chat("the tag <image> in HTML"), "schema", "more image markers than images"),
+    "weight of nothing": (chat("x", weight=0), "loss", "no supervised tokens"),
     "reference of wrong type": (shows(7), "schema", "a media reference has the wrong type"),
     "empty reference": (shows(""), "schema", "a media reference is empty"),
     "missing": (shows("missing.png"), "media", "file not found"),
@@ -155,7 +157,6 @@ ODD = {
     "link inside": shows("inner.png"),
     "dots inside": shows("folder.png/../ok.png"),
     "data url": shows("data:image/png;base64,{png}"),
-    "marker without media": chat("the tag <image> in HTML"),
     "video": parts({"type": "video", "video": "ok.mp4"}),
 }
 
@@ -345,3 +346,36 @@ def test_a_name_that_is_not_unicode(tmp_path: Path, qwen: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["counts"]["rows"] == 3
     assert [line["id"] for line in ledger(tmp_path / "out")] == ["bad"]
+
+
+def test_what_nothing_reads_is_counted_and_said(tmp_path: Path, qwen: Path) -> None:
+    records = [record | {"id": f"r{at}"} for at, record in enumerate(chats(4))]
+    records[1] |= {"reflection": "hm", "source": "web"}
+    records[2] |= {"reflection": "hm", "rating": None}
+    records[2]["messages"][0]["name"] = "Ann"
+    options: dict[str, Any] = {"model": str(qwen), "workers": 1, "check": 0, "max_failure_rate": 1.0}
+    path = write_lines(tmp_path / "data.jsonl", records)
+    outcome = measure_outcome(path, out=tmp_path / "out", **options)
+    assert outcome.table.summary["unread"] == {
+        "reflection": {"records": 2, "example": "r1"},
+        "messages[].name": {"records": 1, "example": "r2"},
+    }
+    assert "reflection (2 records, first r1), messages[].name (1 records, first r2)" in outcome.notes[-1]
+    measure_outcome(path, out=tmp_path / "strict", strict_columns=True, **options)
+    lines = [(line["id"], line["reason"], line["detail"]) for line in ledger(tmp_path / "strict")]
+    reason = "a column or key that nothing reads"
+    assert lines == [("r1", reason, "reflection"), ("r2", reason, "reflection, messages[].name")]
+
+
+def test_columns_of_other_names(tmp_path: Path, qwen: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    path = write_lines(tmp_path / "data.jsonl", [{"query": f"{n}?", "response": "yes"} for n in range(3)])
+    arguments = ("measure", path, "-m", qwen, "-o", tmp_path / "out", "-w", 1, "--check", 0)
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert "looks like: --columns query=question,response=answer" in err
+    code, out, err = run(*arguments, "--columns", "query=question,response=answer")
+    assert code == 0, err
+    assert "3 measured + 0 in the ledger" in out
+    code, _, err = run(*arguments, "--columns", "query")
+    assert code == 2
+    assert "NAME_IN_DATA=NAME_HERE" in err

@@ -16,6 +16,7 @@ import zstandard
 
 from packtrain.core.errors import ConfigError
 from packtrain.records.formats import jsonl
+from packtrain.records.formats.files import split_note
 from packtrain.records.open import count_unit, data_files, iter_units, open_sources, read_unit, recognise
 
 LINES = b'{"a": 1}\n{"a": 2}\n'
@@ -43,6 +44,7 @@ def tar_bytes() -> bytes:
     return buffer.getvalue()
 
 
+ROWS = b'a,b\n1,"x\ny"\n2,\n'
 CONTENTS = {
     "jsonl": LINES,
     "json": LIST,
@@ -138,9 +140,11 @@ def test_patterns_and_hub_names(tmp_path: Path) -> None:
         assert (specs[0].format, specs[0].media_root) == ("webdataset", str(tmp_path))
         assert len(data_files(specs)) == 3
     assert recognise("org/name") == "hf_dataset"
-    hub = open_sources("org/some.name", split="val", streaming=True)[0]
-    assert (hub.format, hub.name, hub.split, hub.streaming) == ("hf_dataset", "some.name", "val", True)
+    hub = open_sources("org/some.name", split="val")[0]
+    assert (hub.format, hub.name, hub.split) == ("hf_dataset", "some.name", "val")
     assert data_files([hub]) == []
+    with pytest.raises(ConfigError, match=r"org/some\.name.*(?s:.*)check the name, the network"):
+        open_sources("org/some.name", streaming=True)  # which files it has only the hub can say
 
 
 def test_saved_datasets_are_recognised_with_their_files(tmp_path: Path) -> None:
@@ -189,3 +193,78 @@ def test_what_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError):
         recognise(str(tmp_path / "pipe"))
+
+
+HUB = ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/test-00000-of-00001.jsonl")
+
+
+def _filled(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"from": name}) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "wanted"),
+    [
+        (HUB, "train", HUB[:2]),
+        (HUB, "test", HUB[2:]),
+        (("train.jsonl", "val.jsonl", "test.jsonl"), "validation", ("val.jsonl",)),
+        (("train/a.jsonl", "test/a.jsonl", "test/b.jsonl"), "test", ("test/a.jsonl", "test/b.jsonl")),
+        (("coco_train-0-of-1.jsonl", "coco_val-0-of-1.jsonl"), "train", ("coco_train-0-of-1.jsonl",)),
+        (("train_sft-0-of-1.jsonl", "train_gen-0-of-1.jsonl"), "train_gen", ("train_gen-0-of-1.jsonl",)),
+        (("a.jsonl", "latest.jsonl", "contest/b.jsonl"), "train", ("a.jsonl", "contest/b.jsonl", "latest.jsonl")),
+    ],
+)
+def test_one_split_of_a_folder_is_read(tmp_path: Path, names: tuple[str, ...], split: str, wanted: tuple[str]) -> None:
+    specs = open_sources(str(_filled(tmp_path, *names)), split=split)
+    entries = [entry for unit in iter_units(specs) for entry in read_unit(specs, unit)]
+    assert [entry.value for entry in entries] == [{"from": name} for name in wanted]
+    assert data_files(specs) == [str(tmp_path / name) for name in wanted]
+    note = split_note(specs[0])
+    left = len(names) - len(wanted)
+    assert (note is None) == (left == 0)
+    assert note is None or f"({len(wanted)} file{'s' * (len(wanted) > 1)}); left: " in note
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "words"),
+    [
+        (HUB, "validation", "one of test, train"),
+        (("train_sft-0-of-1.jsonl", "train_gen-0-of-1.jsonl"), "train", "one of train_gen, train_sft"),
+        (("test.jsonl",), "train", "one of test"),
+        (("a.jsonl",), "test", "no file or folder is named after a split"),
+        (("train.jsonl", "more.jsonl"), "train", "belong to no split: more.jsonl"),
+    ],
+)
+def test_a_split_that_is_not_there_is_refused(tmp_path: Path, names: tuple[str, ...], split: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_sources(str(_filled(tmp_path, *names)), split=split)
+    everything = open_sources(str(tmp_path / "**" / "*.jsonl"), split=split)
+    assert len(data_files(everything)) == len(names), "a pattern reads what it names"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("settings.json", '{"a": {"b": 1}, "tags": ["x"]}', False),
+        ("dataset_info.json", '{"features": {"a": {"dtype": "int64"}}}', False),
+        ("state.json", '{"_data_files": [{"filename": "a"}]}', False),
+        ("empty.json", "", False),
+        ("list.json", LIST.decode(), True),
+        ("lines.json", LINES.decode(), True),
+        ("wrapped.json", '{"data": [{"a": 1}]}', True),
+        ("one.json", '{"messages": [{"role": "user", "content": "a"}]}', True),
+        ("b.csv", ROWS.decode(), True),
+    ],
+)
+def test_records_in_other_files_of_a_folder_are_not_lost(tmp_path: Path, name: str, text: str, refused: bool) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / name).write_text(text)
+    if refused:
+        with pytest.raises(ConfigError, match=r"files of several formats: (?s:.)*set dataset_format"):
+            recognise(str(tmp_path))
+    else:
+        assert recognise(str(tmp_path)) == "jsonl"
+    assert len(data_files(open_sources(str(tmp_path), format="jsonl"))) == 1

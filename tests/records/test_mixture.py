@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,104 @@ def test_yaml_cannot_make_objects(folder: Path) -> None:
     assert not marker.exists()
     with pytest.raises(ConfigError, match="nothing is there"):
         open_sources(str(folder / "none.yaml"))
+
+
+FACTORY = {
+    "alpaca": {"file_name": "a.jsonl"},
+    "mllm": {
+        "file_name": "sub/a.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    },
+    "hub": {"hf_hub_url": "org/name", "ms_hub_url": "other/name", "subset": "en", "split": "held"},
+}
+
+
+def written(folder: Path, content: object, name: str = "dataset_info.json") -> str:
+    (folder / name).write_text(json.dumps(content))
+    return str(folder / name)
+
+
+def test_the_registry_of_llama_factory_is_a_mixture(folder: Path) -> None:
+    path = written(folder, FACTORY)
+    assert recognise(path) == "mixture"
+    specs = open_sources(path)
+    assert [spec.name for spec in specs] == list(FACTORY)
+    assert [spec.path for spec in specs] == [str(folder / "a.jsonl"), str(folder / "sub/a.jsonl"), "org/name"]
+    assert [spec.media_root for spec in specs[:2]] == [str(folder)] * 2
+    assert (specs[2].split, specs[2].subset) == ("held", "en")
+    broken = written(
+        folder, {**FACTORY, "gone": {"file_name": "gone.json"}, "dpo": {"file_name": "b.jsonl", "ranking": True}}
+    )
+    assert [spec.name for spec in open_sources(broken, sources=["mllm"])] == ["mllm"], "others are not looked at"
+    with pytest.raises(ConfigError, match=r"dpo\.ranking: preference data"):
+        open_sources(broken)
+    with pytest.raises(ConfigError, match="did you mean 'mllm'"):
+        open_sources(broken, sources=["mlm"])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"columns": {"prompt": "article"}}, "a.columns.prompt: 'article' is not read as prompt; data.columns"),
+        ({"tags": {"user_tag": "boss"}}, "a.tags.user_tag"),
+        ({"columns": {"chosen": "good"}}, "a.columns.chosen"),
+        ({"num_samples": 10}, "repeats in a YAML mixture"),
+        ({"formatting": "own"}, "a.formatting"),
+        ({"strange": 1}, "a.strange: unknown key"),
+    ],
+)
+def test_what_an_entry_asks_for_is_refused_by_name(folder: Path, more: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_sources(written(folder, {"a": {"file_name": "a.jsonl", **more}}))
+    assert words in str(caught.value)
+
+
+def test_the_meta_file_of_internvl_is_a_mixture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"root": "pictures/", "annotation": "a.jsonl", "data_augment": False, "repeat_time": 0.5, "length": 9}
+    path = written(
+        folder / "sub", {"one": entry, "two": {**entry, "root": "", "annotation": str(folder / "b.jsonl")}}, "m.json"
+    )
+    monkeypatch.chdir(folder)  # `annotation` is there both times: the one beside the meta file counts
+    specs = open_sources(path)
+    assert [(spec.name, spec.path, spec.repeats) for spec in specs] == [
+        ("one", str(folder / "sub/a.jsonl"), 0.5),
+        ("two", str(folder / "b.jsonl"), 0.5),
+    ]
+    assert specs[0].media_root.rstrip("/") == str(folder / "pictures")
+    for key, value in (("max_dynamic_patch", 12), ("data_augment", True)):
+        with pytest.raises(ConfigError, match=f"one.{key}"):
+            open_sources(written(folder, {"one": {**entry, key: value}}, "n.json"))
+
+
+@pytest.mark.parametrize("content", [{"a": {"x": 1}}, {"features": {"a": {}}}, {"a": 1}, [{"file_name": "x"}], {}])
+def test_other_json_is_no_list_of_datasets(folder: Path, content: object) -> None:
+    assert recognise(written(folder, content)) in ("json", "jsonl")
+
+
+def test_the_items_of_lmms_engine(folder: Path) -> None:
+    text = "datasets:\n- {json_path: a.jsonl, data_folder: pictures, data_type: json, sampling_strategy: all}\n"
+    specs = open_sources(mixture(folder, text + "- {path: b.jsonl, data_folder: '', data_type: arrow}\n"))
+    assert [(spec.format, spec.media_root) for spec in specs] == [
+        ("jsonl", str(folder / "pictures")),
+        ("jsonl", str(folder)),
+    ]
+    with pytest.raises(ConfigError, match="sampling_strategy: 'first:10%'"):
+        open_sources(mixture(folder, text.replace("all", "'first:10%'")))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a.jsonl#500", "takes 500 samples, as ms-swift writes it; path: a.jsonl with repeats"),
+        ("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: ./coco}}", "Energon"),
+    ],
+)
+def test_lists_that_are_refused_by_name(folder: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_sources(mixture(folder, text))
+    assert words in str(caught.value)
 
 
 def test_the_keys_of_an_item_are_public() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import ROLES, Media, MediaRef, Message, Record, Text
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
+from packtrain.records.schemas.unread import Unread, unread_of
 from packtrain.records.source import Entry
 
 DEFAULT = SchemaOptions()
@@ -22,13 +24,14 @@ DEFAULT = SchemaOptions()
 
 def convert(value: Any, media: dict[str, MediaRef] | None = None, **options: Any) -> Record:
     entry = Entry(origin="data.jsonl:7", value=value, media=media or {})
-    return to_record(entry, source="mine", options=SchemaOptions(**options) if options else DEFAULT)
+    options_ = SchemaOptions(**options) if options else DEFAULT
+    return to_record(entry, source="mine", options=options_, unread=Unread())
 
 
 def reason(value: Any, **options: Any) -> str:
     with pytest.raises(RecordError) as caught:
         convert(value, **options)
-    assert caught.value.stage in ("schema", "media", "formatting")
+    assert caught.value.stage in ("schema", "media", "formatting", "loss")
     return caught.value.reason
 
 
@@ -46,6 +49,11 @@ def user(content: Any) -> list[dict[str, Any]]:
 
 def answer(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
+
+
+def flagged(*flags: dict[str, Any]) -> dict[str, Any]:
+    """An answer of one text part for each of the flags."""
+    return {"role": "assistant", "content": [{"type": "text", "text": "x", **flag} for flag in flags]}
 
 
 # --- the same conversation in every schema ------------------------------------------------------------------
@@ -207,8 +215,32 @@ def outcome_of(value: Any) -> Record | RecordError:
             {"messages": user("x"), "chat_template_kwargs": {"enable_thinking": False}},
             "arguments of the chat template are not supported",
         ),
-        ({"messages": [{**answer("x"), "trainable": False}]}, "trainable in a message is not supported"),
-        ({"messages": [{**answer("x"), "mask": True}]}, "mask in a message is not supported"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool calls are not supported"),
+        ({"messages": user("x"), "functions": [{"name": "f"}]}, "tool definitions are not supported"),
+        ({"messages": [{**answer("x"), "loss_scale": 2}]}, "a message's train flag is neither yes nor no"),
+        ({"messages": [{**answer("x"), "train_detail": [{}]}]}, "loss on a part of a message is not supported"),
+        ({"messages": [flagged({"train": False}, {})]}, "loss on a part of a message is not supported"),
+        ({"messages": [flagged({"train_detail": [{}]})]}, "loss on a part of a message is not supported"),
+        ({"messages": [flagged({"weight": 0.5})]}, "a part's train flag is neither yes nor no"),
+        ({"messages": user("x"), "weight": 0}, "no supervised tokens"),
+        ({"messages": user("x"), "weight": 0.5}, "a record's train flag is neither yes nor no"),
+        ({"chosen": user("x"), "rejected": user("y")}, "preference data are not supported"),
+        ({"conversations": user("x")[:1], "chosen": {}, "rejected": answer("y")}, "preference data are not supported"),
+        ({"messages": user("x"), "rejected_response": "no"}, "preference data are not supported"),
+        ({"prompt": "x", "completion": "y", "label": False}, "preference data are not supported"),
+        ({"messages": user("x"), "label": True}, "preference data are not supported"),
+        ({"prompt": "x"}, "a prompt without a completion"),
+        ({"messages": user("<image>x")}, "more image markers than images"),
+        ({"prompt": "<image>x", "completion": "y"}, "more image markers than images"),
+        ({"instruction": "<image>x", "output": "y", "image": ""}, "more image markers than images"),
+        ({"text": "<image>x"}, "more image markers than images"),
+        ({"messages": user("x"), "image_path": "a", "img": "b"}, "two columns for the same kind of media"),
+        (
+            {"messages": user("x"), "objects": {"ref": ["a"], "bbox": [[1, 2, 3, 4]]}},
+            "grounding objects are not supported",
+        ),
+        ({"question": "x", "answer": "y", "options": ["a"]}, "a column that belongs to the question is not read"),
+        ({"question": "x", "answer": "y", "context": "z"}, "a column that belongs to the question is not read"),
         ({"messages": [{**answer("x"), "prefix": True}]}, "prefix in a message is not supported"),
         ({"messages": [*user("x"), answer("Write <image>.")], "images": ["a"]}, "image marker in an answer"),
         ({"conversations": [*user("x"), answer("<image>")], "image": "a"}, "image marker in an answer"),
@@ -286,14 +318,48 @@ def test_a_path_without_bytes_is_a_path() -> None:
     assert medium.ref == MediaRef(name="a.png", path="a.png")
 
 
-def test_markers_count_only_where_the_record_has_such_media() -> None:
-    html = "<video> and <image> are tags"
-    assert shape(convert({"messages": user(html)}))[0] == ("user", [html])
-    assert shape(convert({"messages": user("<image>" + html[:20]), "videos": ["a.mp4"]}))[0] == (
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_markers_of_videos_and_sounds_count_only_where_the_record_has_such(column: str) -> None:
+    html = "<video> and <audio> are tags"
+    assert shape(convert({column: user(html)}))[0] == ("user", [html])
+    assert shape(convert({column: user(html), "videos": ["a.mp4"]}))[0] == (
         "user",
-        ["<image>", "video:a.mp4", " and <image> "],
+        ["video:a.mp4", " and <audio> are tags"],
     )
-    assert shape(convert({"conversations": user("<video> is a tag")}))[0] == ("user", ["<video> is a tag"])
+
+
+@pytest.mark.parametrize("columns", [{}, {"images": []}, {"image": ""}, {"image": None}])
+def test_for_a_model_of_text_alone_an_image_marker_is_text(columns: dict[str, Any]) -> None:
+    value = {"messages": user("<image> is a tag"), **columns}
+    entry = Entry(origin="x", value=value)
+    record = to_record(entry, source="s", options=DEFAULT, text_only=True)
+    assert shape(record)[0] == ("user", ["<image> is a tag"])
+    assert reason(value) == "more image markers than images"
+    assert not list(convert({**value, "messages": user("x")}).media())
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"image_path": "a.png"},
+        {"image_paths": ["a.png"]},
+        {"img": {"bytes": None, "path": "a.png"}},
+        {"image_file": "a.png", "image": None},
+        {"image": "a.png", "image_path": "elsewhere/b.png"},
+        {"images": ["a.png"], "img": b"", "image_url": "http://host/a.png"},
+    ],
+)
+def test_media_have_columns_of_many_names(columns: dict[str, Any]) -> None:
+    for value in ({"messages": user("<image>x")}, {"question": "<image>x", "answer": "y"}):
+        assert shape(convert(value | columns))[0] == ("user", ["image:a.png", "x"])
+    (video,) = convert({"messages": user("<video>x"), "video_path": "a.mp4"}).media()
+    assert (video.kind, video.ref.name) == ("video", "a.mp4")
+
+
+def test_a_medium_in_the_shard_is_the_one_that_a_path_tells_of() -> None:
+    attached = {"jpg": MediaRef(name="1.jpg", data=b"J")}
+    record = convert({"text": "a cat", "image_path": "some/where.jpg"}, attached)
+    assert shape(record) == [("user", ["image:1.jpg"]), ("assistant", ["a cat"])]
 
 
 def test_llava_video_data_mark_videos_as_images() -> None:
@@ -362,9 +428,67 @@ def test_empty_texts_stay_for_the_template() -> None:
     assert convert({"messages": user(parts)}).messages[0].parts == (Text(""), Text("x"), Text(""))
 
 
-@pytest.mark.parametrize("field", [{"trainable": True}, {"mask": False}, {"prefix": False}, {"mask": None}])
-def test_fields_that_ask_for_nothing_are_taken(field: dict[str, Any]) -> None:
-    assert convert({"messages": [{**answer("x"), **field}]}).messages[0].train
+LOSS = {"train": True, "training": 1, "trainable": True, "loss": 1.0, "loss_weight": 1, "loss_scale": 1.0, "weight": 1}
+
+
+@pytest.mark.parametrize("field", [*LOSS.items(), ("mask", False), ("mask", None), ("prefix", False)])
+def test_fields_that_ask_for_nothing_are_taken(field: tuple[str, Any]) -> None:
+    flags = dict([field])
+    assert convert({"messages": [{**answer("x"), **flags}]}).messages[0].train
+    assert convert({"messages": [flagged(flags, {})]}).messages[0].train
+    assert convert({"messages": user("x"), "weight": 1, "mask": b"a picture"}).messages[1].train
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_a_chat_may_be_a_text_of_json(column: str) -> None:
+    assert convert({column: json.dumps(user("x"))}) == convert({column: user("x")})
+    assert reason({column: '{"role": "user"}'}) == reason({column: "[" * 100_000}) == "a column has the wrong type"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"messages": user("x"), "id": 1, "image": "a", "source": "s", "width": 3, "weight": 1, "system": "s"}, []),
+        ({"messages": user("x"), "text": "y", "score": 0, "rating": None, "tags": []}, ["text", "score"]),
+        ({"messages": [{**answer("x"), "name": "Ann", "train": True, "tool_calls": None}]}, ["messages[].name"]),
+        ({"messages": [flagged({"fps": 2, "image": None, "train": 1})]}, ["messages[].content[].fps"]),
+        ({"texts": [{"user": "x", "assistant": "y", "source": "s", "mood": 1}] * 2}, ["texts[].mood"]),
+        ({"instruction": "x", "input": "y", "output": "z", "history": []}, []),
+        ({"question": "x", "answer": "y", "input": "z"}, ["input"]),
+        ({"text": "x", "system": "y"}, ["system"]),
+        ({"prompt": [{**answer("x"), "mood": 1}], "completion": "y"}, ["prompt[].mood"]),
+    ],
+)
+def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str]) -> None:
+    assert unread_of(value, recognise_schema(value)) == expected
+    entry = Entry(origin="x", value={**value, "id": "first"})
+    seen = Unread()
+    for _ in range(2):
+        to_record(entry, source="s", options=DEFAULT, unread=seen)
+    assert seen.handed_over() == {name: [2, "first"] for name in expected}
+    assert not seen.handed_over()
+    if expected:
+        with pytest.raises(RecordError, match="nothing reads"):
+            to_record(entry, source="s", options=DEFAULT, unread=Unread(strict=True))
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (("query", "response"), "query=question,response=answer"),
+        (("INSTRUCTION", "RESPONSE", "SOURCE"), "INSTRUCTION=question,RESPONSE=answer"),
+        (("input", "output"), "input=question,output=answer"),
+        (("system_prompt", "question", "response"), "response=answer,system_prompt=system"),
+        (("instruction", "context", "response"), "context=input,response=output"),
+        (("dialog", "id"), "dialog=messages"),
+    ],
+)
+def test_unknown_columns_are_answered_with_what_they_look_like(columns: tuple[str, ...], expected: str) -> None:
+    value = {name: user("y") if name == "dialog" else "x" for name in columns}
+    with pytest.raises(RecordError) as caught:
+        convert(value)
+    assert caught.value.detail.endswith(f"looks like: --columns {expected}")
+    assert convert(value, columns=dict(pair.split("=") for pair in expected.split(","))).messages
 
 
 def test_roles_have_many_names() -> None:
@@ -374,10 +498,13 @@ def test_roles_have_many_names() -> None:
     assert [m.role for m in record.messages] == expected
 
 
-@pytest.mark.parametrize("flag", [{"train": False}, {"weight": 0}, {"weight": 0.0}, {"loss": False}])
-def test_a_message_can_ask_for_no_loss(flag: dict[str, Any]) -> None:
-    turns = [{"role": "assistant", "content": "x", **flag}, {"role": "assistant", "content": "y", "weight": 1}]
-    assert [m.train for m in convert({"messages": turns}).messages] == [False, True]
+@pytest.mark.parametrize("flag", [*((name, type(one)(0)) for name, one in LOSS.items()), ("mask", True), ("mask", 1)])
+def test_a_message_can_ask_for_no_loss(flag: tuple[str, Any]) -> None:
+    flags = dict([flag])
+    picture = {"type": "image", "image": "a.png"}  # which has no say
+    parts = flagged(flags, flags)
+    turns = [{**answer("x"), **flags}, {**parts, "content": [picture, *parts["content"]]}, {**answer("y"), "weight": 1}]
+    assert [m.train for m in convert({"messages": turns}).messages] == [False, False, True]
 
 
 def test_only_the_completion_carries_loss() -> None:
@@ -390,7 +517,7 @@ def test_only_the_completion_carries_loss() -> None:
 
 def test_alpaca_puts_the_input_below_the_instruction() -> None:
     record = convert({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be terse."})
-    assert shape(record) == [("system", ["Be terse."]), ("user", ["Add.\n\n1 2"]), ("assistant", ["3"])]
+    assert shape(record) == [("system", ["Be terse."]), ("user", ["Add.\n1 2"]), ("assistant", ["3"])]
     assert reason({"messages": [{"role": "system", "content": "x"}], "system": "y"}) == "two system messages"
 
 

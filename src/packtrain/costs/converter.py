@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from packtrain.core.errors import RecordError
+from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Record
 from packtrain.costs.request import Request
+from packtrain.families.registry import is_text_only
 from packtrain.records.media import MediaStore
 from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.formatting import load_formatting
+from packtrain.records.schemas.unread import Unread
 from packtrain.records.source import Entry
 
 
@@ -24,6 +26,8 @@ class Converter:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._formatting = load_formatting(request.schema.formatting)[0] if request.schema.formatting else None
+        self.unread = Unread(strict=request.strict_columns)
+        self._text_only = _text_only(request)
         self._stores = [
             MediaStore(
                 spec.media_root,
@@ -40,7 +44,14 @@ class Converter:
             raise Filtered("source not selected", name)
         if entry.error is not None:
             raise entry.error
-        record = to_record(entry, source=name, options=self._request.schema, formatting=self._formatting)
+        record = to_record(
+            entry,
+            source=name,
+            options=self._request.schema,
+            formatting=self._formatting,
+            text_only=self._text_only,
+            unread=self.unread,
+        )
         most = filters.max_images_per_sample
         if most is not None and (images := sum(medium.kind == "image" for medium in record.media())) > most:
             raise Filtered("more images than max_images_per_sample", f"{images} images")
@@ -49,3 +60,10 @@ class Converter:
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._stores[source]
+
+
+def _text_only(request: Request) -> bool:
+    try:
+        return is_text_only(request.settings())
+    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+        return False

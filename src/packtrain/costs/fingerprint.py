@@ -21,7 +21,7 @@ from packtrain.records.open import data_files, named_files
 from packtrain.records.schemas.formatting import load_formatting
 from packtrain.records.shards.address import is_remote, remote_state
 
-RULES_VERSION = 3  # raised whenever the same inputs would be measured differently
+RULES_VERSION = 4  # raised whenever the same inputs would be measured differently
 _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end in
 
 

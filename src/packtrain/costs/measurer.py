@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
@@ -126,6 +126,10 @@ class Measurer:
                 raise RecordError("family", "audio has no token rule yet", f"{header.seconds:.2f} s")
             _check_duration(header, filters)
         return headers
+
+    def unread(self) -> dict[str, list[Any]]:
+        """What nothing reads of the records since the last call, as `Unread` counts it."""
+        return self._converter.unread.handed_over()
 
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packtrain.core.errors import ArtifactError, ConfigError, RecordError
+from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError, RecordError
 from packtrain.core.fingerprint import differences
 from packtrain.core.values import MediaHeader, MediaLimits
 from packtrain.costs.fingerprint import settings_state
@@ -101,11 +101,35 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     return {name: values[keep] for name, values in columns.items()}, np.flatnonzero(keep), dropped
 
 
+def largest_image(table: CostTable) -> int | None:
+    """Patches of the table's largest image, all its tiles together; None where headers or their rule are not there."""
+    inputs, index = table.summary["inputs"], table.column("index")
+    media = _media_of(table, index)
+    images = media["kind"] == "image"
+    if not images.any():
+        return None
+    rows = media["row"][images]
+    beside = np.bincount(rows)[rows]  # images of its sample, on which tiles may depend
+    shapes = np.unique(np.stack([media["width"][images], media["height"][images], beside], axis=1), axis=0)
+    before = MediaLimits(**inputs["request"]["limits"])
+    after = MediaLimits(**{**inputs["request"]["limits"], **table.limits.given()})
+    try:
+        pricer = _Pricer(inputs, table.places, before, after)
+    except PacktrainError:  # the model is no longer there, or has no rule
+        return None
+    headers = [
+        (MediaHeader(kind="image", width=width, height=height), count) for width, height, count in shapes.tolist()
+    ]
+    prices = [pricer.prices(header, count) for header, count in headers]
+    return max((price[1].patches for price in prices if not isinstance(price, RecordError)), default=None)
+
+
 def _media_of(table: CostTable, index: np.ndarray) -> dict[str, np.ndarray]:
     """The media of the table's rows, each with the row it belongs to."""
-    media = {name: table.media(name) for name in (*_SHAPE, "record", "supervised")}
-    row = np.searchsorted(index, media.pop("record"))
-    return {**media, "row": row}
+    record = table.media("record")
+    here = np.isin(record, index)
+    media = {name: table.media(name)[here] for name in (*_SHAPE, "supervised")}
+    return {**media, "row": np.searchsorted(index, record[here])}
 
 
 def _shapes(media: dict[str, np.ndarray], num_rows: int) -> tuple[list[tuple[MediaHeader, int]], np.ndarray]:

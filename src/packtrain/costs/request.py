@@ -61,6 +61,7 @@ class Request:
     seed: int = 0
     tokenizer: str | None = None  # folder of the tokenizer as transformers builds it, where the model's is not enough
     chat_template: str | None = None  # the user's own, in place of the model's
+    strict_columns: bool = False  # refuse records with anything that nothing reads
     template_date: str | None = None  # YYYY-MM-DD, what the chat template writes as today; `dated` gives it one
 
     def settings(self) -> ProcessorSettings:
@@ -91,8 +92,8 @@ class Request:
         are applied when packing.
         """
         plain = {name: value for name, value in asdict(self).items() if name not in ("model", "tokenizer")}
-        for name in ("template_date", "chat_template"):
-            if plain[name] is None:  # as of most: what they are known by has no such name
+        for name in ("template_date", "chat_template", "strict_columns"):
+            if not plain[name]:  # as of most: what they are known by has no such name
                 del plain[name]
         for spec, place in zip(plain["specs"], self.places().sources, strict=True):
             del spec["repeats"], spec["weight"]

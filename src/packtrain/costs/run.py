@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -134,7 +134,7 @@ def run(
             raise
         counts = write_table(out, journal)
         if counts.rows == 0:
-            raise _nothing_left(counts, remedies)
+            raise _nothing_left(counts, remedies, [str(spec.path) for spec in task.request.specs])
         table = CostTable(out, {"inputs": inputs, "counts": counts.as_dict()})
         if policy.check and not by_processor:
             progress.checking = min(policy.check, counts.rows)
@@ -146,6 +146,7 @@ def run(
             "mixture": task.request.mixture(),
             "told": told,
             "counts": counts.as_dict(),
+            "unread": counts.unread_by_name(),
             "content": counts.content.summary(),
             "files": [[file.source, places.sources[file.source].name_of(file.file)] for file in counts.files],
             "statistics": summarise(table),
@@ -267,13 +268,13 @@ def _check(
     return compared, f"{broken} more could not be decoded" if broken else ""
 
 
-def _nothing_left(counts: Counts, remedies: Remedies) -> DataError:
+def _nothing_left(counts: Counts, remedies: Remedies, paths: Sequence[str]) -> DataError:
     worst = counts.reasons.most_common(3)
     reasons = "; ".join(f"{count:,} x {reason}" for reason, count in worst)
     helps = dict.fromkeys((*(remedies.to_do(reason) for reason, _ in worst), remedies.listed()))
     return DataError(
         "no record is left",
-        got=reasons or "an empty dataset",
+        got=reasons or f"an empty dataset: {', '.join(paths[:3])}{' and more' * (len(paths) > 3)}",
         expected="at least one usable record",
         fix="; ".join(filter(None, helps)) if reasons else "check that the path names the data",
     )

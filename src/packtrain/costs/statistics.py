@@ -25,6 +25,7 @@ DESCRIBED = (
 
 
 _FEW_SUPERVISED = 0.02  # of all tokens: less is said
+_NAMED = 8  # columns and keys that nothing reads
 _MANY_COPIES = 0.01  # of all records: more are said
 
 
@@ -47,6 +48,23 @@ def describe(values: np.ndarray) -> dict[str, float]:
         "p99": float(p99),
         "total": float(values.sum()),
     }
+
+
+def unread_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which columns and keys of the data nothing reads; `summary` as measure.json has it.
+
+    >>> unread_note({"unread": {"mood": {"records": 2, "example": "a7"}}})[0].partition(";")[0]
+    'nothing reads these columns or keys of the data: mood (2 records, first a7)'
+    """
+    found = summary.get("unread") or {}
+    if not found:
+        return ()
+    named = [f"{name} ({one['records']:,} records, first {one['example']})" for name, one in found.items()]
+    more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+    return (
+        f"nothing reads these columns or keys of the data: {', '.join(named[:_NAMED])}{more}; "
+        "--columns gives one another name, --strict-columns refuses records that have any",
+    )
 
 
 def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -73,7 +91,7 @@ def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
             f"the chat template leaves out a part of answers (reasoning, as a rule) in {number:,} of {rows:,} samples: "
             "that part is not trained"
         )
-    return tuple(notes)
+    return (*notes, *unread_note(summary))
 
 
 def summarise(table: CostTable) -> dict[str, Any]:

@@ -185,6 +185,12 @@ class CostTable:
         table._columns, table._rows, table._limits, table.dropped = columns, rows, limits, dropped
         return table
 
+    def largest_image(self) -> int | None:
+        """Patches of the largest image, all its tiles together; None where they cannot be told from headers."""
+        from packtrain.costs.relimit import largest_image
+
+        return largest_image(self)
+
     def filtered(self, *, max_images_per_sample: int | None = None, max_sample_length: int | None = None) -> CostTable:
         """The rows that measuring with these filters would have kept."""
         keep, dropped = np.ones(len(self), bool), dict(self.dropped)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +39,7 @@ class Counts:
     cut_short: int = 0  # ledger lines that stand for a whole file, or for the rest of one
     without_end: int = 0  # rows in which nothing that carries loss ends in an end token
     shortened: int = 0  # rows with an answer of which the chat template leaves something out
+    unread: dict[str, list[Any]] = field(default_factory=dict)  # as the units have it
     reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
     unit_entries: list[int] = field(default_factory=list)
     files: dict[DataFile, int] = field(default_factory=dict)  # those that rows stand in, numbered as they come
@@ -46,6 +48,17 @@ class Counts:
     def file_number(self, unit: UnitResult) -> int:
         """The number of a unit's file; a new one where it is the first of its file."""
         return self.files.setdefault(DataFile(unit.source, unit.file), len(self.files))
+
+    def take_unread(self, unit: UnitResult) -> None:
+        """Add what nothing reads in a unit; the first record of each name stays."""
+        for name, (records, example) in unit.unread.items():
+            known = self.unread.setdefault(name, [0, example])
+            known[0] += records
+
+    def unread_by_name(self) -> dict[str, dict[str, object]]:
+        """For measure.json, the most frequent first."""
+        found = sorted(self.unread.items(), key=lambda item: (-item[1][0], item[0]))
+        return {name: {"records": records, "example": example} for name, (records, example) in found}
 
     def check(self) -> None:
         """Entries read = rows + ledger lines, or something was lost."""
@@ -83,6 +96,7 @@ def write_table(out: Path, journal: Journal) -> Counts:
             counts.failed += unit.failed
             counts.without_end += unit.without_end
             counts.shortened += unit.shortened
+            counts.take_unread(unit)
             counts.unit_entries.append(unit.entries)
             for line in unit.ledger.decode().split("\n"):
                 if line:
@@ -114,6 +128,7 @@ def _given_up(unit: UnitResult) -> UnitResult:
     return replace(
         unit,
         rows=0,
+        unread={},
         failed=unit.failed + unit.rows,
         costs=to_ipc({name: [] for name in COST_SCHEMA.names}, COST_SCHEMA),
         media=to_ipc({name: [] for name in MEDIA_SCHEMA.names}, MEDIA_SCHEMA),

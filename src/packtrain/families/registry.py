@@ -31,13 +31,23 @@ MODEL_TYPES: Mapping[str, str] = {
 }
 
 
+def _rule_of(settings: ProcessorSettings) -> str | None:
+    path = MODEL_TYPES.get(settings.model_type)
+    if path is None and not (settings.image or settings.video or settings.processor):
+        return TEXT_ONLY
+    return path
+
+
+def is_text_only(settings: ProcessorSettings) -> bool:
+    """Does the model take no media at all?"""
+    return _rule_of(settings) == TEXT_ONLY
+
+
 def load_family(settings: ProcessorSettings, limits: MediaLimits) -> Family | None:
     """The family for these settings; None where no rule covers them and the processor itself has to be run."""
-    path = MODEL_TYPES.get(settings.model_type)
+    path = _rule_of(settings)
     if path is None:
-        if settings.image or settings.video or settings.processor:
-            return None
-        path = TEXT_ONLY
+        return None
     module, _, attribute = path.partition(":")
     family = getattr(importlib.import_module(module), attribute)
     try:

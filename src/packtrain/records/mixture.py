@@ -1,22 +1,33 @@
-"""A YAML file that names several datasets and how much of each to use; all that is wrong with it is said at once."""
+"""A file that names several datasets and how much of each to use; all that is wrong with it is said at once."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
+from packtrain.records.registry import is_registry, refuse_named, registry_items
 from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import brief, read_any
 
-ALIASES: Mapping[str, str] = {"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"}
+ALIASES: Mapping[str, str] = {
+    **{"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"},
+    **{"json_path": "path", "data_folder": "media_root"},  # of lmms-engine
+}
+# lmms-engine's kinds of data, which are recognised here.
+_DATA_TYPES = ("json", "jsonl", "csv", "arrow", "parquet", "hf_dataset")
 TEXT_KEYS = ("path", "name", "format", "media_root", "split", "subset")
+_COUNTED = re.compile(r"(.+)#(\d+)")
+_ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    **{"data_folder": ("", None), "data_type": (*_DATA_TYPES, None), "sampling_strategy": ("all", None)},
+}
 SHARE_KEYS = ("weight", "repeats")
 KEYS = (*TEXT_KEYS, *SHARE_KEYS)
 
@@ -35,11 +46,14 @@ class MixtureItem:
     repeats: float | None = None
 
 
-def read_mixture(file: str) -> list[MixtureItem]:
-    """The items of a mixture file. Raises ConfigError that lists every problem."""
-    items = _items(file)
+def read_mixture(file: str, names: Sequence[str] = ()) -> list[MixtureItem]:
+    """The items of a mixture file; of another system's list of datasets, those of these names.
+
+    Raises ConfigError that lists every problem.
+    """
     folder = os.path.dirname(os.path.abspath(file))
     problems: list[str] = []
+    items = list(registry_items(file, names, problems)) if is_registry(file) else _items(file)
     read = [_item(item, f"datasets[{number}]", folder, problems) for number, item in enumerate(items)]
     if problems:
         raise mixture_error(file, problems)
@@ -55,6 +69,7 @@ def _items(file: str) -> list[Any]:
     """The list in the file, either at the top or under `datasets:`."""
     shape = "a list of datasets, or `datasets:` with such a list"
     content = read_any(Path(file), "a YAML file with " + shape)
+    refuse_named(file, content)
     if isinstance(content, Mapping):
         if unknown := [str(key) for key in content if key != "datasets"]:
             hint = nearest(unknown[0], ["datasets"]) or "remove it, or move it into the run's config"
@@ -68,6 +83,10 @@ def _items(file: str) -> list[Any]:
 def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureItem | None:
     """One item of the list; what is wrong with it is added to `problems`."""
     if isinstance(item, str):
+        if (counted := _COUNTED.fullmatch(item)) and not os.path.lexists(os.path.join(folder, item)):
+            way = f"path: {counted[1]} with repeats takes a share of its records"
+            problems.append(f"{where}: {brief(item)} takes {counted[2]} samples, as ms-swift writes it; {way}")
+            return None
         item = {"path": item}
     if not isinstance(item, Mapping):
         problems.append(f"{where}: {type(item).__name__} instead of a dataset")
@@ -76,7 +95,11 @@ def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureIte
     values: dict[str, Any] = {}
     for written, value in item.items():
         key = ALIASES.get(str(written), str(written))
-        if key not in KEYS:
+        if value in _ASKS_NOTHING.get(str(written), ()):
+            continue
+        if key in _ASKS_NOTHING and key not in ALIASES:
+            problems.append(f"{where}.{written}: {brief(value)} is not known here; repeats takes a share of a source")
+        elif key not in KEYS:
             problems.append(f"{where}.{written}: unknown key. {nearest(str(written), [*KEYS, *ALIASES])}".rstrip())
         elif key in values:
             problems.append(f"{where}.{written}: {key} is given twice")

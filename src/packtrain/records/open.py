@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.secrets import kept_apart
 from packtrain.records.formats import json_object
 from packtrain.records.formats.compression import SPOILING, SPOILT, file_blocks
+from packtrain.records.formats.delimited import NOT_CSV
 from packtrain.records.formats.files import (
     ENDINGS,
     YAML_ENDINGS,
@@ -23,12 +25,14 @@ from packtrain.records.formats.files import (
     list_files,
     local_root,
     shown_name,
+    split_files,
     walk,
     writable,
 )
 from packtrain.records.formats.json_object import BOM, parse_object
-from packtrain.records.formats.saved_dataset import dataset_files, is_saved_dataset
+from packtrain.records.formats.saved_dataset import INFO_FILE, SPLITS_FILE, STATE_FILE, dataset_files, is_saved_dataset
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
+from packtrain.records.registry import is_registry
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.shards.plain import Plain
@@ -37,12 +41,12 @@ from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, o
 # Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
 OF_ONE_RECORD = frozenset(
     {json_object.TOO_LONG, json_object.NOT_UTF8, json_object.NOT_JSON, json_object.NOT_OBJECT, json_object.TOO_DEEP}
-    | {json_object.LONE_SURROGATE, "row cannot be read", "link in archive", "special file in archive"}
+    | {json_object.LONE_SURROGATE, NOT_CSV, "row cannot be read", "link in archive", "special file in archive"}
     | {"two members with the same extension", "member has no extension", "media member is too large", SPOILT}
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
-_TABLES = (".csv", ".tsv", ".xlsx")  # that people have, and that hold no conversations as they are
+_DESCRIBING = (STATE_FILE, INFO_FILE, SPLITS_FILE, "dataset_infos.json")  # that stand beside data files
 YAML = "yaml"  # what users call that format
 LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
@@ -61,11 +65,21 @@ def open_sources(
     format: str | None = None,
     media_root: str | None = None,
     split: str = "train",
-    streaming: bool = False,
+    streaming: bool | None = False,
     subset: str | None = None,
+    sources: Sequence[str] = (),
 ) -> list[SourceSpec]:
-    """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError."""
-    if not (format == YAML or path.lower().endswith(YAML_ENDINGS)) or os.path.isdir(path):
+    """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError.
+
+    Of another system's list of datasets only those of these names, `sources`, are looked at. `streaming` is for
+    datasets on the hub: nothing is downloaded beforehand; with None only where their files can be read so.
+    """
+    listed = (
+        format == YAML
+        or path.lower().endswith(YAML_ENDINGS)
+        or (format is None and is_registry(os.path.expanduser(path)))
+    )
+    if not listed or os.path.isdir(path):
         return [_source(MixtureItem(path=path), format, media_root, split, streaming, subset)]
     if not os.path.isfile(os.path.expanduser(path)):
         raise _nothing_there(path)
@@ -74,7 +88,7 @@ def open_sources(
     specs: list[SourceSpec] = []
     problems: list[str] = []
     taken: set[str] = set()
-    for number, item in enumerate(read_mixture(os.path.expanduser(path))):
+    for number, item in enumerate(read_mixture(os.path.expanduser(path), sources)):
         try:
             spec = _source(item, format, media_root, split, streaming, subset)
         except ConfigError as error:
@@ -137,7 +151,7 @@ def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
 
 
 def _files_of(spec: SourceSpec) -> list[str]:
-    return dataset_files(spec) if spec.format == "hf_dataset" else list_files(spec.path, spec.format)
+    return dataset_files(spec) if spec.format == "hf_dataset" else split_files(spec)
 
 
 def loses_more(stage: str, reason: str) -> bool:
@@ -164,7 +178,7 @@ def recognise(path: str) -> str:
             raise _nothing_there(path)
         return kind or recognise(next(file for file in matched if os.path.exists(file)))
     if os.path.isfile(path):
-        return MIXTURE if path.lower().endswith(YAML_ENDINGS) else _kind_of_file(path)
+        return MIXTURE if path.lower().endswith(YAML_ENDINGS) or is_registry(path) else _kind_of_file(path)
     if is_hub_name(path):
         return "hf_dataset"
     raise _nothing_there(path)
@@ -186,7 +200,7 @@ def _source(
     format: str | None,
     media_root: str | None,
     split: str,
-    streaming: bool,
+    streaming: bool | None,
     subset: str | None,
 ) -> SourceSpec:
     """The specification of one dataset; what the item leaves open is taken from the other arguments."""
@@ -215,17 +229,28 @@ def _source(
     root = os.path.expanduser(item.media_root or media_root or (dataset_root(path) if local else "."))
     if not os.path.isdir(root):
         raise ConfigError("media_root", got=f"{root!r}, which is no folder", expected="the folder of the media")
-    return SourceSpec(
+    spec = SourceSpec(
         name=item.name or _default_name(path),
         path=path,
         format=format,
         media_root=os.path.abspath(root),
         split=item.split or split,
         subset=item.subset or subset,
-        streaming=streaming,
+        streaming=bool(streaming),
         repeats=item.repeats,
         weight=item.weight,
     )
+    if format != "hf_dataset":
+        split_files(spec)  # a split that is not there is refused here
+    return _in_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
+
+
+def _in_files(spec: SourceSpec) -> SourceSpec:
+    """A dataset on the hub as its files there, of which any row can be read again; itself where that cannot be."""
+    from packtrain.records.formats.hf_dataset import hub_files
+
+    files = hub_files(spec)
+    return spec if files is None else replace(spec, path=files, format=recognise(files), streaming=False)
 
 
 def _default_name(path: str) -> str:
@@ -255,36 +280,65 @@ def _nothing_there(path: str) -> ConfigError:
 
 
 def _kind_of_folder(folder: str) -> str:
-    """The format of the data files in a folder. A few .json files beside other data are settings, not data."""
-    return _one_kind({kind for file in walk(folder) if (kind := kind_of_name(file))}, folder)
+    """The format of the data files in a folder."""
+    found: dict[str, list[str]] = {}
+    for file in walk(folder):
+        if kind := kind_of_name(file):
+            found.setdefault(kind, []).append(file)
+    return _one_kind(found, folder, _head)
 
 
 def _kind_of_remote(path: str) -> str:
     """The format of a remote file, folder or pattern, by the content of the first file that is there."""
     kind = kind_of_name(expand_braces(path)[0])
     if kind is None and not is_pattern(path):
-        folder = {kind for kind in ENDINGS if list_files(path, kind) not in ([], [path])}
-        kind = _one_kind(folder, path) if folder else None
+        folder = {kind: files for kind in ENDINGS if (files := list_files(path, kind)) not in ([], [path])}
+        kind = (
+            _one_kind(folder, path, lambda file: (remote_head(file, "json", LOOK) or ("", b""))[1]) if folder else None
+        )
     found = remote_head(path, kind or "jsonl", LOOK)
     if found is None:
         raise _nothing_there(path)
     return _kind_of_content(found[1], found[0])
 
 
-def _one_kind(kinds: set[str], folder: str) -> str:
-    kinds = kinds - {"json"} or kinds
+def _one_kind(found: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
+    """The kind of a folder's files. Beside others, .json files without records are settings; any other are refused."""
+    kinds = set(found)
+    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in found.get("json", ())):
+        kinds -= {"json"}
     if len(kinds) == 1:
         return kinds.pop()
     raise ConfigError(
         f"dataset_path {folder}",
         got="files of several formats: " + ", ".join(sorted(kinds)) if kinds else "no data file",
-        expected="a folder of jsonl, json, parquet, arrow or tar files, or one made by save_to_disk",
-        fix="set dataset_format" + ("" if kinds else ": hf_dataset lets the datasets package find the files"),
+        expected="a folder of jsonl, json, csv, tsv, parquet, arrow or tar files, or one made by save_to_disk",
+        fix="set dataset_format to read those of one format alone, or name all in a YAML mixture"
+        if kinds
+        else "set dataset_format: hf_dataset lets the datasets package find the files",
     )
+
+
+def _holds_records(file: str, head: bytes) -> bool:
+    """Does a .json file hold records, as far as its beginning tells, or does it describe something else?"""
+    text = head.removeprefix(BOM).strip()
+    if os.path.basename(file) in _DESCRIBING or _kind_of_json(text) is None:
+        return False
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return True  # JSON Lines, or more than is looked at
+    lists = [value] if isinstance(value, list) else value.values()
+    return any(isinstance(one, list) and one and isinstance(one[0], dict) for one in lists)
 
 
 def _kind_of_file(path: str) -> str:
     """The format of a file. What its first bytes say counts more than its name."""
+    return _kind_of_content(_head(path), path)
+
+
+def _head(path: str) -> bytes:
+    """How a local file begins, decompressed."""
     head = b""
     try:
         for block in file_blocks(path):
@@ -293,7 +347,7 @@ def _kind_of_file(path: str) -> str:
                 break
     except RecordError:
         pass  # what could be read has to do; the fault is reported when the data are read
-    return _kind_of_content(head, path)
+    return head
 
 
 def _kind_of_content(head: bytes, path: str) -> str:
@@ -312,13 +366,9 @@ def _kind_of_content(head: bytes, path: str) -> str:
 
 def _unknown(path: str) -> str:
     expected = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
-    kind = os.path.splitext(path)[1].lower()
-    if kind in _TABLES:
-        fix = f"convert it, such as with datasets: load_dataset('csv', data_files={path!r}, split='train')"
-        fix = f"{fix}.to_parquet('data.parquet')" if kind != ".xlsx" else "save it as JSON Lines or Parquet"
-        raise ConfigError(
-            f"dataset_path {path}", got=f"{kind[1:].upper()}, which is not read", expected=expected, fix=fix
-        )
+    if path.lower().endswith(".xlsx"):
+        got, fix = "XLSX, which is not read", "save it as CSV, JSON Lines or Parquet"
+        raise ConfigError(f"dataset_path {path}", got=got, expected=expected, fix=fix)
     fix = "set dataset_format, if it is one of these under another name"
     raise ConfigError(f"dataset_path {path}", got="a file of no known kind", expected=expected, fix=fix)
 

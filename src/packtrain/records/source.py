@@ -20,7 +20,7 @@ class SourceSpec:
     path: str
     format: str  # a key of FORMATS
     media_root: str
-    split: str = "train"  # for Hugging Face datasets that have several
+    split: str = "train"  # of Hugging Face datasets, and of folders whose files are named after splits
     subset: str | None = None  # for Hugging Face datasets that have several configurations
     streaming: bool = False
     repeats: float | None = None  # how often each record is to be used; applied when packing
@@ -81,6 +81,8 @@ FORMATS: Mapping[str, str] = {
     "json": "packtrain.records.formats.json_array:JsonArray",
     "parquet": "packtrain.records.formats.tables:Parquet",
     "arrow": "packtrain.records.formats.tables:Arrow",
+    "csv": "packtrain.records.formats.delimited:CommaSeparated",
+    "tsv": "packtrain.records.formats.delimited:TabSeparated",
     "hf_dataset": "packtrain.records.formats.hf_dataset:HFDataset",
     "webdataset": "packtrain.records.formats.tar_shards:TarShards",
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.records.formats.splits import by_split, chosen_split, split_of
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.listing import has_wildcards, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
@@ -18,6 +19,8 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "json": (".json", ".json.gz", ".json.zst"),
     "parquet": (".parquet",),
     "arrow": (".arrow",),
+    "csv": (".csv", ".csv.gz", ".csv.zst"),
+    "tsv": (".tsv", ".tsv.gz", ".tsv.zst"),
     "webdataset": (".tar", ".tar.gz", ".tgz", ".tar.zst"),
 }
 LINK_OUT = "file is a link out of the dataset's folder"
@@ -120,6 +123,42 @@ def list_files(path: str, format: str) -> list[str]:
     return names
 
 
+def split_files(spec: SourceSpec) -> list[str]:
+    """The files of a source; of a folder with splits, those of the one that is asked for."""
+    names = _named(spec)
+    split = chosen_split(spec, list(names)) if _is_folder(spec.path) else None
+    return [file for name, file in names.items() if split is None or split_of(name) == split]
+
+
+def split_notes(specs: Iterable[SourceSpec]) -> tuple[str, ...]:
+    """What is to be said about the splits of folders."""
+    return tuple(note for spec in specs if (note := split_note(spec)))
+
+
+def split_note(spec: SourceSpec) -> str | None:
+    """Which split of a folder is read and which are left; None where it has no others."""
+    if spec.format == "hf_dataset" or not _is_folder(spec.path):
+        return None
+    names = list(_named(spec))
+    split, found = chosen_split(spec, names), by_split(names)
+    others = sorted(f"{other} ({_files(len(found[other]))})" for other in found if other is not None and other != split)
+    if split is None or not others:
+        return None
+    return f"{spec.name}: split {split} is read ({_files(len(found[split]))}); left: {', '.join(others)}"
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def _is_folder(path: str) -> bool:
+    return path.endswith("/") if is_remote(path) else os.path.isdir(path)
+
+
+def _named(spec: SourceSpec) -> dict[str, str]:
+    return {shown_name(spec, file): file for file in list_files(spec.path, spec.format)}
+
+
 def _is_result(parent: str, name: str) -> bool:
     """Is this a folder that packtrain has written? What it found in the data is not data."""
     return any(os.path.exists(os.path.join(parent, name, mark)) for mark in RESULT_MARKS)
@@ -137,7 +176,7 @@ def walk(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[str]:
 def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
     """Every file of a source, with an error for those that must not be opened."""
     folder = os.path.realpath(spec.path) if os.path.isdir(spec.path) else None
-    for file in list_files(spec.path, spec.format):
+    for file in split_files(spec):
         if folder and os.path.islink(file) and not os.path.realpath(file).startswith(os.path.join(folder, "")):
             detail = "name the files by a pattern, such as folder/**/*, to follow such links"
             yield file, RecordError("read", LINK_OUT, detail)

@@ -1,25 +1,34 @@
 """Hugging Face datasets: folders made by `save_to_disk`, read with arrow alone, and anything `load_dataset` loads.
 
+A dataset on the hub that is streamed is read from its files at one commit, where these are of a format of ours.
+
 Media are never decoded: they arrive as {"bytes", "path"}.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packtrain.core.errors import ConfigError, PacktrainError, RecordError
-from packtrain.records.formats.files import failed_unit
-from packtrain.records.formats.saved_dataset import STATE_FILE, check_split, is_saved_dataset, saved_files, split_folder
+from packtrain.records.formats.files import expand_braces, failed_unit, kind_of_name
+from packtrain.records.formats.saved_dataset import STATE_FILE, is_saved_dataset, saved_files, split_folder
+from packtrain.records.formats.splits import check_split
 from packtrain.records.formats.tables import Arrow
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 STREAM_BROKE = "stream broke, the rest of the dataset is missing"
 NO_ROW = "the dataset has no such row"
+# What a builder's config has beside settings of how its files are read.
+_NO_SETTINGS = frozenset({"name", "version", "data_dir", "data_files", "description", "features", "columns"})
+_SCHEME = "hf://"
+_NUMBERED = re.compile(r"(.*-)(\d+)(-of-\d+\D*)")
 
 
 class HFDataset:
@@ -135,10 +144,47 @@ def _unchecked(origin: str, row: int, value: Any) -> Entry:
     return Entry(origin=origin, value=value, at=row)
 
 
-def _split(spec: SourceSpec) -> Any:
-    """What `load_dataset` gives for one split."""
+def hub_files(spec: SourceSpec) -> str | None:
+    """The files of one split of a dataset on the hub, as a pattern of URLs that name the commit.
+
+    None where `load_dataset` makes the rows of something else than files of one format that we read as they are.
+    """
+    builder = _asked(spec, "load_dataset_builder")
+    splits = builder.config.data_files or {}
+    settings = [field for field in dataclasses.fields(builder.config) if field.name not in _NO_SETTINGS]
+    changed = [field.name for field in settings if getattr(builder.config, field.name) != field.default]
+    names = [str(name) for files in splits.values() for name in files]
+    kinds = {kind_of_name(name) for name in names}
+    if changed or len(kinds) != 1 or None in kinds or not all(re.fullmatch(r"hf://[^*?\[\]{},]+", n) for n in names):
+        return None
+    check_split(spec, [str(split) for split in splits])
+    return _pattern([str(name) for name in splits[spec.split]])
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """These names in their order.
+
+    >>> _pattern(["hf://d/a-08-of-11.x", "hf://d/a-09-of-11.x", "hf://d/a-10-of-11.x"])
+    'hf://d/a-{08..10}-of-11.x'
+    >>> _pattern(["hf://d/b.x", "hf://d/c/a.x"])
+    'hf://d/{b.x,c/a.x}'
+    """
+    first, last = _NUMBERED.fullmatch(names[0]), _NUMBERED.fullmatch(names[-1])
+    if len(names) == 1:
+        return names[0]
+    if first and last:
+        pattern = f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}"
+        if expand_braces(pattern) == list(names):
+            return pattern
+    inside = [os.path.dirname(name.removeprefix(_SCHEME)) for name in names]
+    folder = f"{_SCHEME}{os.path.commonpath(inside)}/"
+    return folder + "{" + ",".join(name.removeprefix(folder) for name in names) + "}"
+
+
+def _asked(spec: SourceSpec, function: str, **options: Any) -> Any:
+    """What a function of the datasets package says of a dataset."""
     try:
-        from datasets import load_dataset
+        import datasets
     except ImportError as error:
         raise ConfigError(
             f"dataset {spec.path}",
@@ -147,7 +193,7 @@ def _split(spec: SourceSpec) -> Any:
             fix="pip install packtrain[train]",
         ) from error
     try:
-        splits = load_dataset(spec.path, spec.subset, streaming=spec.streaming, revision=hub_revision(spec))
+        return getattr(datasets, function)(spec.path, spec.subset, revision=hub_revision(spec), **options)
     except Exception as error:  # the library raises whatever its many readers and the network raise
         raise ConfigError(
             f"dataset {spec.path}",
@@ -155,6 +201,11 @@ def _split(spec: SourceSpec) -> Any:
             expected="a folder, or the name of a dataset on the Hugging Face hub that needs no code of its own",
             fix="check the name, the network and, for a private dataset, that you are logged in",
         ) from error
+
+
+def _split(spec: SourceSpec) -> Any:
+    """What `load_dataset` gives for one split."""
+    splits = _asked(spec, "load_dataset", streaming=spec.streaming)
     check_split(spec, [str(split) for split in splits])
     return splits[spec.split]
 

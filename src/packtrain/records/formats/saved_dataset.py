@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 
-from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.core.errors import ConfigError, RecordError
 from packtrain.records.formats.compression import unreadable
 from packtrain.records.formats.files import walk
+from packtrain.records.formats.splits import check_split
 from packtrain.records.source import SourceSpec
 
 BAD_FOLDER = "saved dataset cannot be read"
@@ -40,17 +41,6 @@ def split_folder(spec: SourceSpec) -> str:
         raise ConfigError(manifest, got=repr(error), expected='{"splits": [...]}', fix=fix) from error
     check_split(spec, splits)
     return os.path.join(spec.path, spec.split)
-
-
-def check_split(spec: SourceSpec, splits: list[str]) -> None:
-    """Refuse a split that is not there, and name those that are."""
-    if spec.split not in splits or os.path.basename(spec.split) != spec.split:
-        raise ConfigError(
-            f"split of {spec.path}",
-            got=spec.split,
-            expected="one of " + ", ".join(splits),
-            fix=nearest(spec.split, splits) or "set `split` to one of them",
-        )
 
 
 def saved_files(folder: str) -> list[str]:

@@ -33,10 +33,14 @@ _REFUSED_FIELDS: Mapping[str, str] = {
     "reasoning_content": "reasoning content is not supported",
     "reasoning": "reasoning content is not supported",
     "thinking": "reasoning content is not supported",
+    "prefix": "prefix in a message is not supported",
+    "train_detail": "loss on a part of a message is not supported",
 }
-_TRAIN_FIELDS = ("train", "weight", "loss")
-# Fields by which others say what carries loss, with the value that asks for nothing.
-_REFUSED_UNLESS: Mapping[str, bool] = {"trainable": True, "mask": False, "prefix": False}
+# How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
+LOSS_FLAGS: Mapping[str, bool] = {
+    **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
+    "mask": False,
+}
 # Where a typed part may keep its reference, first match first.
 _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
     "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes")),
@@ -47,6 +51,10 @@ _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
     "audio_url": ("audio", ("audio_url", "url", "path", "base64", "audio")),
     "input_audio": ("audio", ("input_audio",)),
 }
+MESSAGE_KEYS = frozenset(("role", "content", "from", "value", *LOSS_FLAGS, *_REFUSED_FIELDS))
+PART_KEYS = frozenset(
+    (*("type", "text", "train_detail"), *LOSS_FLAGS, *(name for _, names in _PART_FIELDS.values() for name in names))
+)
 _MARKER = re.compile("<(image|video|audio)>")
 
 
@@ -59,18 +67,16 @@ class Draft(NamedTuple):
 
 
 def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
-    """`messages`: typed parts, or strings whose markers count only where the record has media of that kind."""
-    # A column of images that is there and empty says that there are none, so markers for them are a mistake.
-    emptied = any(name in value and not value[name] for name in ("images", "image"))
-    return Draft(read_messages(value["messages"], pool, strict_image_markers=emptied))
+    """`messages`: typed parts, or strings with markers."""
+    return Draft(read_messages(value["messages"], pool))
 
 
 def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
-    """ShareGPT and LLaVA: `conversations` of from/value. An `<image>` without any image is a mistake here."""
+    """ShareGPT and LLaVA: `conversations` of from/value."""
     items = value.get("conversations")
     if items is None:
         items = value.get("conversation")
-    return Draft(read_messages(items, pool, strict_image_markers=True))
+    return Draft(read_messages(items, pool))
 
 
 def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
@@ -82,7 +88,7 @@ def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
         if turn.get("user") is None or turn.get("assistant") is None:
             raise RecordError("schema", "a turn needs user and assistant", f"keys {list(turn)[:5]!a}")
         turns += [{"role": role, "content": turn[role]} for role in ("user", "assistant")]
-    return Draft(read_messages(turns, pool, strict_image_markers=True))
+    return Draft(read_messages(turns, pool))
 
 
 def as_list(items: object, name: str) -> list[Any] | tuple[Any, ...]:
@@ -92,17 +98,14 @@ def as_list(items: object, name: str) -> list[Any] | tuple[Any, ...]:
     return items
 
 
-def read_messages(items: object, pool: MediaPool | None, *, strict_image_markers: bool = False) -> tuple[Message, ...]:
+def read_messages(items: object, pool: MediaPool | None) -> tuple[Message, ...]:
     """The turns of a conversation with their media put in place."""
     turns = as_list(items, "messages")
     if not turns:
         raise RecordError("schema", "no messages")
     if pool is None:
-        messages = [_read_message(turn, None, None) for turn in turns]
-        if strict_image_markers:
-            _refuse_markers(messages)
-        return tuple(messages)
-    markers = _meaning_of_markers(turns, pool, strict_image_markers)
+        return tuple([_read_message(turn, None, None) for turn in turns])
+    markers = _meaning_of_markers(turns, pool)
     messages = [_read_message(turn, pool, markers) for turn in turns]
     if not any(pool.asked.values()) and pool.left() and all(_has_string_content(turn) for turn in turns):
         messages = _put_first(messages, pool.take_rest())
@@ -121,7 +124,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
     known = ROLE_ALIASES.get(role) or ROLE_ALIASES.get(role.lower())
     if known is None:
         raise RecordError("schema", "unknown role", _short(role))
-    train = True if len(turn) == 2 else _read_extras(turn)
+    train = True if len(turn) == 2 and content is not None else _read_extras(turn)
     if isinstance(content, str):
         parts: tuple[Part, ...]
         if markers and "<" in content and pool is not None:
@@ -132,6 +135,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
             parts = (Text(checked(content)),)
     elif isinstance(content, list | tuple):
         parts = tuple(_read_parts(content, pool))
+        train = _parts_carry_loss(content) and train
     elif content is None:
         raise RecordError("schema", "a message has no content", known)
     else:
@@ -144,18 +148,35 @@ def _read_extras(turn: Mapping[str, Any]) -> bool:
     for field, reason in _REFUSED_FIELDS.items():
         if turn.get(field):
             raise RecordError("schema", reason, field)
-    for field, harmless in _REFUSED_UNLESS.items():
-        if (wish := turn.get(field)) is not None and wish is not harmless:
-            raise RecordError("schema", f"{field} in a message is not supported", f"{_short(wish)}; use train: false")
+    return carries_loss(turn, LOSS_FLAGS, "message")
+
+
+def carries_loss(said: Mapping[str, Any], flags: Iterable[str], whose: str) -> bool:
+    """What these flags say of a message, a part or a record; one that is not there asks for nothing."""
     train = True
-    for field in _TRAIN_FIELDS:
-        wish = turn.get(field)
+    for field in flags:
+        wish = said.get(field)
         if wish is None:
             continue
         if not isinstance(wish, int | float) or wish not in (0, 1):
-            raise RecordError("schema", "a message's train flag is neither yes nor no", f"{field}: {_short(wish)}")
-        train = train and bool(wish)
+            raise RecordError("schema", f"a {whose}'s train flag is neither yes nor no", f"{field}: {_short(wish)}")
+        train = train and bool(wish) is LOSS_FLAGS[field]
     return train
+
+
+def _parts_carry_loss(content: Iterable[str | Mapping[str, Any]]) -> bool:
+    """What all text parts of a message agree on: a message carries loss as a whole or not at all."""
+    said = set()
+    for part in content:
+        if isinstance(part, str):
+            said.add(True)
+        elif part.get("type") in (None, "text"):
+            if part.get("train_detail"):
+                raise RecordError("schema", _REFUSED_FIELDS["train_detail"], "train_detail")
+            said.add(LOSS_FLAGS.keys().isdisjoint(part) or carries_loss(part, LOSS_FLAGS, "part"))
+    if len(said) > 1:
+        raise RecordError("schema", _REFUSED_FIELDS["train_detail"], "text parts with different flags in one message")
+    return False not in said
 
 
 def checked(text: str) -> str:
@@ -221,15 +242,13 @@ def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None)
     return pool.take(kind)
 
 
-def _meaning_of_markers(
-    turns: Iterable[object], pool: MediaPool, strict_image_markers: bool
-) -> Mapping[str, MediaKind]:
-    """Which markers stand for media: those of kinds that the record has; other text in angle brackets is text.
+def _meaning_of_markers(turns: Iterable[object], pool: MediaPool) -> Mapping[str, MediaKind]:
+    """Which markers stand for media: `<image>`, and those of kinds that the record has, since `<video>` is HTML, too.
 
     Video datasets in LLaVA's format often write `<image>` where the video goes.
     """
     markers: dict[str, MediaKind] = {kind: kind for kind in pool.given}
-    if strict_image_markers and "image" not in markers:
+    if "image" not in markers:
         markers["image"] = "image"
         if "video" in markers and not any("<video>" in text for text in _strings(turns)):
             markers["image"] = "video"
@@ -244,10 +263,11 @@ def _strings(turns: Iterable[object]) -> Iterable[str]:
                     yield content
 
 
-def _refuse_markers(messages: Iterable[Message]) -> None:
-    """A record without media must not ask for an image."""
-    asked = sum(part.text.count("<image>") for m in messages for part in m.parts if isinstance(part, Text))
-    if asked:
+def refuse_markers(messages: Iterable[Message]) -> None:
+    """A record without any medium must not ask for an image: its picture is in a column that nothing reads, or lost."""
+    parts = [part for message in messages for part in message.parts]
+    asked = sum([part.text.count("<image>") for part in parts if isinstance(part, Text)])
+    if asked and not any(isinstance(part, Media) for part in parts):
         raise RecordError("schema", "more image markers than images", f"{asked} for 0")
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Text
-from packtrain.records.schemas.chat import Draft, checked, conversations_schema, messages_schema, texts_schema
+from packtrain.records.schemas.chat import (
+    Draft,
+    carries_loss,
+    checked,
+    conversations_schema,
+    messages_schema,
+    refuse_markers,
+    texts_schema,
+)
 from packtrain.records.schemas.formatting import Formatting, apply_formatting, load_formatting
 from packtrain.records.schemas.objects import objects_schema
 from packtrain.records.schemas.options import SchemaOptions
@@ -17,8 +26,16 @@ from packtrain.records.schemas.pairs import (
     question_answer_schema,
     text_schema,
 )
-from packtrain.records.schemas.recognise import SCHEMA_COLUMNS, Plan, choose_schema, plan_for, recognise_schema
+from packtrain.records.schemas.recognise import (
+    SCHEMA_COLUMNS,
+    Plan,
+    choose_schema,
+    plan_for,
+    recognise_schema,
+    refuse_columns,
+)
 from packtrain.records.schemas.references import MediaPool, gather
+from packtrain.records.schemas.unread import Unread, unread_of
 from packtrain.records.source import Entry
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
@@ -42,8 +59,18 @@ SCHEMAS: Mapping[str, Converter] = {
 }
 
 
-def to_record(entry: Entry, *, source: str, options: SchemaOptions, formatting: Formatting | None = None) -> Record:
-    """The record that one entry stands for.
+def to_record(
+    entry: Entry,
+    *,
+    source: str,
+    options: SchemaOptions,
+    formatting: Formatting | None = None,
+    text_only: bool = False,
+    unread: Unread | None = None,
+) -> Record:
+    """The record that one entry stands for; for a model of text alone `<image>` is a text.
+
+    What it has that nothing reads is counted in `unread`.
 
     Raises RecordError, and nothing else, for an entry that cannot be understood.
     """
@@ -56,7 +83,10 @@ def to_record(entry: Entry, *, source: str, options: SchemaOptions, formatting: 
         value = _renamed(value, options.columns)
     if formatting is not None:
         value = apply_formatting(formatting, value)
+    value = _parsed(value)
     plan = plan_for(value)
+    if plan.refused:
+        refuse_columns(plan, value, None)
     if formatting is not None:
         name = "messages"
     elif options.schema is not None:
@@ -64,15 +94,37 @@ def to_record(entry: Entry, *, source: str, options: SchemaOptions, formatting: 
         _require(name, value)
     else:
         name = choose_schema(plan, value)
+    if plan.refused:
+        refuse_columns(plan, value, name)
+    if plan.flags and not carries_loss(value, plan.flags, "record"):
+        raise RecordError("loss", "no supervised tokens", "the record's weight is 0")
     record_id = _record_id(plan, value, entry.origin)
     pool = gather(value, plan.media, entry.media) if plan.media or entry.media else None
     draft = SCHEMAS[name](value, pool, options, record_id)
     messages = draft.messages
-    if plan.extras and not draft.plain:
+    if pool is None and not text_only:
+        refuse_markers(messages)
+    if unread is not None and (names := unread_of(value, name)):
+        unread.take(names, record_id)
+    if "system" in value and not draft.plain:
         messages = _with_system(value, messages)
     return Record(
         id=record_id, origin=entry.origin, source=source, messages=messages, plain=draft.plain, objects=draft.objects
     )
+
+
+def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record with its chat as a list, where a table keeps it as a text of JSON."""
+    for column in ("messages", "conversations"):
+        item = value.get(column)
+        if isinstance(item, str):
+            try:
+                found = json.loads(item)
+            except (ValueError, RecursionError):  # the schema says that it is no list
+                continue
+            if isinstance(found, list):
+                value = {**value, column: found}
+    return value
 
 
 def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
@@ -104,11 +156,7 @@ def _require(name: str, value: Mapping[str, Any]) -> None:
 
 def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """A `system` column stands before a conversation that does not begin with a system message of its own."""
-    if value.get("tools"):
-        raise RecordError("schema", "tool definitions are not supported", "column tools")
-    if value.get("chat_template_kwargs"):
-        raise RecordError("schema", "arguments of the chat template are not supported", "column chat_template_kwargs")
-    system = value.get("system")
+    system = value["system"]
     if system is None or system == "":
         return messages
     if not isinstance(system, str):

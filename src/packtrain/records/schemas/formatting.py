@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.schemas.recognise import ID_COLUMNS, MEDIA_COLUMNS
+from packtrain.records.schemas.recognise import ID_COLUMNS, MEDIA_ALIASES, MEDIA_COLUMNS
 
 Formatting = Callable[[dict[str, Any]], Any]
 
@@ -55,7 +55,7 @@ def apply_formatting(function: Formatting, value: Mapping[str, Any]) -> dict[str
         raise RecordError("formatting", "the formatting function raised", detail) from error
     kept = {name: value[name] for name in ID_COLUMNS if name in value}
     if isinstance(made, list | tuple):
-        kept |= {name: value[name] for name in MEDIA_COLUMNS if name in value}
+        kept |= {name: value[name] for name in (*MEDIA_COLUMNS, *MEDIA_ALIASES) if name in value}
         return {**kept, "messages": made}
     if isinstance(made, Mapping) and made.get("messages") is not None:
         return {**kept, **made}

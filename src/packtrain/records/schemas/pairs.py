@@ -38,7 +38,7 @@ def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draf
     question = _string(value["instruction"], "instruction")
     given = value.get("input")
     if given is not None and _string(given, "input"):
-        question = f"{question}\n\n{given}" if question else given
+        question = f"{question}\n{given}" if question else given
     turns: list[dict[str, str]] = []
     for pair in as_list(value.get("history") or [], "history"):
         if not isinstance(pair, list | tuple) or len(pair) != 2:

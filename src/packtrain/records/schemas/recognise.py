@@ -27,8 +27,42 @@ MEDIA_COLUMNS: Mapping[str, MediaKind] = {
     "audios": "audio",
     "audio": "audio",
 }
+# Other names of the same, read where the record has no medium of that kind otherwise.
+MEDIA_ALIASES: Mapping[str, MediaKind] = {
+    **dict.fromkeys(("image_path", "image_paths", "image_file", "image_files", "image_url", "image_urls"), "image"),
+    **dict.fromkeys(("img", "imgs", "img_path", "img_paths"), "image"),
+    **dict.fromkeys(("video_path", "video_paths", "video_file", "video_files", "video_url", "video_urls"), "video"),
+    **dict.fromkeys(("audio_path", "audio_paths", "audio_file", "audio_files", "audio_url", "audio_urls"), "audio"),
+}  # type: ignore[dict-item]
 ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
-OTHER_COLUMNS = ("system", "tools", "chat_template_kwargs", "input", "history", "width", "height", *ID_COLUMNS)
+OTHER_COLUMNS = ("system", "input", "history", "width", "height", *ID_COLUMNS)
+# By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
+ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
+_PREFERENCES = "preference data are not supported"
+_QUESTION = "a column that belongs to the question is not read"
+_PAIRS = ("prompt_completion", "instruction", "question_answer")
+# Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
+REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "rejected": (_PREFERENCES, ()),
+    "rejected_response": (_PREFERENCES, ()),
+    "rejected_messages": (_PREFERENCES, ()),
+    "tools": ("tool definitions are not supported", ()),
+    "functions": ("tool definitions are not supported", ()),
+    "chat_template_kwargs": ("arguments of the chat template are not supported", ()),
+    "options": (_QUESTION, _PAIRS),
+    "choices": (_QUESTION, _PAIRS),
+    "context": (_QUESTION, _PAIRS),
+}
+# Names that others give to columns, by the one here that is most alike.
+_ALIKE: Mapping[str, tuple[str, ...]] = {
+    "messages": ("dialogue", "dialog", "chat", "turns"),
+    "question": ("query", "prompt", "instruction", "problem", "input", "user"),
+    "answer": ("response", "output", "completion", "reply", "solution", "target", "assistant"),
+    "input": ("context",),
+    "system": ("system_prompt", "system_message"),
+}
+_KEEP = "this trains on given answers: keep the rows that are wanted, with the answer as completion"
+_LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` is KTO's, where it is true or false
 
 _MAX_PLANS = 1024  # datasets have a handful of shapes; junk must not grow the cache without end
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -38,9 +72,10 @@ class Plan(NamedTuple):
     """What can be said about a record from its column names alone, kept because most records share them."""
 
     schemas: tuple[tuple[str, tuple[str, ...]], ...]  # candidates with the columns each would use
-    media: tuple[tuple[str, MediaKind], ...]
+    media: tuple[tuple[str, MediaKind], ...]  # aliases last
     id_column: str | None
-    extras: bool  # has a column that changes the conversation as a whole (system, tools, chat_template_kwargs)
+    flags: tuple[str, ...]  # columns of ROW_FLAGS
+    refused: tuple[str, ...]  # columns that may be a reason to refuse it
 
 
 def known_columns() -> tuple[str, ...]:
@@ -69,10 +104,29 @@ def _make_plan(value: Mapping[str, Any]) -> Plan:
             for columns in sets
             if all(column in value for column in columns)
         ),
-        media=tuple((column, kind) for column, kind in MEDIA_COLUMNS.items() if column in value),
+        media=tuple((name, kind) for name, kind in {**MEDIA_COLUMNS, **MEDIA_ALIASES}.items() if name in value),
         id_column=next((column for column in ID_COLUMNS if column in value), None),
-        extras=any(name in value for name in ("system", "tools", "chat_template_kwargs")),
+        flags=tuple(name for name in ROW_FLAGS if name in value),
+        refused=tuple(name for name in (*REFUSED_COLUMNS, "label", "objects") if name in value),
     )
+
+
+def refuse_columns(plan: Plan, value: Mapping[str, Any], schema: str | None) -> None:
+    """Refuse what would be learned as something else; `schema` is None before one is chosen."""
+    for column in plan.refused:
+        item = value[column]
+        if column == "label":
+            if isinstance(item, bool) and schema in _LABELLED:
+                raise RecordError("schema", _PREFERENCES, f"column label is {item}, as in KTO; {_KEEP}")
+        elif column == "objects":
+            if schema not in (None, "objects") and isinstance(item, Mapping) and ("ref" in item or "bbox" in item):
+                detail = "objects of ref and bbox: write them into the texts, for example with --formatting"
+                raise RecordError("schema", "grounding objects are not supported", detail)
+        elif item:
+            reason, schemas = REFUSED_COLUMNS[column]
+            if schema in schemas or not schemas:
+                detail = f"column {column}"
+                raise RecordError("schema", reason, f"{detail}; {_KEEP}" if reason is _PREFERENCES else detail)
 
 
 def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
@@ -83,6 +137,8 @@ def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
                 break
         else:
             return name
+    if isinstance(value.get("prompt"), str | list) and value["prompt"]:
+        raise RecordError("schema", "a prompt without a completion", "nothing could carry loss")
     raise _unknown(value)
 
 
@@ -99,4 +155,29 @@ def _unknown(value: Mapping[str, Any]) -> RecordError:
     filled = [str(name) for name, item in value.items() if item is not None]
     hints = [hint for name in filled[:20] if (hint := nearest(name, known_columns())) and name not in known_columns()]
     detail = f"columns {', '.join(filled)[:200]!a}" if filled else "no filled column"
-    return RecordError("schema", "unknown schema", detail + (f"; {hints[0]}" if hints else ""))
+    hint = _looks_like(filled) or (hints[0] if hints else "")
+    return RecordError("schema", "unknown schema", "; ".join(filter(None, (detail, hint))))
+
+
+def _looks_like(filled: list[str]) -> str:
+    """Which names of columns would make it a schema.
+
+    >>> _looks_like(["query", "Response"]), _looks_like(["instruction", "context", "response"])
+    ('looks like: --columns query=question,Response=answer', 'looks like: --columns context=input,response=output')
+    """
+    names = {name.lower(): name for name in filled}
+    found = {
+        wanted: names[like]
+        for wanted, alike in _ALIKE.items()
+        if (like := next((name for name in (wanted, *alike) if name in names), None)) is not None
+    }
+    if "messages" in found:
+        wanted = {"messages": "messages", "system": "system"}
+    elif "question" not in found or "answer" not in found:
+        return ""
+    elif found.get("input", found["question"]) != found["question"]:
+        wanted = {"question": "instruction", "input": "input", "answer": "output", "system": "system"}
+    else:
+        wanted = {"question": "question", "answer": "answer", "system": "system"}
+    pairs = [f"{found[kind]}={ours}" for kind, ours in wanted.items() if found.get(kind, ours) != ours]
+    return f"looks like: --columns {','.join(pairs)}" if pairs else ""

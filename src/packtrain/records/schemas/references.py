@@ -11,6 +11,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, MediaRef
+from packtrain.records.schemas.recognise import MEDIA_ALIASES
 
 MAX_INLINE_BYTES = 256 * 1024 * 1024
 KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
@@ -200,11 +201,17 @@ def gather(
 ) -> MediaPool | None:
     """The pool of a record, or None for a record without any medium outside its messages."""
     found: dict[MediaKind, list[object]] = {}
+    named: dict[MediaKind, str] = {}
+    beside = {attached_kind(key, ref) for key, ref in attached.items()}
     for column, kind in columns:
         item = value[column]
-        if item is None:
+        if item is None or item == "":  # as tables and lines of text beside images have it
             continue
-        if kind in found:
-            raise RecordError("schema", "two columns for the same kind of media", f"{column} and {_PLURAL[kind]}")
+        alias = column in MEDIA_ALIASES
+        if alias and (kind in beside or (kind in named and named[kind] not in MEDIA_ALIASES)):
+            continue
+        if kind in named:
+            raise RecordError("schema", "two columns for the same kind of media", f"{column} and {named[kind]}")
+        named[kind] = column
         found[kind] = list(item) if isinstance(item, list | tuple) else [item]
-    return MediaPool(found, attached) if found or attached else None
+    return MediaPool(found, attached) if any(found.values()) or attached else None

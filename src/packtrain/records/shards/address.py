@@ -28,7 +28,19 @@ NOT_A_FILE = "not a regular file"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _FILE = "file://"
 # What file systems call the version of a file; a modification time is one where there is nothing better.
-_STAMPS = ("ETag", "etag", "md5Hash", "md5", "Content-MD5", "Digest", "sha256", "checksum", "version_id", "generation")
+_STAMPS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "md5",
+    "Content-MD5",
+    "Digest",
+    "sha256",
+    "checksum",
+    "version_id",
+    "generation",
+    "blob_id",
+)
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _OURS = (PacktrainError, RecordError, MemoryError)
@@ -128,7 +140,7 @@ def _may_pass(error: Exception) -> bool:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status behind an error, where there is one."""
-    found = getattr(error, "status", None)
+    found = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(found, int) and found >= 100:
         return found
     return _status(error.__cause__) if error.__cause__ is not None else None

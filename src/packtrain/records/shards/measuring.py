@@ -13,7 +13,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.places import cache_dir
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.compression import CANNOT_OPEN
-from packtrain.records.formats.files import list_files, shown_name
+from packtrain.records.formats.files import list_files, shown_name, split_files
 from packtrain.records.shards.address import identify, reaching
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.forward import decompressed
@@ -47,7 +47,7 @@ def _cache(folder: str, budget: str) -> ShardCache:
 
 def remote_units(spec: SourceSpec) -> Iterator[Unit]:
     """One unit for each file: so a file is fetched by the worker that reads it, and by no other."""
-    for file in list_files(spec.path, spec.format):
+    for file in split_files(spec):
         yield Unit(number=0, source=0, file=file)
 
 
