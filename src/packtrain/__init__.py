@@ -27,6 +27,7 @@ __all__ = [
     "SchemaOptions",
     "StepSettings",
     "__version__",
+    "check_ranks",
     "load_model",
     "measure",
     "pack",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from packtrain.batches.loader import PackLoader
     from packtrain.batches.loss import step_tokens, token_loss
     from packtrain.batches.online import OnlineDataset
+    from packtrain.batches.sampler import check_ranks
     from packtrain.batches.trainer import PackedTraining, trainer_arguments
     from packtrain.batches.watch import RankWatch
     from packtrain.core.errors import PacktrainError
@@ -75,6 +77,7 @@ _LAZY = {
     "PackLoader": "packtrain.batches.loader",
     "PackedTraining": "packtrain.batches.trainer",
     "trainer_arguments": "packtrain.batches.trainer",
+    "check_ranks": "packtrain.batches.sampler",
     "token_loss": "packtrain.batches.loss",
     "step_tokens": "packtrain.batches.loss",
     "load_model": "packtrain.models.load",

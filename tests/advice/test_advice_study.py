@@ -60,6 +60,8 @@ def check(found: StudyOutcome) -> None:
     for shown in study.picture:
         assert shown.tokens == sum(sample.tokens for sample in shown.samples) <= chosen.packing_length
     check_config(study, recommendation.config, recommendation.simulation, packed=recommendation.packing)
+    words = [one.reason for one in (*recommendation.reasons, *recommendation.alternatives)]
+    assert not [text for text in words if re.search(r"[+-][\d.]+ %(?! against )", text)], "a change of what?"
     for other in recommendation.alternatives:
         assert other.simulation != recommendation.simulation
         check_config(study, other.config, other.simulation, packed=True)

@@ -17,16 +17,12 @@ from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset
 from packtrain.core.errors import ConfigError
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with one dataset, packed and padded, in a folder that holds other things too."""
-    root = tmp_path / "cache"
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(root))
-    write_chats(tmp_path / "train.jsonl", 12)
+def build(data: Path, root: Path) -> None:
+    """One dataset, packed and padded."""
     for packing in (True, False):
         MultiModalDataset(
             DatasetConfig(
-                dataset_path=str(tmp_path / "train.jsonl"),
+                dataset_path=str(data),
                 model="tiny:llama",
                 packing=packing,
                 packing_length=128,
@@ -35,6 +31,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 check=0,
             )
         ).build()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with one dataset, packed and padded, in a folder that holds other things too."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(root))
+    build(write_chats(tmp_path / "train.jsonl", 12), root)
     for name in ("notes.txt", "models/my-own-model/config.json", "plans/thesis/plan.json", "measure/old.csv"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("mine")
@@ -94,6 +98,28 @@ def test_clearing_leaves_what_is_not_ours(run: Run, root: Path) -> None:
     assert " freed" in out
     assert [entry for entry in listed(run) if entry["kind"] != "shards"] == []
     assert foreign(root) == before
+
+
+def test_what_was_written_with_out_stays(run: Run, root: Path, tmp_path: Path) -> None:
+    """In the cache or outside, stale or not; and what the cache made of it is not stale because of where it lies."""
+    outside, inside = tmp_path / "costs", root / "measure" / f"mine-{'0' * 20}"
+    for number, out in enumerate((outside, inside), 1):
+        data = write_chats(tmp_path / f"{number}.jsonl", 9, seed=number)
+        code, _, err = run("measure", data, "--model", "tiny:llama", "--out", out)
+        assert code == 0, err
+    build(tmp_path / "1.jsonl", root)
+    found = listed(run)
+    kinds = [entry["kind"] for entry in found]
+    assert (kinds.count("measure"), kinds.count("rows"), kinds.count("tokens")) == (1, 2, 2)
+    assert [entry for entry in found if entry["stale"]] == []
+    for number in (1, 2):
+        os.remove(tmp_path / f"{number}.jsonl")
+    before = files(outside), files(inside)
+    code, said, _ = run("cache", "clear", "--stale", "--yes")
+    assert code == 0
+    assert "what you wrote with --out stays" in " ".join(said.split())
+    assert run("cache", "clear", "--all", "--yes")[0] == 0
+    assert (files(outside), files(inside)) == before
 
 
 def test_by_kind_and_age(run: Run, root: Path) -> None:

@@ -27,6 +27,7 @@ LINES: dict[str, Any] = {
     "media_root": ".",
     "schema": "messages",
     "columns": {"turns": "messages"},
+    "strict_columns": True,
     "object_ordering": "as_is",
     "emit_norm": "norm100",
     "object_template": "{{ objects | length }}",
@@ -89,7 +90,7 @@ SAID: dict[str, Any] = {
 }
 OF_RUN = ("eval_path", "eval_packing", "max_eval_samples", "streaming")  # and not of the dataset that is trained
 ANOTHER = {  # settings that this cannot be said of, and why
-    **dict.fromkeys(("split", "subset", "dataset_type"), "of datasets with parts, which a file is not"),
+    **dict.fromkeys(("split", "eval_split", "subset", "dataset_type"), "of datasets with parts, which a file is not"),
     **dict.fromkeys(("sources", "formatting"), "of a mixture, which has a test of its own"),
     **dict.fromkeys(("packing", "packing_length"), "what is recommended"),
     "dataset_path": "the data of the table, whatever the config says",

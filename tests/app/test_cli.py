@@ -267,7 +267,7 @@ def test_empty_data(run: Run, model: Path, tmp_path: Path) -> None:
     empty.write_text("")
     code, out, err = run(*measure(empty, model, tmp_path / "out", "--json"))
     assert (code, out) == (1, "")
-    assert "an empty dataset" in err
+    assert re.search(r"an empty dataset: \S", err)
     folder = tmp_path / "folder"
     folder.mkdir()
     code, _, err = run(*measure(folder, model, tmp_path / "out"))
@@ -336,7 +336,7 @@ def test_records_that_cannot_be_used_name_what_helps(
         (("plan", "costs", "-o", "r"), ["no such folder", "packtrain measure DATA --model MODEL --out costs"]),
         (("plan", ".", "-o", "r"), ["no measure.json", "that packtrain measure wrote"]),
         (("inspect", "plan"), ["no such folder", "packtrain pack COSTS"]),
-        (measure("data.csv", "tiny:qwen2_5_vl", "out"), ["CSV", "to_parquet"]),
+        (measure("data.xlsx", "tiny:qwen2_5_vl", "out"), ["XLSX", "save it as CSV"]),
         (measure("data.jsonl", "tiny:qwen2_5_vl", "."), ["holds other files:", "another folder"]),
         (measure("data.jsonl", "models/qwen", "out"), ["no folder of that name", "did you mean 'qwen2'?"]),
         (measure("data.jsonl", "./qwen", "out"), ["no folder of that name in"]),
@@ -349,7 +349,7 @@ def test_a_wrong_place_names_the_right_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "qwen2").mkdir(parents=True)
-    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "data.xlsx").write_text("PK")
     code, _, err = run(*command)
     assert code in (1, 2)
     assert [word for word in words if word not in err] == [], err

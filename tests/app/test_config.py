@@ -63,6 +63,7 @@ TABLE = {
     "dataset_name": ("data", "dataset_path", "org/name", {}),
     "train_dataset_path": ("data", "dataset_path", "org/name", {}),
     "dataset_train_split": ("data", "split", "train", {}),
+    "dataset_test_split": ("data", "eval_split", "held", {}),
     "eval_dataset": ("data", "eval_path", "val.jsonl", {}),
     "sample_packing": ("data", "packing", True, {}),
     "eval_sample_packing": ("data", "eval_packing", True, {}),
@@ -164,14 +165,50 @@ def test_what_is_said_overrules_what_a_name_brings(load: Load, text: str) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "data: {max_length: 9, packing_length: 9}",
+        "data: {max_length: 9, packing_length: 8}",
         "packing_length: 9\ndata: {packing_length: 8}",
         "data: {overlong: split, filter_overlong: true}",
-        "dataset: {shuffle: true}\ncustom: {shuffle: true}",
+        "dataset: {shuffle: true}\ncustom: {shuffle: false}",
+        "packing: true\nsample_packing: 1",
+        "model_config: {load_from_pretrained_path: a/b}\ndataset: {processor_config: {processor_name: a/c}}",
     ],
 )
 def test_one_setting_under_two_names(load: Load, text: str) -> None:
     assert "are the same setting" in problems(load, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("data: {max_length: 9, packing_length: 9}", {"packing_length": 9, "overlong": "truncate"}),
+        ("data: {packing_length: 9, max_length: 9}", {"packing_length": 9, "overlong": "truncate"}),
+        ("dataset: {shuffle: true}\ncustom: {shuffle: true}", {"shuffle": True}),
+        ("max_pixels: 9\nimage_max_pixels: 9", {"processor_config": {"max_pixels": 9}}),
+        (
+            "fps: 2\ndata: {processor_config: {fps: 2.0, max_frames: 3}}",
+            {"processor_config": {"fps": 2, "max_frames": 3}},
+        ),
+        (
+            "model_config: {load_from_pretrained_path: a/b}\ndataset: {processor_config: {processor_name: a/b}}",
+            {"model_name_or_path": "a/b"},
+        ),
+    ],
+)
+def test_the_same_said_twice_is_no_contradiction(load: Load, text: str, given: dict[str, Any]) -> None:
+    found = {name: value for one in load(text).sections().values() for name, value in one.items()}
+    assert {name: value for name, value in found.items() if value != {}} == given
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_pixels: 9\nimage_max_pixels: 8", "set twice"),
+        ("fps: 2\ndata: {processor_config: {fps: 3}}", "says another"),
+        ("data: {max_length: 9, sequence_len: 9}", "say which"),
+    ],
+)
+def test_what_two_names_mean_and_contradicts(load: Load, text: str, words: str) -> None:
+    assert words in problems(load, text)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +245,7 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
     [
         ("stage: dpo", "only supervised fine-tuning"),
         ("template: qwen2_vl", "the model's own template"),
-        ("dataset: identity,alpaca", "no dataset_info.json is read"),
+        ("dataset: identity,alpaca", "data.dataset_path: data/dataset_info.json and data.sources"),
         ("val_size: 0.1", "data.eval_path"),
         ("load_in_8bit: true", "load_in_4bit is"),
         ("datasets: [{path: a}, {path: b}]", "a mixture"),
@@ -369,7 +406,8 @@ def test_limits_of_media_find_their_section(load: Load) -> None:
             assert found.data.given() == {"processor_config": {key: 9}}
     for alias, key in LIMIT_TABLE.items():
         assert load(f"{alias}: 9").data.given() == {"processor_config": {key: 9}}
-    assert "where they belong" in problems(load, "fps: 2\ndata: {processor_config: {max_frames: 3}}")
+    found = load("fps: 2\ndata: {processor_config: {max_frames: 3}}")
+    assert found.data.processor_config == {"fps": 2, "max_frames": 3}
     assert "instead of a section" in problems(load, "data: {processor_config: [3]}")
 
 
@@ -454,16 +492,28 @@ class TestExtends:
         assert (found.training.given(), found.model.given()) == ({"seed": 3}, {"model_name_or_path": "org/name"})
         assert "data.max_length is data.packing_length, overlong: truncate" in found.notes[0]
 
+    def test_several_in_their_order(self, load: Load, tmp_path: Path) -> None:
+        """Depth first, what comes later over what came before; a base that two of them share is no loop."""
+        (tmp_path / "base.yaml").write_text("training: {seed: 1, weight_decay: 0.1, max_steps: 5}\nmodel: org/name\n")
+        (tmp_path / "a.yaml").write_text("extends: base.yaml\ntraining: {seed: 2, warmup_steps: 7}\n")
+        (tmp_path / "b.yaml").write_text("extends: [base.yaml]\ntraining: {weight_decay: 0.2}\n")
+        found = load("extends: [a.yaml, b.yaml]\ntraining: {max_steps: 6}\n")
+        assert found.training.given() == {"seed": 1, "weight_decay": 0.2, "max_steps": 6, "warmup_steps": 7}
+        assert load("extends: []\nseed: 3").training.seed == 3
+
     def test_a_problem_names_its_file(self, load: Load, tmp_path: Path) -> None:
         (tmp_path / "base.yaml").write_text("data: {x: 1}")
         said = problems(load, "extends: base.yaml\ndata: {y: 1}")
         assert "base.yaml:1: data.x" in said
         assert "run.yaml:2: data.y" in said
 
-    @pytest.mark.parametrize("text", ["extends: run.yaml", "extends: ./../{folder}/run.yaml", "extends: a.yaml"])
+    @pytest.mark.parametrize(
+        "text", ["extends: run.yaml", "extends: ./../{folder}/run.yaml", "extends: a.yaml", "extends: [c.yaml, a.yaml]"]
+    )
     def test_loops(self, load: Load, tmp_path: Path, text: str) -> None:
         (tmp_path / "a.yaml").write_text("extends: b.yaml")
         (tmp_path / "b.yaml").write_text("extends: a.yaml")
+        (tmp_path / "c.yaml").write_text("seed: 1")
         assert "a chain that ends" in problems(load, text.format(folder=tmp_path.name))
 
     def test_a_chain_without_end(self, load: Load, tmp_path: Path) -> None:
@@ -471,7 +521,7 @@ class TestExtends:
             (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml")
         assert "a chain that ends" in problems(load, "extends: 0.yaml")
 
-    @pytest.mark.parametrize("value", ["3", "[a.yaml]", "nowhere.yaml", "/"])
+    @pytest.mark.parametrize("value", ["3", "[a.yaml]", "[3]", "{a: b}", "nowhere.yaml", "/"])
     def test_what_is_no_config(self, load: Load, value: str) -> None:
         problems(load, f"extends: {value}")
 

@@ -471,6 +471,12 @@ def test_packing_follows_from_the_config() -> None:
     assert replace(given, packing=False).packing_config(99).packing_strategy == "none"
 
 
+def test_packs_stay_in_the_order_of_the_dataset_where_nothing_is_shuffled() -> None:
+    given = DatasetConfig(dataset_path="x", model="m", shuffle=False)
+    assert (given.order, replace(given, shuffle=True).order) == ("random", "sorted")
+    assert (replace(given, balance="sorted").order, replace(given, group_by_length=True).order) == ("sorted", "strict")
+
+
 def test_importing_datasets_loads_no_torch() -> None:
     import subprocess
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from commands import Run
 from lengths import lvis_like
+from made_runs_data import write_chats
 from tables import write_table
 
 from packtrain.app.inspection.step import inspect_step
+from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.batches.sampler import PackSampler
 from packtrain.core.artifacts import write_json
@@ -120,13 +122,37 @@ def test_rows_of_a_padded_run_are_no_packs(run: Run, tmp_path: Path, made: tuple
 
 
 @pytest.mark.parametrize("options", [(), ("--pack", 0), ("--sample", "sample-7"), ("--blocked",)], ids=str)
-def test_a_run_without_a_step(run: Run, tmp_path: Path, made: tuple[Path, Path], options: tuple[Any, ...]) -> None:
-    code, _, err = run("inspect", write_run(tmp_path / "run", made[1]), *options)
-    assert code == 2
-    assert "a run" in err
-    assert "--step N" in err
-    assert str(made[1]) in err.replace("\n", "")
-    assert "no such file" not in err
+def test_a_run_stands_for_its_plan(run: Run, tmp_path: Path, made: tuple[Path, Path], options: tuple[Any, ...]) -> None:
+    folder = write_run(tmp_path / "run", made[1])
+    for more in ((), ("--json",)):
+        code, out, err = run("inspect", folder, *options, *more)
+        assert (code, err) == (0, "")
+        assert out == run("inspect", made[1], *options, *more)[1]
+
+
+def test_a_step_batch_by_batch(run: Run, tmp_path: Path) -> None:
+    """As --pack shows each of its packs, for the attention that the run has."""
+    data = write_chats(tmp_path / "train.jsonl", 12)
+    table = measure(data, model="tiny:llama", out=tmp_path / "costs", workers=1, check=0)
+    pack(table, PackingConfig(packing_length=128), tmp_path / "plan")
+    about: dict[str, Any] = {"packs_per_step": 2, "derived": {"attention": "varlen-loop"}}
+    folder = write_run(tmp_path / "run", tmp_path / "plan", **about)
+    code, out, err = run("inspect", folder, "--step", 1, "--batch", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert len(said["packs"]) == len(said["batches"]) == 2
+    for one, batch in zip(said["packs"], said["batches"], strict=True):
+        alone = run("inspect", folder, "--pack", one["pack"], "--batch", "--backend", "varlen", "--json")[1]
+        assert batch == json.loads(alone)
+        labels = [sample["supervised_tokens"] for sample in one["samples"]]
+        assert batch["supervised_tokens"] == one["supervised_tokens"] == sum(labels) > 0
+    out = run("inspect", folder, "--step", 1, "--batch")[1]
+    assert out.count("as llama gets it (varlen)") == 2
+    assert "Micro-step 1, rank 0:" in out
+    code, _, err = run(
+        "inspect", write_run(tmp_path / "padded", tmp_path / "plan", mode="padded", **about), "--step", 1, "--batch"
+    )
+    assert (code, "a padded run" in err) == (2, True)
 
 
 def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, Path]) -> None:

@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 from commands import Run, files
 from lengths import lvis_like
+from made_runs_data import write_chats
 from PIL import Image
 from tables import write_table
 
 from packtrain.app.config.load import load_config
 from packtrain.app.measure import measure
 from packtrain.app.plan import Planned, plan
+from packtrain.app.train.settings import resolve_run
 from packtrain.core.errors import ConfigError
+from packtrain.core.values import MediaLimits
 from packtrain.costs.table import CostTable
+from packtrain.families.registry import load_family
+from packtrain.families.settings import read_settings
+from packtrain.plans.draw import check_weights
 from packtrain.reports.files import FILES
 
 ONCE = {"lengths": (4096,), "gpu": "h100"}
+ANSWER = {"role": "assistant", "content": "A picture."}
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +220,7 @@ class TestTheConfig:
             shape,
             tmp_path,
             "model: {method: lora, lora_rank: 8, train_vision: false}\n"
+            "data: {packing: false}\n"
             "training: {gradient_checkpointing: false, sharding: zero2, optimizer: paged_adamw_8bit,"
             " learning_rate: 1e-4, attention: flash_attention_2, per_device_train_batch_size: 4,"
             " gradient_accumulation_steps: 8,"
@@ -311,6 +319,28 @@ class TestTheConfig:
             assert made.study.gpus == 2, "those of the config"
             assert abs(made.study.baseline["samples_per_step"] - samples) <= 2, training
 
+    @pytest.mark.parametrize("written", ["{}", "{packing: true}", "{packing: false}", "{max_sample_length: 4000}"])
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            "per_device_train_batch_size: 4, gradient_accumulation_steps: 8",
+            "effective_batch_size: 64, gradient_accumulation_steps: 4",
+        ],
+    )
+    @pytest.mark.parametrize("mark", ["", "cutoff_len: 4096\n"])
+    def test_it_means_what_it_means_to_train(
+        self, costs: CostTable, shape: Path, tmp_path: Path, written: str, sizes: str, mark: str
+    ) -> None:
+        """It is packed or padded, with the same step and batch, whether `packing` is said or left out."""
+        text = f"{mark}data: {written}\ntraining: {{{sizes}}}\n"
+        baseline = planned(costs, shape, tmp_path, text, gpus=2).study.baseline
+        own = [f"data.dataset_path={tmp_path}/x.jsonl", f"model.model_name_or_path={shape}"]
+        trained = resolve_run(load_config(tmp_path / "run.yaml"), world=2, overrides=own)
+        assert baseline["today"] == (trained.mode == "padded")
+        assert baseline["samples_per_step"] == trained.size.samples
+        if baseline["today"]:
+            assert baseline["per_device_batch_size"] == trained.data.rows_per_batch
+
     def test_what_is_cut_is_said(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         made = planned(costs, shape, tmp_path, "data: {cutoff_len: 1000, packing_length: 4096}\n")
         over = int((costs.column("tokens") > 1000).sum())
@@ -344,11 +374,70 @@ class TestTheConfig:
         assert config["data"]["processor_config"] == {"max_pixels": 28 * 28 * 16}
 
 
-def test_a_model_of_another_family_is_noted(shape: Path, tmp_path: Path) -> None:
-    inputs = {"request": {"limits": {}}, "settings": {"model_type": "llava"}}
+def test_the_product_of_limits_is_that_of_the_largest_image(
+    shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it stands beside other images in every sample, so that no sample tells its tiles."""
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    names = ("large.png", "wide.png", "large.png")
+    for name, size in zip(names[:2], ((900, 900), (900, 300)), strict=True):
+        Image.new("RGB", size).save(tmp_path / name)
+
+    def measured(data: str, *several: tuple[str, ...]) -> CostTable:
+        lines = [
+            {"images": list(one), "messages": [{"role": "user", "content": "<image>" * len(one)}, ANSWER]}
+            for one in several
+        ]
+        (tmp_path / f"{data}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        out = tmp_path / data
+        return measure(tmp_path / f"{data}.jsonl", model="tiny:smolvlm", out=out, workers=1, check=0)
+
+    alone, together = measured("alone", ("large.png",)), measured("together", names, names[:2])
+    for limits in ({}, {"max_img_size": 1024}):
+        largest = int(alone.with_limits(**limits).column("patches")[0])
+        assert together.with_limits(**limits).largest_image() == largest > 1024, "it is cut"
+    few = together.filtered(max_images_per_sample=2)
+    assert (len(few), few.largest_image()) == (1, alone.column("patches")[0])
+    study = planned(together, shape, tmp_path, "data: {max_images_per_pack: 18}\n").study
+    tiles = int(alone.column("patches")[0]) // 1024
+    assert any(f"the product of the limits is {18 * tiles}" in line for line in study.memory.sentences)
+
+
+def test_a_model_of_another_family_is_warned_of_wherever_it_is_recommended(
+    run: Run, shape: Path, tmp_path: Path
+) -> None:
+    """And the config has no limit that it would be refused for."""
+    limits = {"max_img_size": 800, "num_frames": 8}
+    inputs = {"request": {"limits": limits}, "settings": {"model_type": "smolvlm"}}
     table = write_table(tmp_path / "costs", lvis_like(60, 1), inputs=inputs)
-    made = plan(table, model=str(shape), out=tmp_path / "r", **ONCE)
-    assert made.notes == ("the costs were measured for llava, the model is qwen2_5_vl: its token counts differ",)
+    (tmp_path / "run.yaml").write_text(f"data: {{processor_config: {json.dumps(limits)}}}\n")
+    given = ("--model", shape, "--config", tmp_path / "run.yaml", "--lengths", 4096)
+    code, out, err = run("plan", table.folder, "-o", tmp_path / "r", *given)
+    assert code == 0, err
+    warning = json.loads((tmp_path / "r" / "recommendations.json").read_text())["recommendation"]["warning"]
+    assert warning.startswith("The costs were measured for smolvlm, the model is qwen2_5_vl: its token counts differ")
+    assert warning.endswith("since qwen2_5_vl has no such limit: max_img_size 800.")
+    said = {name: (tmp_path / "r" / name).read_text() for name in ("recommended.yaml", "summary.md", "report.html")}
+    for name, text in {**said, "screen": out}.items():
+        assert warning in " ".join(text.replace("\n# ", " ").replace("\\_", "_").split()), name
+    kept = load_config(tmp_path / "r" / "recommended.yaml").data.processor_config
+    assert kept == {"num_frames": 8}
+    assert load_family(read_settings(shape), MediaLimits(**kept)) is not None
+
+
+def test_weights_that_leave_nothing_for_others_are_refused_before_measuring(tmp_path: Path) -> None:
+    """In the words of what draws from the mixture; sources that are not asked for do not count."""
+    for name in ("a", "b"):
+        write_chats(tmp_path / f"{name}.jsonl", 4)
+    (tmp_path / "mix.yaml").write_text("- {path: a.jsonl, weight: 1}\n- {path: b.jsonl}\n")
+    given = {"model": "tiny:llama", "out": tmp_path / "costs", "workers": 1, "check": 0}
+    with pytest.raises(ConfigError) as caught:
+        measure(tmp_path / "mix.yaml", **given)
+    with pytest.raises(ConfigError) as drawn:
+        check_weights({"a": 1.0, "b": None})
+    assert str(caught.value) == str(drawn.value)
+    assert not (tmp_path / "costs").exists()
+    assert len(measure(tmp_path / "mix.yaml", sources=["a"], **given)) == 4
 
 
 def test_stopping_leaves_nothing(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from commands import Run
 from made_runs_data import write_config
 
-from packtrain import DatasetConfig, MultiModalDataset
+from packtrain import DatasetConfig, MultiModalDataset, step_tokens
 from packtrain.app.measure import measure
+from packtrain.packs.values import EMPTY_PACK
 from packtrain.plans.plan import PackPlan
 from packtrain.training.metrics_log import read_metrics
 
@@ -83,3 +85,26 @@ def test_a_dataset_and_a_plan_say_so(run: Run, tmp_path: Path, monkeypatch: pyte
     assert sum(info.whole_samples for info in seen) == SAMPLES
     assert f" {SAMPLES} " in run("inspect", dataset.plan.folder)[1]
     assert PackPlan.load(dataset.plan.folder).epoch(0).num_samples == SAMPLES
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate"])
+def test_step_tokens_are_the_labels_in_the_batches_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlong: str
+) -> None:
+    """What a loop of one's own divides by, and what Trainer counts."""
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    config_of(tmp_path)
+    given = {"packing_length": LENGTH, "overlong": overlong, "packs_per_step": 3, "workers": 1, "check": 0}
+    dataset = MultiModalDataset(DatasetConfig(dataset_path=str(tmp_path / "train.jsonl"), model="tiny:llama", **given))
+    dataset.build()
+    there: Counter[int] = Counter()
+    said: dict[int, set[int]] = {}
+    packs = []
+    for rank in range(2):
+        for batch in dataset.loader(rank=rank, world=2, span="run"):
+            key = batch.info.keys[0]
+            packs.append(key.pack)
+            there[key.step] += int((batch["labels"][..., 1:] != -100).sum())
+            said.setdefault(key.step, set()).add(step_tokens(dataset.schedule, batch))
+    assert EMPTY_PACK in packs, "packs that fill up are among them"
+    assert said == {step: {count} for step, count in there.items()}

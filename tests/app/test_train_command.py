@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import Run
+from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.config.load import RunConfig, load_config
@@ -87,6 +87,32 @@ class TestBefore:
         said = json.loads(out)
         assert (code, said["model"]["dtype"], said["model"]["master_weights"]) == (0, "bfloat16", given)
         assert any("rounded away" in note for note in said["notes"]) != given
+
+    def test_one_of_a_thing_is_said_as_one(self, run: Run, config: Path, tmp_path: Path) -> None:
+        """By every command that counts, and the mean length stands beside the longest."""
+        one, costs, plan = write_chats(tmp_path / "one.jsonl", 1), tmp_path / "costs", tmp_path / "plan"
+        commands: list[tuple[Any, ...]] = [
+            ("measure", one, "--model", "tiny:llama", "--out", costs),
+            ("pack", costs, "--packing-length", 64, "--out", plan),
+            ("inspect", plan, "--blocked"),
+            ("train", config, f"data.dataset_path={one}", "training.effective_batch_size=1", "--dry-run"),
+            ("cache", "ls"),
+        ]
+        for command in commands:
+            code, out, err = run(*command)
+            assert code == 0, err
+            out = re.sub(r"[│\s]+", " ", out)
+            several = re.findall(
+                r"(?<![\d.,])1 (?:probe |random )?(?:packs|samples|tokens|entries|rows|records|steps)\b", out
+            )
+            assert several == [], command
+            if command[0] == "train":
+                assert re.search(r"mean length (\d+) tokens, longest \1\b", out)
+
+    def test_tf32_on_a_cpu_is_a_note(self, run: Run, config: Path) -> None:
+        code, out, err = run("train", config, "training.tf32=true", "--dry-run", "--json")
+        assert code == 0, err
+        assert [note for note in json.loads(out)["notes"] if note.startswith("training.tf32 has no effect on a CPU")]
 
     @pytest.mark.full
     def test_for_people(self, run: Run, config: Path) -> None:
@@ -285,6 +311,11 @@ class TestRun:
         assert code == 2
         assert "which holds a run (complete)" in err
         assert "--resume" not in err, "there is nothing to go on with"
+        before = files(folder)
+        code, out, err = run("train", "--resume", folder, "--json")
+        assert code == 0, err
+        assert json.loads(out)["outcome"] == facts["outcome"]
+        assert files(folder) == before, "a run that is complete is left as it is"
 
     @pytest.mark.full
     def test_stopped_and_gone_on_with_is_the_run_that_was_not_stopped(
@@ -559,6 +590,18 @@ class TestBadInput:
         assert "a link to" in err
         assert victim.read_text() == "kept"
 
+    @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flex"])
+    def test_attention_that_needs_a_gpu_is_refused_before_anything_is_measured(
+        self, run: Run, config: Path, tmp_path: Path, attention: str
+    ) -> None:
+        from_data = ("--model", "tiny:llama", "--data", tmp_path / "train.jsonl", "training.use_cpu=true")
+        for given in ((config,), (config, "--dry-run"), from_data):
+            code, _, err = run("train", *given, f"training.attention={attention}")
+            assert code == 2
+            assert f"error: training.attention found: {attention} on a CPU" in " ".join(err.split())
+            assert "training.attention: sdpa" in err
+            assert "measuring" not in err
+
     @pytest.mark.parametrize(
         ("given", "code", "words"),
         [
@@ -568,6 +611,8 @@ class TestBadInput:
             (("data.packing_length=4",), 1, "no pack at all"),
             (("data.max_sample_length=1",), 1, "no record is left"),
             (("training.lr_scheduler_type=cosin",), 2, "cosin"),
+            (("data.chat_template=chatml", "training.label_smoothing_factor=0.1"), 2, "are not known by name here"),
+            (("data.chat_template=chatml", "training.label_smoothing_factor=0.1"), 2, "without smoothing"),
             (("training.attention=flash_attention_9",), 2, "flash_attention_2"),
             (("model.train_vision=true",), 2, "llama has no vision tower"),
             (("--output-dir", "{config}/run", "--dry-run"), 2, "run.yaml is a file"),
@@ -594,6 +639,9 @@ class TestBadInput:
         [
             (("nowhere.yaml",), "expected: a YAML file"),
             (("folder",), "expected: a YAML file"),
+            (("--resume", "nowhere"), "nowhere found: nothing is there expected: the folder of a run"),
+            (("--resume", "folder"), "folder found: a folder without run.json expected: the folder of a run"),
+            (("--resume", "nowhere.yaml"), "expected: a YAML file"),
             (("rum.yaml",), "did you mean 'run.yaml'?"),
             (("data.jsonl",), "packtrain train --model MODEL --data data.jsonl"),
             (

@@ -54,6 +54,7 @@ def hostile() -> Made:
             Reason(parameter="a: b", baseline=bad, packing=HOSTILE[6], reason=HOSTILE[6]),
         ),
         advice=HOSTILE,
+        warning=HOSTILE[1],
         rule_of_thumb=HOSTILE[5],
     )
     memory = replace(

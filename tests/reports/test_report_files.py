@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import studies
@@ -63,6 +64,37 @@ def test_figures_show_tokens_by_modality_and_the_limit_that_decides(
     monkeypatch.setattr(figures, "_save", lambda figure, _: ends.append(figure.axes[0].get_ylim()[1]))
     figures.draw_efficiency(study, tmp_path / "two.png")
     assert ends == [study.memory.usable_bytes / 2**30, 1.0], "the line is what fits is judged by; fill ends at 100 %"
+
+
+def test_what_is_recommended_is_seen_where_another_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At one length, with and without a limit that makes it fit: both marks are there, neither over the other."""
+    made = studies.lvis(2_000).study
+    best = made.simulations[made.recommendation.simulation]
+    limited = replace(best, limits={"max_images_per_pack": 9}, fits=True)
+    found = (*(replace(one, fits=False) for one in made.simulations if not one.limits), limited)
+    study = replace(
+        made, simulations=found, recommendation=replace(made.recommendation, simulation=len(found) - 1, packing=True)
+    )
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.extend(figure.axes))
+    figures.draw_efficiency(study, tmp_path / "one.png")
+    assert len(drawn) == 4
+    for axes in drawn:
+        ring = next(line for line in axes.lines if line.get_label() == "recommended")
+        place = ring.get_xydata()[0].tolist()
+        assert place[0] == limited.packing_length
+        under = [line for line in axes.lines if line is not ring and place in line.get_xydata().tolist()]
+        hollow = next(line for line in under if line.get_markerfacecolor() == "white")
+        own = next(line for line in under if line.get_color() == ring.get_color())
+        assert own.get_zorder() > hollow.get_zorder(), "the mark itself is seen inside what does not fit"
+        assert own.get_markersize() < hollow.get_markersize()
+        assert ring.get_markerfacecolor() == "none"
+        assert all(ring.get_zorder() > line.get_zorder() for line in under)
+        assert all(ring.get_markersize() >= 2 * line.get_markersize() for line in under)
+    words = [text.get_text() for text in drawn[0].get_legend().get_texts()]
+    assert {"recommended", "hollow: does not fit"} <= set(words)
 
 
 def test_same_study_gives_the_same_bytes(hostile: Written, tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ def _compared(one: Simulation, mine: Simulation) -> str:
     """What another setting changes, in numbers."""
     speed = signed_percent(one.tokens_per_second / mine.tokens_per_second - 1)
     return (
-        f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed}), "
+        f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed} against "
+        f"{mine.tokens_per_second:,.0f}), "
         f"fill {percent(one.fill)} (against {percent(mine.fill)}), "
         f"{gib(one.memory_bytes)} on the fullest GPU ({gib(mine.memory_bytes)}), "
         f"{counted(one.samples_dropped, 'sample')} dropped ({mine.samples_dropped:,}), "

@@ -283,6 +283,7 @@ def _step_reasons(draft: Draft) -> list[Reason]:
     baseline, gpus = question.baseline, question.setup.gpus
     size, before = baseline.per_device_batch_size, question.samples_per_step
     packs = counted(one.packs_per_step, "pack")
+    whose = "asked for" if baseline.says_step and not baseline.today else f"of {baseline.name}"
     return [
         _reason(
             "effective_batch_size",
@@ -290,7 +291,7 @@ def _step_reasons(draft: Draft) -> list[Reason]:
             f"{draft.samples_per_step:,}",
             f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
             f"{one.samples_per_pack:.1f} samples make {one.samples_per_step:,.0f} "
-            f"({signed_percent(one.samples_per_step / before - 1)})",
+            f"({signed_percent(one.samples_per_step / before - 1)} against the {before:,} {whose})",
         ),
         _reason(
             "per_device_train_batch_size",

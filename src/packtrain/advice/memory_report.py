@@ -53,7 +53,7 @@ def memory_report(found: Findings, plan: PackPlan, passes: Passes) -> MemoryRepo
             WorstPack(
                 number=number, tokens=heaviest.tokens, patches=heaviest.patches, images=heaviest.images, samples=ids
             ),
-            _resources(question, one),
+            _resources(found),
             packing_length=one.packing_length,
         ),
         host=_host(question, found.table, plan, one),
@@ -154,16 +154,25 @@ def _other_packings(found: Findings) -> Iterator[_Tried]:
         yield option.setting, f"{option.value:,}", option.simulation, 0
 
 
-def _resources(question: Question, one: Simulation) -> Sequence[Resource]:
+def _largest_image(found: Findings) -> int:
+    """Patches of the largest image: what attends to itself, or all tiles where images are cut."""
+    samples = found.question.rows.samples
+    if tiles_of(samples) is None:
+        return int(samples["largest_patches"].max())
+    return found.table.largest_image() or largest_image(samples)
+
+
+def _resources(found: Findings) -> Sequence[Resource]:
     """What the worst case is told about: images, tiles, patches and vision tokens, where there are any."""
-    worst, samples = one.worst, question.rows.samples
+    one = found.chosen
+    worst, samples = one.worst, found.question.rows.samples
     if not worst.patches:
         return ()
     shown = samples["images"] > 0
     each = int((samples["vision_tokens"][shown] // samples["images"][shown]).min()) if shown.any() else None
     limit = one.limits.get("max_images_per_pack")
-    largest = largest_image(samples)
-    found = [
+    largest = 0 if limit is None else _largest_image(found)
+    resources = [
         Resource(
             name="patches",
             worst_pack=worst.patches,
@@ -185,7 +194,7 @@ def _resources(question: Question, one: Simulation) -> Sequence[Resource]:
         of_one = worst.largest_patches  # all tiles are of one size
         tiles = worst.patches // of_one
         most = None if limit is None else limit * (largest // of_one)
-        found.insert(0, Resource(name="tiles", worst_pack=tiles, worst_pass=tiles, multiplied=most))
+        resources.insert(0, Resource(name="tiles", worst_pack=tiles, worst_pass=tiles, multiplied=most))
     images = Resource(
         name="images",
         worst_pack=worst.images,
@@ -194,7 +203,7 @@ def _resources(question: Question, one: Simulation) -> Sequence[Resource]:
         limit=limit,
         tokens_each=each or None,
     )
-    return [images, *found] if worst.images else found
+    return [images, *resources] if worst.images else resources
 
 
 def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation) -> HostNeeds:

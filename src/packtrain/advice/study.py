@@ -25,6 +25,7 @@ from packtrain.advice.trouble import trouble
 from packtrain.advice.values import Simulation, Study
 from packtrain.advice.views import balance_rows, picture, plan_passes
 from packtrain.core.errors import ConfigError
+from packtrain.costs.statistics import unread_note
 from packtrain.costs.table import CostTable
 from packtrain.estimates.calibration import Fit
 from packtrain.estimates.gpus import Gpu
@@ -321,4 +322,4 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         found.append("Counts are without packing_drop_last, which leaves out less than one step.")
     if question.gpu.notes:
         found.append(f"{question.gpu.name}: {question.gpu.notes}.")
-    return tuple(found)
+    return (*found, *unread_note(table.summary))

@@ -23,7 +23,7 @@ def tiles_of(samples: Samples) -> np.ndarray | None:
 
 
 def largest_image(samples: Samples) -> int:
-    """Patches of the largest image, all its tiles together: what one of several has when the others have one tile."""
+    """Patches of the largest image at most, all tiles together: what one of several has if others have one tile."""
     patches, images = samples["patches"], samples["images"]
     alone = np.where(images > 1, patches - (images - 1) * samples["largest_patches"], patches)
     return int(np.maximum(alone, samples["largest_patches"])[images > 0].max(initial=0))

@@ -152,6 +152,7 @@ class Recommendation:
     mean_share: float  # mean length / packing length: above 0.7 packing helps little, below 0.5 it helps
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's own config, which was changed
     trouble: tuple[Trouble, ...] = ()
+    warning: str = ""  # why none of this holds as it is: costs of another family of models
     rule_of_thumb: str  # what the 70 % and 50 % rules say, beside the measured waste
 
     @property

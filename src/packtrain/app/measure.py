@@ -28,6 +28,8 @@ from packtrain.models.tiny import resolve
 from packtrain.packs.model_config import packing_notes
 from packtrain.packs.reference import load_reference
 from packtrain.packs.tokenizer import finished_tokenizer
+from packtrain.plans.draw import check_weights
+from packtrain.records.formats.files import split_notes
 from packtrain.records.open import open_sources
 
 PROCESSOR_RULE = "packtrain.packs.reference:ProcessorRule"
@@ -40,7 +42,7 @@ def measure_outcome(
     *,
     model: str | None = None,
     out: str | Path | None = None,
-    streaming: bool = False,
+    streaming: bool | None = False,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
@@ -79,11 +81,12 @@ def measure_outcome(
     else:
         outcome = known.opened(lambda folder, anew: measured(folder, anew=anew))
     processor = request.settings()
+    splits = split_notes(request.specs)
     unused = unused_note("template_date", config.template_date, processor.chat_template)
-    return replace(outcome, notes=(*unused, *packing_notes(processor), *data_notes(outcome.table.summary)))
+    return replace(outcome, notes=(*splits, *unused, *packing_notes(processor), *data_notes(outcome.table.summary)))
 
 
-def request_of(config: DatasetConfig, *, streaming: bool = False) -> Request:
+def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Request:
     """What is asked of a measurement by a dataset's settings."""
     _check_type(str(config.dataset_type))
     specs = open_sources(
@@ -93,6 +96,7 @@ def request_of(config: DatasetConfig, *, streaming: bool = False) -> Request:
         split=str(config.split),
         subset=config.subset,
         streaming=streaming,
+        sources=config.sources or (),
     )
     return Request(
         specs=tuple(specs),
@@ -102,6 +106,7 @@ def request_of(config: DatasetConfig, *, streaming: bool = False) -> Request:
         filters=config.filters(),
         loss_on=config.loss_on,  # type: ignore[arg-type]  # it was checked
         add_eos=bool(config.add_eos),
+        strict_columns=bool(config.strict_columns),
         allow_outside_root=bool(config.allow_outside_root),
         max_image_pixels=config.max_image_pixels or MAX_IMAGE_PIXELS,
         template_date=config.template_date,
@@ -147,6 +152,8 @@ def _check_sources(request: Request) -> None:
     for name in request.filters.sources:
         if name not in names:
             raise ConfigError("sources", got=name, expected=", ".join(names), fix=nearest(name, names))
+    used = request.filters.sources or names
+    check_weights({spec.name: spec.weight for spec in request.specs if spec.name in used})
 
 
 def _engine(name: str, workers: int | None, address: str | None) -> Engine:

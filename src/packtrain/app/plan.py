@@ -18,16 +18,18 @@ from packtrain.app.config.data import section_defaults
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
 from packtrain.app.config.sections import DataSection
 from packtrain.app.config.setup import ATTENTION, compiles, sharding_notes, training_setup
-from packtrain.app.config.steps import in_packs, said_packs, said_samples
+from packtrain.app.config.steps import in_packs, said_samples, step_size
 from packtrain.app.datasets.config import FILTERS, MEASURED_DEFAULTS
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
+from packtrain.core.values import MediaLimits
 from packtrain.costs.table import CostTable
 from packtrain.estimates.calibration import Fit, coefficients_for
 from packtrain.estimates.gpus import find_gpu
 from packtrain.estimates.shapes import read_shape
 from packtrain.estimates.values import ModelShape
+from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.models.tiny import known_as, resolve
 from packtrain.packs.model_config import packing_notes
@@ -53,6 +55,7 @@ _BASELINE = {
         )
     },
 }
+_STEP_SIZES = ("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size")  # of a baseline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +95,7 @@ def plan(
     table, relimited = _under_limits(measured, run)
     table, filtered = _filtered(table, run)
     name, folder, shape = _model(table, model or run.model.model_name_or_path)
+    run, warning = _for_family(run, table, folder, shape)
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus, configured=config is not None)
     compiled = {"compiled": compiles(run, packing=True)}
@@ -119,7 +123,8 @@ def plan(
         missing=frozenset(package for package in ("deepspeed", "bitsandbytes") if find_spec(package) is None),
         progress=progress,
     )
-    files = write_study(outcome.study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
+    study = replace(outcome.study, recommendation=replace(outcome.study.recommendation, warning=warning))
+    files = write_study(study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
     notes = (
         *run.notes,
         *carried,
@@ -128,13 +133,12 @@ def plan(
         *calibrated,
         *relimited,
         *sharding_notes(run),
-        *_family_note(table, shape),
-        *_epochs_note(run, outcome.study),
+        *_epochs_note(run, study),
         *_secrets_note(run),
         *_cut_note(outcome.plan),
         *packing_notes(read_settings(folder)),
     )
-    return Planned(study=outcome.study, files=files, notes=notes)
+    return Planned(study=study, files=files, notes=notes)
 
 
 def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
@@ -227,12 +231,31 @@ def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[st
     )
 
 
-def _family_note(table: CostTable, shape: ModelShape) -> tuple[str, ...]:
-    """Counts of tokens are exact for one family only."""
+def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShape) -> tuple[RunConfig, str]:
+    """The config for a model of another family than was measured, without limits that it has not, and a warning."""
     measured = table.summary["inputs"].get("settings", {}).get("model_type", shape.model_type)
     if measured == shape.model_type:
-        return ()
-    return (f"the costs were measured for {measured}, the model is {shape.model_type}: its token counts differ",)
+        return run, ""
+    given = run.data.processor_config or {}
+    settings = read_settings(folder)
+
+    def takes(**limits: Any) -> bool:
+        try:
+            load_family(settings, MediaLimits(**limits))
+        except ConfigError:
+            return False
+        return True
+
+    gone = {name: value for name, value in given.items() if takes() and not takes(**{name: value})}
+    warning = (
+        f"The costs were measured for {measured}, the model is {shape.model_type}: its token counts differ, and with "
+        "them lengths, limits, time and memory. Measure with this model before training it."
+    )
+    if gone:
+        said = ", ".join(f"{name} {value}" for name, value in gone.items())
+        warning += f" Left out of processor_config, since {shape.model_type} has no such limit: {said}."
+    kept = {name: value for name, value in given.items() if name not in gone}
+    return replace(run, data=replace(run.data, processor_config=kept or None)), warning
 
 
 def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
@@ -256,7 +279,7 @@ def _baseline(
     """What the config says about the padded run that is compared with, and how that was understood."""
     found = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
     found["compiled"] = compiles(run, packing=False)
-    found["today"] = configured and run.data.packing is not True
+    found["today"] = configured and not run.packs
     if run.training.attention is not None:
         found["attention"] = ATTENTION.get(run.training.attention, run.training.attention)
     shares = []
@@ -281,18 +304,16 @@ def _in_samples(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The samples of a step as `train` has them, where the config says its size; packs hold about so many."""
     counts_packs = in_packs(run)
-    said = None if counts_packs else said_samples(run, gpus)
-    if run.data.packing is not True and not counts_packs:
-        if said is not None and run.training.effective_batch_size is None:
-            found.setdefault("gradient_accumulation_steps", 1)  # as transformers has it
+    if not counts_packs and said_samples(run, gpus) is None:
         return found, ()
-    rows = ("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size")  # of a run that packs
-    found = {name: value for name, value in found.items() if name not in rows}
-    if not counts_packs:
-        return found | ({} if said is None else {"effective_batch_size": said}), ()
+    size, rows, _ = step_size(run, gpus)
+    found = {name: value for name, value in found.items() if name not in _STEP_SIZES}
+    if size.samples is not None:
+        of_batch = {} if run.packs or run.data.pad_packs else {"per_device_batch_size": rows}
+        return {**found, **of_batch, "effective_batch_size": size.samples}, ()
     if run.data.packing_length is None:
         return found, ()
-    packs = said_packs(run, gpus)
+    packs = size.packs_for(1.0, gpus)
     samples = max(1, round(packs * _held(run.data, table)))
     note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
     return {**found, "effective_batch_size": samples}, (note,)

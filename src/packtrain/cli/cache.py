@@ -48,14 +48,14 @@ def clear(
 ) -> None:
     """Remove from the cache what can be made again: by kind, by age, what is stale, or all of it.
 
-    Nothing outside of the cache is touched, nor anything in it that packtrain has not made. Do not clear plans or rows
-    that a running training uses.
+    Nothing outside of the cache is touched, nor anything in it that packtrain has not made, nor what measure and pack
+    wrote with --out. Do not clear plans or rows that a running training uses.
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
     from packtrain.app.cache.entries import KEPT, KINDS, clear_cache, list_cache
     from packtrain.app.cache.entries import older_than as unused_for
-    from packtrain.app.show.cache import cache_json, show_cache, size_of
+    from packtrain.app.show.cache import cache_json, considered, show_cache, size_of
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
@@ -63,11 +63,13 @@ def clear(
         )
     root = _root(cache_dir)
     kinds = kind or [one for one in KINDS if one not in KEPT]
-    entries = list_cache(root, kinds, look=stale or not as_json)
+    entries = found = list_cache(root, kinds, look=stale or not as_json)
     if stale:
         entries = [entry for entry in entries if entry.stale]
     if older_than is not None:
         entries = unused_for(entries, older_than)
+    if not as_json:
+        output.print(considered(found), soft_wrap=True)
     if not entries and not as_json:
         what = "nothing stale" if stale else "nothing of these" if kind or older_than is not None else "nothing"
         output.print(f"{what} in the cache {escape(str(root))}; nothing was removed", soft_wrap=True)
@@ -79,7 +81,7 @@ def clear(
         raise typer.Exit(1)
     freed = clear_cache(entries, root)
     if as_json:
-        print_json({**cache_json(entries, root), "freed": freed})
+        print_json({**cache_json(entries, root), "considered": len(found), "freed": freed})
     else:
         output.print(f"{len(entries)} removed, {escape(size_of(freed))} freed")
 

@@ -149,6 +149,14 @@ def numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def names_of(option: str, text: str) -> dict[str, str]:
+    """Names by other names, as NAME=NAME with commas between."""
+    pairs = [[name.strip() for name in pair.split("=")] for pair in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise ConfigError(option, got=text, expected="NAME_IN_DATA=NAME_HERE,..., such as query=question,reply=answer")
+    return dict(pairs)
+
+
 @contextmanager
 def measuring(verb: str, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """A progress bar on stderr: how far, how fast, how long still, how many were skipped."""

@@ -12,7 +12,7 @@ import typer
 
 from packtrain.app.config.section import Key
 from packtrain.app.config.sections import KEYS, MEDIA_LIMITS
-from packtrain.cli.common import text_of
+from packtrain.cli.common import names_of, text_of
 
 _FILES = ("object_template",)  # named by a file that holds the value
 
@@ -30,6 +30,9 @@ def settings_of(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
             for name in _FILES:
                 if name in said:
                     said[name] = text_of(_option(name), Path(said[name]))
+            for name in said:
+                if dict in keys.get(name, limits.get(name)).kind.types:  # type: ignore[union-attr]
+                    said[name] = names_of(_option(name), said[name])
             bounds = {name: said.pop(name) for name in limits if name in said}
             settings = {**said, "processor_config": bounds} if bounds else said
             command(**given, settings=settings)
@@ -57,5 +60,5 @@ def _option(name: str) -> str:
 
 
 def _type(one: Key) -> Any:
-    kind: Any = next(kind for kind in (list, bool, float, int, str) if kind in one.kind.types)
+    kind: Any = next((kind for kind in (list, bool, float, int) if kind in one.kind.types), str)
     return (list[str] if kind is list else kind) | None

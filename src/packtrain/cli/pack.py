@@ -55,7 +55,7 @@ def pack(
 
 def inspect(
     plan: Annotated[
-        Path, typer.Argument(help="A folder written by packtrain pack; with --step one written by packtrain train.")
+        Path, typer.Argument(help="A folder written by packtrain pack, or by packtrain train: the plan of that run.")
     ],
     pack: Annotated[int | None, typer.Option("--pack", help="Show this pack with its samples.")] = None,
     sample: Annotated[str | None, typer.Option("--sample", help="Show where the sample with this id went.")] = None,
@@ -66,7 +66,9 @@ def inspect(
     epoch: Annotated[int | None, typer.Option("--epoch", help="Which epoch --pack counts in. Default: 0.")] = None,
     batch: Annotated[
         bool,
-        typer.Option("--batch", help="With --pack: decode the pack and show it token by token, as the model gets it."),
+        typer.Option(
+            "--batch", help="With --pack or --step: decode packs and show them token by token, as the model gets them."
+        ),
     ] = False,
     all_tokens: Annotated[
         bool, typer.Option("--all-tokens", help="With --batch: one line for each media token, too.")
@@ -75,7 +77,7 @@ def inspect(
         str | None,
         typer.Option(
             help="With --batch: the attention backend it is for, sdpa, eager, flex, varlen, flash_attention_2 or"
-            " flash_attention_3. Default: sdpa."
+            " flash_attention_3. Default: sdpa, with --step that of the run."
         ),
     ] = None,
     costs: Annotated[Path | None, typer.Option(help="The cost table, if it has moved since the plan was made.")] = None,
@@ -83,7 +85,7 @@ def inspect(
 ) -> None:
     """Look into a plan: its summary, one pack, one sample, the limits; one pack as the model gets it; or into a run.
 
-    Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120
+    Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120 --batch
     """
     from packtrain.app.inspection import plan as looking
     from packtrain.app.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
@@ -94,8 +96,10 @@ def inspect(
         raise ConfigError("packtrain inspect", got=f"several of {names}", expected="one of them")
     if epoch is not None and pack is None:
         raise ConfigError("--epoch", got=epoch, expected="--pack beside it: which pack of that epoch")
-    _check_batch_options(pack, batch, all_tokens, backend)
-    if step is not None:
+    _check_batch_options(pack, step, batch, all_tokens, backend)
+    if step is not None and batch:
+        _inspect_step_batches(plan, step, costs, backend, all_tokens, as_json)
+    elif step is not None:
         _inspect_step(plan, step, costs, as_json)
     elif pack is not None and batch:
         _inspect_batch(plan, costs, pack, epoch or 0, backend or "sdpa", all_tokens, as_json)
@@ -124,9 +128,11 @@ def inspect(
             show_plan(found, balance, output)
 
 
-def _check_batch_options(pack: int | None, batch: bool, all_tokens: bool, backend: str | None) -> None:
-    if batch and pack is None:
-        raise ConfigError("--batch", got="no --pack", expected="--pack beside it: which pack to decode")
+def _check_batch_options(
+    pack: int | None, step: int | None, batch: bool, all_tokens: bool, backend: str | None
+) -> None:
+    if batch and pack is None and step is None:
+        raise ConfigError("--batch", got="no --pack", expected="--pack or --step beside it: what to decode")
     for option, given in (("--all-tokens", all_tokens), ("--backend", backend is not None)):
         if given and not batch:
             raise ConfigError(option, got="no --batch", expected="--batch beside it: the pack as the model gets it")
@@ -141,6 +147,26 @@ def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> No
         print_json(step_json(seen))
     else:
         show_step(seen, output)
+
+
+def _inspect_step_batches(
+    run: Path, step: int, costs: Path | None, backend: str | None, all_tokens: bool, as_json: bool
+) -> None:
+    from packtrain.app.inspection.step import inspect_step, step_batches
+    from packtrain.app.show.batch import batch_json, show_batch
+    from packtrain.app.show.step import show_step, step_json
+    from packtrain.core.places import cache_dir
+
+    seen = inspect_step(run, step, costs)
+    with interruptible("nothing was changed"):
+        batches = list(step_batches(run, seen, costs, backend=backend, cache=cache_dir() / "rows"))
+    if as_json:
+        print_json({**step_json(seen), "batches": [batch_json(one) for one in batches]})
+        return
+    show_step(seen, output)
+    for place, one in zip(seen.packs, batches, strict=True):
+        output.print(f"Micro-step {place.micro_step}, rank {place.rank}:")
+        show_batch(one, output, all_tokens=all_tokens)
 
 
 def _inspect_batch(

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import Json, errors, output, print_json, progress_console
+from packtrain.cli.common import Json, errors, names_of, output, print_json, progress_console
 from packtrain.cli.interrupts import is_interrupt
 
-_SETTINGS = {"model": "model.model_name_or_path", "data": "data.dataset_path", "output_dir": "training.output_dir"}
+_SETTINGS = {
+    "model": "model.model_name_or_path",
+    "data": "data.dataset_path",
+    "columns": "data.columns",
+    "output_dir": "training.output_dir",
+}
 INTERRUPTED = 130  # as shells say it of a command that was ended by Ctrl-C
 
 
@@ -35,6 +40,10 @@ def train(
     ] = None,
     data: Annotated[
         str | None, typer.Option("--data", "-d", help="The data to train on: a file, a folder or a hub name.")
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", help="Columns under other names, such as query=question,response=answer."),
     ] = None,
     output_dir: Annotated[
         str | None,
@@ -76,7 +85,8 @@ def train(
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
         overrides, config = [config, *(overrides or ())], None
-    given = [*_as_settings(model=model, data=data, output_dir=output_dir), *(overrides or ())]
+    named = names_of("--columns", columns) if columns is not None else None
+    given = [*_as_settings(model=model, data=data, columns=named, output_dir=output_dir), *(overrides or ())]
     bar = PrepareBar(progress_console(), quiet=as_json)
 
     started: list[Path] = []
@@ -136,6 +146,6 @@ def _resume(folder: Path) -> str:
     return shlex.join(["packtrain", "train", "--resume", str(folder)])
 
 
-def _as_settings(**options: str | None) -> list[str]:
+def _as_settings(**options: Any) -> list[str]:
     """Options of which there are settings, in their words."""
     return [f"{_SETTINGS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]

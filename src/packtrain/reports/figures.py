@@ -24,6 +24,7 @@ from packtrain.reports.svg import spaced
 _COLOURS = ("#1f6fb5", "#e08a00", "#00896b", "#b4538f", "#4aa8dc", "#c8501a", "#857612", "#8b949f")
 _INK, _MUTED, _LINE = "#1b1f24", "#59616c", "#e2e0db"
 _GIB = 1 << 30
+_RING = 11  # points: wide enough that marks inside it stay readable
 _MARKS = (("median", "median"), ("95 %", "p95"), ("mean", "mean"), ("99 %", "p99"))
 
 
@@ -59,7 +60,6 @@ def _sources(groups: Sequence[Group]) -> dict[str, float]:
 
 def draw_efficiency(study: Study, path: Path) -> None:
     """Fill, speed, packs and memory over the packing length."""
-    chosen = study.simulations[study.recommendation.simulation]
     figure = _figure("Packing by length", _subtitle(study))
     grid = figure.add_gridspec(2, 2, left=0.09, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.22)
     panels: tuple[tuple[str, Callable[[Simulation], float], Callable[[float], str]], ...] = (
@@ -71,7 +71,7 @@ def draw_efficiency(study: Study, path: Path) -> None:
     for at, (title, value, write) in enumerate(panels):
         axes = figure.add_subplot(grid[at // 2, at % 2])
         _style(axes, title, write)
-        _sweep(axes, study.simulations, value, chosen.packing_length)
+        _sweep(axes, study, value)
         gpu = study.memory.usable_bytes / _GIB
         most = max(value(one) for one in study.simulations)
         most = min(max(most, gpu), 1.5 * gpu) if at == 3 else most  # one far too long would flatten the others
@@ -92,8 +92,7 @@ def draw_efficiency(study: Study, path: Path) -> None:
                 xytext=(0, 4),
                 textcoords="offset points",
             )
-    if len(limit_sets(study.simulations)) > 1:
-        figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.axes[0].legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 
@@ -168,34 +167,33 @@ def _shares(axes: Axes, shares: Mapping[str, float], what: str) -> None:
         )
 
 
-def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simulation], float], chosen: int) -> None:
+def _sweep(axes: Axes, study: Study, value: Callable[[Simulation], float]) -> None:
+    """A line for each set of limits; what does not fit is hollow, and a ring is around what is recommended."""
+    simulations, best = study.simulations, study.simulations[study.recommendation.simulation]
+    chosen = best.packing_length
     for at, limits in enumerate(limit_sets(simulations)):
         line = [one for one in simulations if tuple(sorted(one.limits.items())) == limits]
         line.sort(key=lambda one: one.packing_length)
         colour = _COLOURS[at % len(_COLOURS)]
+        size, above = 3.5 if at else 5, 3 + at / 100  # lines that are equal show each other
         axes.plot(
             [one.packing_length for one in line],
             [value(one) for one in line],
             color=colour,
             marker="o",
-            # Lines that are equal show each other.
-            markersize=3.5 if at else 5,
+            markersize=size,
             linestyle=(0, (4, 3)) if at else "-",
             linewidth=1.8,
-            zorder=3,
+            zorder=above,
             label=_plain(limits_text(dict(limits)) or "no further limits"),
         )
         missed = [one for one in line if not one.fits]
-        axes.plot(
-            [one.packing_length for one in missed],
-            [value(one) for one in missed],
-            linestyle="",
-            marker="o",
-            markersize=3.5 if at else 5,
-            color=colour,
-            markerfacecolor="white",
-            zorder=4,
-        )
+        _marks(axes, missed, value, size, color=colour, markerfacecolor="white", zorder=above + 0.005)
+        if best in line:
+            ring = {"color": colour, "markerfacecolor": "none", "markeredgewidth": 1.6, "zorder": 9}
+            _marks(axes, (best,), value, _RING, label=study.recommendation.mark, **ring)
+    if any(not one.fits for one in simulations):
+        _marks(axes, (), value, 5, color=_MUTED, markerfacecolor="white", label="hollow: does not fit")
     axes.axvline(chosen, color=_COLOURS[0], linewidth=9, alpha=0.12)
     lengths = sorted({one.packing_length for one in simulations})
     if wide(lengths):
@@ -205,6 +203,14 @@ def _sweep(axes: Axes, simulations: Sequence[Simulation], value: Callable[[Simul
     width = (along[-1] - along[0]) or 1
     shown_at = spaced([(at - along[0]) / width for at in along], lengths.index(chosen), 0.17)
     axes.set_xticks([lengths[at] for at in shown_at], [count(lengths[at]) for at in shown_at])
+
+
+def _marks(
+    axes: Axes, ones: Sequence[Simulation], value: Callable[[Simulation], float], size: float, **style: Any
+) -> None:
+    """Marks without a line."""
+    places = [one.packing_length for one in ones], [value(one) for one in ones]
+    axes.plot(*places, linestyle="", marker="o", markersize=size, **style)
 
 
 def _style(axes: Axes, title: str, write: Callable[[float], str]) -> None:

@@ -33,6 +33,7 @@ def summary_text(content: Content, tasks: Sequence[Task]) -> str:
     about, advice = content["about"], content["recommendation"]
     return _document(
         f"# Packing {_safe(about['model'])} on {count(about['gpus'])} × {_safe(about['gpu'])}",
+        f"**{_safe(advice['warning'])}**" if advice["warning"] else "",
         _safe(advice["verdict"]),
         "## The data",
         _about(content),

@@ -22,7 +22,8 @@ def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> st
     """Commented YAML that loads back to exactly the recommended config."""
     config, base = plain(recommendation.config), plain(recommendation.base)
     remarks = _remarks(config, base, recommendation.reasons)
-    lines = [line for text in (*title, recommendation.verdict) for line in _comment(text, "")]
+    warning = f"WARNING: {recommendation.warning}" if recommendation.warning else ""
+    lines = [line for text in (*title, warning, recommendation.verdict) for line in _comment(text, "")]
     gone = [f"{name} {_scalar(value)}" for name, value in left_out(config, base).items()]
     lines += _comment(f"Left out, since others stand for it: {', '.join(gone)}", "") if gone else []
     for key, value in config.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from packtrain.app.cache.made import of_users
 from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
@@ -57,7 +58,7 @@ def _of_table(path: Path) -> str:
     if not (path / SUMMARY).is_file():
         return "a measurement that has not ended"
     summary = read_summary(path)
-    return f"{summary['counts']['rows']:,} samples of {_names(path)}"
+    return f"{plural(summary['counts']['rows'], 'sample')} of {_names(path)}"
 
 
 def _names(table: Path) -> str:
@@ -82,18 +83,18 @@ def _of_plan(path: Path) -> str:
     counts, config = plan.summary["epochs"][0], plan.config
     how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
     about = _names(Path(plan.summary["cost_table"]))
-    return f"{counts['entries']:,} samples, {how}, {plural(plan.num_epochs, 'epoch')}: {about}"
+    return f"{plural(counts['entries'], 'sample')}, {how}, {plural(plan.num_epochs, 'epoch')}: {about}"
 
 
 def _of_rows(path: Path) -> str:
     rows = RowTable(path)
     files = [Path(file.file).name for file in rows.files]
-    return f"{len(rows):,} rows of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
+    return f"{plural(len(rows), 'row')} of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
 
 
 def _of_tokens(path: Path) -> str:
     content = read_json(path / TOKENS, TOKENS_KIND, TOKENS_VERSION)
-    about = f"tokens of {content['inputs']['rows']:,} samples"
+    about = f"tokens of {plural(content['inputs']['rows'], 'sample')}"
     if content["parts"] is None:
         return f"{about}, not complete"
     return f"{about} of {_names(path.parent.parent / 'measure' / path.name)}"
@@ -157,8 +158,8 @@ def _stale_plan(path: Path, root: Path) -> Faults:
 
 
 def _stale_rows(path: Path, root: Path) -> Faults:
-    """Rows are named by their table; where none of this cache has that name, it has been measured anew or is gone."""
-    for folder in sorted((root / "measure").glob("*")):
+    """Rows are named by their table; where none that is known has that name, it has been measured anew or is gone."""
+    for folder in (*sorted((root / "measure").glob("*")), *of_users("measure")):
         if (folder / SUMMARY).is_file():
             try:
                 table = CostTable.load(folder)
@@ -166,13 +167,15 @@ def _stale_rows(path: Path, root: Path) -> Faults:
                 continue
             if f"rows-{fingerprint_of(table)}.arrow" == path.name:
                 return
-    yield "its cost table is not in this cache, or was measured anew"
+    yield "its cost table is gone, or was measured anew"
 
 
 def _stale_tokens(path: Path, root: Path) -> Faults:
-    """Tokens have the name of their cost table."""
+    """Tokens have the name of their cost table, which may lie in a folder of the user's."""
     content = read_json(path / TOKENS, TOKENS_KIND, TOKENS_VERSION)
     table = root / "measure" / path.name
+    if not table.exists():
+        table = next(of_users("measure", path.name.rpartition("-")[2]), table)
     if not (table / SUMMARY).is_file():
         yield f"its cost table is gone ({table})"
         return

@@ -1,7 +1,7 @@
 """What lies in the cache: how large, of what, when used, whether it would still be used and why not; and clearing it.
 
 Only what has a name that packtrain gives, in a folder that packtrain makes, is ever looked at or removed: a cache may
-stand in a folder with other things.
+stand in a folder with other things. What users wrote with --out is theirs, wherever it lies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packtrain.app.cache.checks import CHECKS, STUDIED, described, staleness
+from packtrain.app.cache.made import of_users
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.packs.rows import sum_of
 from packtrain.records.shards.entries import MARKER, is_ours
@@ -128,8 +129,11 @@ def _entries(root: Path, kind: str) -> Iterator[Path]:
         if (folder / MARKER).is_file():
             yield folder
         return
+    theirs = {path.resolve() for path in of_users(kind)}
     for path in sorted(folder.iterdir()):
-        if NAMES[kind].fullmatch(path.name) and not path.is_symlink() and _is_ours(kind, path):
+        if path.is_symlink() or path.resolve() in theirs:
+            continue
+        if NAMES[kind].fullmatch(path.name) and _is_ours(kind, path):
             yield path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,19 @@ def in_cache(root: Path, kind: str, name: str, *, of: object, mode: str = "") ->
 def made_of(kind: str, name: str, root: Path, *, of: object, mode: str = "") -> Made:
     """What is known by this name."""
     note = cache_dir() / _ELSEWHERE / f"{kind}-{name}.json"
-    elsewhere = None
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    return Made(usual=in_cache(root, kind, name, of=of, mode=mode), elsewhere=_named_in(note), note=note)
+
+
+def of_users(kind: str, name: str = "*") -> Iterator[Path]:
+    """Folders that users named for what was made, as far as they are there."""
+    for note in sorted((cache_dir() / _ELSEWHERE).glob(f"{kind}-{name}.json")):
+        if (folder := _named_in(note)) is not None:
+            yield folder
+
+
+def _named_in(note: Path) -> Path | None:
+    try:
         there = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
-        elsewhere = there if there.is_dir() else None
-    return Made(usual=in_cache(root, kind, name, of=of, mode=mode), elsewhere=elsewhere, note=note)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return there if there.is_dir() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from packtrain.advice.words import counted
 from packtrain.app.cache.entries import Cached, clear_cache, list_cache
 from packtrain.app.cache.made import in_cache
 from packtrain.app.datasets.config import DatasetConfig
@@ -28,7 +29,7 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
     if not removed:
         return ("--clear-cache: nothing of this config was in the cache",)
     size = sum(entry.bytes for entry in removed)
-    return (f"--clear-cache: {len(removed)} entries of this config removed, {size:,} bytes",)
+    return (f"--clear-cache: {counted(len(removed), 'entry', 'entries')} of this config removed, {size:,} bytes",)
 
 
 def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:

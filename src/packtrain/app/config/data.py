@@ -41,7 +41,7 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 def _meanings(config: RunConfig) -> list[str]:
     """Settings that do something else here than in the systems that have them, too."""
     data, found = config.data, []
-    if data.packing is not False:
+    if config.packs:
         if data.packing_buffer is not None:
             found.append(
                 f"packing_buffer {data.packing_buffer} is a look-ahead in samples for streams that cannot be"
@@ -94,7 +94,7 @@ def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
     data, rows = config.data, config.training.per_device_train_batch_size or 1
     if data.cutoff_len is None or data.packing_length is not None:
         return {}, ()
-    if data.packing is False and not data.pad_packs:
+    if not (config.packs or data.pad_packs):
         return {"packing_length": data.cutoff_len}, ()
     length = rows * data.cutoff_len
     said = f"packs have up to {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
@@ -106,11 +106,12 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
     data = config.data
     if not data.eval_path:
         return None
-    packing = data.eval_packing if data.eval_packing is not None else data.packing is not False
+    packing = data.eval_packing if data.eval_packing is not None else config.packs
     size = config.training.per_device_eval_batch_size or rows
     return _dataset(
         config,
         dataset_path=data.eval_path,
+        split=data.eval_split or data.split,
         dataset_format=None,  # it is recognised, and may be another
         costs=None,
         plan=None,

@@ -30,7 +30,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
 from packtrain.records.yaml_text import brief, key_lines, read_value, read_yaml
 
-_MOST_EXTENDS = 16
+_MOST_EXTENDS, _MOST_FILES = 16, 256
 _DATA_FILES = (".jsonl", ".parquet", ".arrow", ".tar", ".gz", ".zst", ".csv")
 _PATHS = (
     ("model", "model_name_or_path"),
@@ -70,6 +70,11 @@ class RunConfig:
     def of(cls, sections: Mapping[str, Mapping[str, Any]], where: str = "config") -> RunConfig:
         """From settings by our own names, as a file would have them."""
         return _Reading(merged={name: dict(values) for name, values in sections.items()}).finished(where)
+
+    @property
+    def packs(self) -> bool:
+        """Are samples packed? They are unless it is said otherwise."""
+        return self.data.packing is not False
 
     def sections(self, *names: str) -> dict[str, dict[str, Any]]:
         """What was said, as plain values, by these sections or all."""
@@ -160,7 +165,7 @@ class _Reading:
             section: {name: value for name, value in values.items() if value is not None}
             for section, values in self.merged.items()
         }
-        problems = list(self.problems)
+        problems = list(dict.fromkeys(self.problems))  # a file may be extended twice
         for section, values in merged.items():  # what does not go together is said by the stages
             for name, value in values.items():
                 place = self.places.get((section, name))
@@ -215,15 +220,18 @@ class _File:
         if home is None:
             self._unknown(section, key, at)
             return
-        if (home, name) in self.said:
+        if (home, name) not in self.said:
+            self._set(at, home, name, value)
+        elif not _same(self.values[home][name], value):
             self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
             return
-        self._set(at, home, name, value)
         if key != name:
             self.reading.understood.append(_Understood(brief_name(at), home, name, brings))
         for other, given in brings.items():
-            if (home, other) not in self.said:
-                self.values[home][other] = given
+            if (home, other) in self.said:
+                continue
+            if not _same(self.values[home].setdefault(other, given), given):
+                self.problem(at, f"{at} means {other}: {given}, another key {self.values[home][other]}: say which")
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """All values, with the limits of media in their section, over those of the files that are extended."""
@@ -231,13 +239,14 @@ class _File:
             home = HOMES[name]
             if (home, name) not in self.said:
                 self._set(at, home, name, value)
-            elif self.values[home][name] != value:
+            elif not _same(self.values[home][name], value):
                 self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
         data = self.values.setdefault("data", {})
         given = data.get("processor_config") or {}
-        if self.limits and given:
-            self.problem("", f"{', '.join(self.limits)} beside data.processor_config, where they belong")
-        elif isinstance(given, Mapping) and (self.limits or given):
+        if isinstance(given, Mapping) and (self.limits or given):
+            for name, value in self.limits.items():
+                if not _same(given.get(name, value), value):
+                    self.problem("", f"{name} beside data.processor_config, which says another")
             below = self.reading.merged.get("data", {}).get("processor_config")
             data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **self.limits}
         return self.values
@@ -267,7 +276,7 @@ class _File:
             self.reading.understood.append(_Understood(brief_name(at), home, "", meaning))
 
     def _media_limit(self, at: str, name: str, value: Any) -> None:
-        if name in self.limits:
+        if not _same(self.limits.get(name, value), value):
             self.problem(at, f"{at}: {name} is set twice")
         self.limits[name] = value
         self.reading.places["data", "processor_config"] = lambda: self.written.place(at)
@@ -276,7 +285,7 @@ class _File:
         """The limits of media in it; the model's name goes where models are named."""
         model = (PROCESSOR_CLASS,) if names_model(given.get(PROCESSOR_CLASS)) else ()
         for name in (*PROCESSOR_NAMES, *model):
-            if given.get(name) is not None and ("model", "model_name_or_path") not in self.said:
+            if given.get(name) is not None:
                 self.place("model", "name", given[name], at=f"{at}.{name}")
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
@@ -289,6 +298,11 @@ class _File:
         self.problem(at, f"{at}: unknown key. {hint}".rstrip())
 
 
+def _same(one: object, other: object) -> bool:
+    """Do two keys say the same? What is true is not the number 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
 def _plainly(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -296,7 +310,7 @@ def _plainly(value: object) -> str:
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config and the files it extends; `section.key=value` overrides what they say."""
     reading = _Reading()
-    for _, written in reversed(_chain(Path(path))):
+    for written in _chain(Path(path)):
         reading.file(written)
     found = reading.finished(str(path))
     return with_overrides(found, overrides) if overrides else found
@@ -354,18 +368,21 @@ def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def _chain(path: Path) -> list[tuple[Path, _Written]]:
-    """The file and those it extends, nearest first."""
-    found = [(path, _read(path))]
-    while (below := found[-1][1].content.get("extends")) is not None:
-        here = found[-1][0]
-        if not isinstance(below, str):
-            raise ConfigError(f"{here}: extends", got=brief(below), expected="the path of another config")
-        paths = [*(one for one, _ in found), here.parent / below]
-        if paths[-1].resolve() in {one.resolve() for one in paths[:-1]} or len(paths) > _MOST_EXTENDS:
-            raise ConfigError(f"{path}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
-        found.append((paths[-1], _read(paths[-1])))
-    return found
+def _chain(path: Path, above: tuple[Path, ...] = ()) -> list[_Written]:
+    """The file after those that it extends, each of them after its own: what comes later counts."""
+    paths = [*above, path]
+    if path.resolve() in {one.resolve() for one in above} or len(paths) > _MOST_EXTENDS:
+        raise ConfigError(f"{paths[0]}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
+    written = _read(path)
+    given = written.content.get("extends")
+    names = given if isinstance(given, list) else [given] if given is not None else []
+    if not all(isinstance(name, str) for name in names):
+        expected = "the path of another config, or a list of them"
+        raise ConfigError(f"{path}: extends", got=brief(given), expected=expected)
+    found = [below for name in names for below in _chain(path.parent / name, tuple(paths))]
+    if len(found) > _MOST_FILES:
+        raise ConfigError(f"{path}: extends", got=f"{len(found)} files", expected=f"up to {_MOST_FILES}")
+    return [*found, written]
 
 
 def _read(path: Path) -> _Written:

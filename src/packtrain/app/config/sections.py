@@ -102,7 +102,7 @@ class DatasetSection(Section):
 
     dataset_path: str | None = key(
         WORD,
-        "A file or folder (json, jsonl, parquet, arrow, tar shards, HF dataset), a YAML mixture or a hub name.",
+        "A file or folder (jsonl, json, csv, tsv, parquet, arrow, tar shards), HF dataset, YAML mixture or hub name.",
         aliases=("train_jsonl", "dataset_name", "train_dataset_path"),
         resume="plan",
     )
@@ -114,7 +114,7 @@ class DatasetSection(Section):
     )
     dataset_format: str | None = key(
         WORD,
-        "Format of the files: json, jsonl, parquet, arrow, hf_dataset, webdataset, yaml.",
+        "Format of the files: json, jsonl, csv, tsv, parquet, arrow, hf_dataset, webdataset, yaml.",
         shown="recognised",
         verbs=_MEASURE,
     )
@@ -123,7 +123,7 @@ class DatasetSection(Section):
     )
     split: str | None = key(
         WORD,
-        "Which split of a Hugging Face dataset.",
+        "Which split of a Hugging Face dataset, or of a folder whose files are named after splits.",
         default="train",
         aliases=("dataset_train_split",),
         verbs=_MEASURE,
@@ -133,7 +133,14 @@ class DatasetSection(Section):
         WORDS, "Only these sources of a mixture.", shown="all", verbs=_MEASURE, options=("--source",)
     )
     schema: str | None = key(WORD, "Chat schema of the records.", shown="recognised for each record", verbs=_MEASURE)
-    columns: dict[str, str] | None = key(NAMES, "Columns under other names: {name in the data: name here}.")
+    columns: dict[str, str] | None = key(
+        NAMES,
+        "Columns under other names: {name in the data: name here}; as an option query=question,response=answer.",
+        verbs=_MEASURE,
+    )
+    strict_columns: bool | None = key(
+        FLAG, "Refuse records with columns or keys that nothing reads.", default=False, verbs=_MEASURE
+    )
     formatting: str | None = key(
         WORD,
         "Your own module:function that turns a raw record into messages. It is imported and run.",
@@ -337,7 +344,7 @@ class DatasetSection(Section):
     balance: str | None = key(
         WORD,
         "Order of packs: sorted (steps of even work), strict or random; where nothing is packed: random or length.",
-        shown="sorted for packs, random for padded batches",
+        shown="sorted for packs, random for padded batches; as packed with shuffle: false",
         resume="plan",
     )
     pad_packs: bool | None = key(
@@ -371,6 +378,7 @@ class DataSection(DatasetSection):
         aliases=("val_jsonl", "eval_dataset_path", "eval_dataset"),
         resume="place",
     )
+    eval_split: str | None = key(WORD, "Its split.", shown="as split", aliases=("dataset_test_split",))
     eval_packing: bool | None = key(
         FLAG,
         "Pack them too; the evaluation loss is the same number either way.",
@@ -378,7 +386,9 @@ class DataSection(DatasetSection):
         aliases=("eval_sample_packing",),
     )
     max_eval_samples: int | None = key(COUNT, "As max_samples, of the evaluation data.", shown="all")
-    streaming: bool | None = key(FLAG, "Data files go through a cache of cache_bytes.", default=False)
+    streaming: bool | None = key(
+        FLAG, "Data files, those of a hub dataset too, go through a cache of cache_bytes.", default=False
+    )
 
 
 MEDIA_LIMITS: Mapping[str, Key] = {

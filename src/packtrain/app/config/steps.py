@@ -140,7 +140,7 @@ def run_length(config: RunConfig) -> RunLength:
 
 def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
-    packs = config.data.packing is not False or config.data.pad_packs
+    packs = config.packs or config.data.pad_packs
     return _packed(config, world) if packs else _padded(config, world)
 
 
@@ -167,7 +167,7 @@ def in_packs(config: RunConfig) -> bool:
 def counted_in_packs_by(config: RunConfig) -> str:
     """The system that the config is written for, where its batch size counts packs and here it counts samples."""
     training = config.training
-    if config.data.packing is False or training.effective_batch_size is not None or in_packs(config):
+    if not config.packs or training.effective_batch_size is not None or in_packs(config):
         return ""
     return next((SYSTEMS[name] for name in config.written_as if SYSTEMS.get(name) in BATCHES_OF_PACKS), "")
 

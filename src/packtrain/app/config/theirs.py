@@ -57,10 +57,11 @@ def _one_dataset(value: Any) -> Meaning:
 
 
 def _named_dataset(value: Any) -> Meaning:
-    """A file, a folder or a hub name; a single word is a name in a registry that is not read here."""
+    """A file, a folder or a hub name; single words are names in a registry, whose file is to be named."""
     if isinstance(value, str) and any(mark in value for mark in "/."):
         return {"dataset_path": value}
-    return f"{value!r:.100}: no dataset_info.json is read; data.dataset_path names a file, a folder or a hub dataset"
+    way = "data.dataset_path: data/dataset_info.json and data.sources: [NAME, ...] name datasets of LLaMA-Factory"
+    return f"{value!r:.100} is no file, folder or hub dataset; {way}"
 
 
 def _per_epoch(kind: str) -> Callable[[Any], Meaning]:

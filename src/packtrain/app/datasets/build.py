@@ -31,6 +31,7 @@ from packtrain.models.tiny import resolve
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import PackPlan, inputs_of
 from packtrain.plans.schedule import Schedule
+from packtrain.records.formats.files import split_notes
 
 if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
     import torch
@@ -52,6 +53,8 @@ __all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
 class _Packs:
     """What both ways of access have in common."""
 
+    _streams = False
+
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
         self._built: tuple[PackSource, SampleEncoder] | None = None
@@ -71,7 +74,7 @@ class _Packs:
         """
         root = self.config.cache_root
         with alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
-            table = measure_outcome(self.config, progress=progress).table
+            table = measure_outcome(self.config, streaming=None if self._streams else False, progress=progress).table
             plan = _packed(self.config, table, root, progress)
             encoder = _encoder(table)
             _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
@@ -80,7 +83,7 @@ class _Packs:
             encoder.cached = self._kept
             self._built = self._source(plan, table, rows, encoder, root), encoder
             self._counts = table.summary["counts"]
-            self._notes = data_notes(table.summary)
+            self._notes = (*split_notes(table.request().specs), *data_notes(table.summary))
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
 
@@ -222,6 +225,8 @@ class MultiModalIterableDataset(_Packs):
     transformers.Trainer use `loader`: an IterableDataset would be shared out among the ranks once more. In a DataLoader
     with workers, `set_epoch` before each epoch: this object does not see what its copies there deliver.
     """
+
+    _streams = True
 
     def __init__(self, config: DatasetConfig) -> None:
         super().__init__(config)

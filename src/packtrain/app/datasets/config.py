@@ -33,7 +33,7 @@ _PACKING = tuple(one.name for one in fields(PackingConfig))
 _MEASURED = (
     *("dataset_path", "dataset_type", "dataset_format", "media_root", "split", "subset", *_SCHEMA, *_FILTERS),
     *("loss_on", "add_eos", "template_date", "processor_config", "max_samples", "allow_outside_root", "seed"),
-    *("max_image_pixels", "chat_template"),
+    *("max_image_pixels", "chat_template", "strict_columns"),
 )
 
 
@@ -115,10 +115,10 @@ class DatasetConfig(DatasetSection):
 
     @property
     def order(self) -> Balance:
-        """The order of packs: steps of even work; plain shuffling where it is to be the padded baseline."""
+        """The order of packs: steps of even work; as packed where nothing is to be shuffled, or it is the baseline."""
         if self.balance is not None:
             return self.balance  # type: ignore[return-value]  # it was checked
-        if self.has_packs:
+        if self.has_packs and (self.shuffle or self.group_by_length):
             return "strict" if self.group_by_length else "sorted"
         return "length" if self.group_by_length else "random"
 
@@ -148,7 +148,12 @@ class DatasetConfig(DatasetSection):
             text = Path(self.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             got = f"{self.chat_template}: {getattr(error, 'strerror', None) or error}"
-            raise ConfigError("chat_template", got=got, expected="a file with a Jinja template, in UTF-8") from None
+            raise ConfigError(
+                "chat_template",
+                got=got,
+                expected="a file with a Jinja template, in UTF-8",
+                fix="leave it out to use the model's own: templates are not known by name here",
+            ) from None
         if not text.strip():
             raise ConfigError("chat_template", got=f"{self.chat_template}, which is empty", expected="a Jinja template")
         return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,10 +115,19 @@ def inspect_batch(
     plan: PackPlan, table: CostTable, number: int, epoch: int = 0, *, backend: str = "sdpa", cache: Path
 ) -> SeenBatch:
     """Read, encode and collate one pack as a loader does; `cache` is where the table's rows are kept for delivery."""
+    (seen,) = inspect_batches(plan, table, (number,), epoch, backend=backend, cache=cache)
+    return seen
+
+
+def inspect_batches(
+    plan: PackPlan, table: CostTable, numbers: Sequence[int], epoch: int = 0, *, backend: str = "sdpa", cache: Path
+) -> Iterator[SeenBatch]:
+    """Several packs of an epoch, one after another."""
     if backend not in BACKENDS:
         fix = nearest(backend, BACKENDS) or "leave it out"
         raise ConfigError("--backend", got=backend, expected="one of " + ", ".join(BACKENDS), fix=fix)
-    planned = pack_samples(plan, table, number, epoch)  # says what is wrong with the numbers
+    # Which says what is wrong with the numbers.
+    planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
     _quieten()
     from packtrain.packs.encode import SampleEncoder
     from packtrain.packs.reader import RecordReader
@@ -133,13 +142,15 @@ def inspect_batch(
         got = f"{backend} for {encoder.contract.model_type}: {reason}"
         raise ConfigError("--backend", got=got, fix="leave it out, or use sdpa")
     rows, files = RowTable.make(table, cache), LocalFiles()
-    noting = _Noting(encoder, _measured_headers(table, sorted({one.row for one in planned})))
+    headers, texts = _measured_headers(table, sorted(planned)), _TokenTexts(request.settings())
     try:
-        source = PackSource(plan, rows, RecordReader(request, rows, files), noting)
-        row = source[PackKey(epoch=epoch, pack=number)]
+        for number in numbers:
+            noting = _Noting(encoder, headers)
+            source = PackSource(plan, rows, RecordReader(request, rows, files), noting)
+            row = source[PackKey(epoch=epoch, pack=number)]
+            yield _seen(plan, row, noting, _collated(plan, row, encoder, backend), backend, texts)
     finally:
         files.close()
-    return _seen(plan, row, noting, _collated(plan, row, encoder, backend), backend, _TokenTexts(request.settings()))
 
 
 def _quieten() -> None:

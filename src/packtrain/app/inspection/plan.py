@@ -15,11 +15,12 @@ from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.costs.table import COSTS, CostTable
 from packtrain.plans.overlong import supervised_in
 from packtrain.plans.plan import PLAN, PackPlan
-from packtrain.reports.run_read import RUN, read_run
+from packtrain.reports.run_read import CONFIG, RUN, read_run
+from packtrain.reports.run_values import Run
 
 _SHOWN = (
-    *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "patches", "supervised_tokens"),
-    *("tail_tokens", "tail_runs"),
+    *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "videos", "patches"),
+    *("supervised_tokens", "tail_tokens", "tail_runs"),
 )
 
 
@@ -35,6 +36,7 @@ class PackedSample:
     tokens: int  # used in this pack
     vision_tokens: int
     images: int
+    videos: int
     patches: int
     supervised_tokens: int
 
@@ -52,16 +54,27 @@ class Place:
 
 
 def load_plan(folder: str | Path) -> PackPlan:
-    """A plan; the folder of a run is refused with the way to its steps."""
-    if (Path(folder) / RUN).exists() and not (Path(folder) / PLAN).exists():
-        plan = read_run(folder).about.plan
-        raise ConfigError(
-            str(folder),
-            got="a run",
-            expected="a plan, or --step N beside it: which step of the run",
-            fix=f"add --step N, or name the run's plan: {plan}" if plan else "add --step N",
+    """A plan; of the folder of a run, the one that it is trained with."""
+    is_run = (Path(folder) / RUN).exists() and not (Path(folder) / PLAN).exists()
+    return PackPlan.load(plan_of_run(read_run(folder)) if is_run else folder)
+
+
+def plan_of_run(run: Run) -> Path:
+    """The folder of the plan that a run is trained with."""
+    if run.about.plan is None:
+        expected = "what packtrain train writes before its first step"
+        raise ArtifactError(str(run.folder / RUN), got="no plan", expected=expected)
+    plan = Path(run.about.plan)
+    if not plan.is_absolute() and not plan.exists():
+        plan = run.folder / plan
+    if not plan.exists():
+        raise ArtifactError(
+            str(plan),
+            got="no such folder",
+            expected="the plan that the run was trained with",
+            fix=f"packtrain train {run.folder / CONFIG} --dry-run makes it again",
         )
-    return PackPlan.load(folder)
+    return plan
 
 
 def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
@@ -108,6 +121,7 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
                 tokens=used,
                 vision_tokens=int(values["image_tokens"] + values["video_tokens"]) * first,
                 images=int(values["images"]) * first,
+                videos=int(values["videos"]) * first,
                 patches=int(values["patches"]) * first,
                 supervised_tokens=_supervised(values, start, start + used),
             )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from packtrain.app.inspection.plan import PackedSample, open_plan, pack_samples
+from packtrain.app.inspection.plan import PackedSample, open_plan, pack_samples, plan_of_run
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.costs.table import CostTable
 from packtrain.plans.schedule import EMPTY, Balance, Schedule
-from packtrain.reports.run_read import CONFIG, RUN, read_run
+from packtrain.reports.run_read import RUN, read_run
 from packtrain.reports.run_values import Run
+
+if TYPE_CHECKING:
+    from packtrain.app.inspection.batch import SeenBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +35,16 @@ class StepPack:
         return sum(sample.tokens for sample in self.samples)
 
     @property
+    def supervised_tokens(self) -> int:
+        return sum(sample.supervised_tokens for sample in self.samples)
+
+    @property
     def images(self) -> int:
         return sum(sample.images for sample in self.samples)
+
+    @property
+    def videos(self) -> int:
+        return sum(sample.videos for sample in self.samples)
 
     @property
     def patches(self) -> int:
@@ -89,6 +100,27 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     )
 
 
+def step_batches(
+    run: str | Path, seen: StepSeen, costs: str | Path | None = None, *, backend: str | None = None, cache: Path
+) -> Iterator[SeenBatch]:
+    """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
+    from packtrain.app.inspection.batch import BACKENDS, inspect_batches
+
+    found = read_run(run)
+    if found.about.mode == "padded":
+        raise ConfigError(
+            "--batch",
+            got="a padded run, whose batches are no packs",
+            expected="a packed run",
+            fix="leave it out: --step names the samples",
+        )
+    schedule, table = _schedule(found, costs)
+    trained = str(found.about.derived.get("attention", "")).removesuffix("-loop")
+    chosen = backend or (trained if trained in BACKENDS else "sdpa")
+    numbers = [one.pack for one in seen.packs]
+    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, backend=chosen, cache=cache)
+
+
 def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:
     about = run.about
     if about.plan is None or about.packs_per_step is None or about.balance not in get_args(Balance):
@@ -97,17 +129,7 @@ def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:
             got="no plan, packs_per_step and balance that can be used",
             expected="what packtrain train writes before its first step",
         )
-    plan = Path(about.plan)
-    if not plan.is_absolute() and not plan.exists():
-        plan = run.folder / plan
-    if not plan.exists():
-        raise ArtifactError(
-            str(plan),
-            got="no such folder",
-            expected="the plan that the run was trained with",
-            fix=f"packtrain train {run.folder / CONFIG} --dry-run makes it again",
-        )
-    found, table = open_plan(plan, costs)
+    found, table = open_plan(plan_of_run(run), costs)
     balance: Balance = about.balance  # type: ignore[assignment]
     return Schedule(found, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
 

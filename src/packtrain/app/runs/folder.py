@@ -58,6 +58,17 @@ class RunOutcome:
         found = {name: getattr(self, name) for name in self.__slots__}
         return {name: _finite(value) for name, value in found.items()}
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> RunOutcome:
+        """As run.json has it.
+
+        >>> RunOutcome.of(RunOutcome(status="complete", loss=float("inf")).plain()).loss
+        inf
+        """
+        numbers = ("loss", "eval_loss", "tokens_per_second", "seconds")
+        found: dict[str, Any] = {name: value for name, value in plain.items() if name in cls.__slots__}
+        return cls(**found | {name: float(found[name]) for name in numbers if isinstance(found.get(name), str)})
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from packtrain.advice.words import counted
 from packtrain.app.cache.entries import KINDS, WHAT, Cached
 from packtrain.reports.numbers import shown
 
@@ -46,6 +47,12 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Console, *, verif
     stale = [entry for entry in entries if entry.stale]
     if stale and not verified:
         console.print(f"next: packtrain cache clear --stale removes {len(stale)} that would not be used again")
+
+
+def considered(entries: Sequence[Cached]) -> str:
+    """What clearing chooses from."""
+    kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries)) or "none"
+    return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out stays"
 
 
 def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, Any]:

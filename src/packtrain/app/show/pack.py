@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from packtrain.advice.words import counted
 from packtrain.app.inspection.plan import PackedSample, Place
 from packtrain.app.pack import Packed
 from packtrain.app.show.bars import Bar
@@ -113,7 +114,7 @@ def _limits_table(plan: PackPlan) -> Table:
             SETTING_OF[resource],
             f"{limit:,}",
             f"{counts['most'][resource]:,}",
-            f"{found['fullest']:,} packs",
+            plural(found["fullest"], "pack"),
             f"{found['stopped'] / offers:.1%}",
             f"{found['alone'] / offers:.1%}",
         )
@@ -123,7 +124,7 @@ def _limits_table(plan: PackPlan) -> Table:
 def _sentences(plan: PackPlan) -> list[str]:
     counts, blocked = plan.summary["epochs"][0], plan.summary["blocked"]
     found = [
-        f"rejects: share of {blocked['offers']:,} probe samples that this limit keeps out of finished packs;"
+        f"rejects: share of {plural(blocked['offers'], 'probe sample')} that this limit keeps out of finished packs;"
         " only by it: no other limit does"
     ]
     for resource in plan.config.capacities():
@@ -135,13 +136,12 @@ def _sentences(plan: PackPlan) -> list[str]:
             )
     if counts["cut_rows"]:
         lost = f"{counts['tokens_lost']:,} tokens and {counts['supervised_lost']:,} labels are used nowhere"
-        found.append(f"{counts['cut_rows']:,} samples were cut; {lost}.")
+        found.append(f"{plural(counts['cut_rows'], 'sample')} cut; {lost}.")
     if counts["waiting"]:
-        found.append(f"{counts['waiting']:,} samples wait for later epochs: their source is used in part.")
+        found.append(f"{plural(counts['waiting'], 'sample')} left for later epochs: their source is used in part.")
     total = counts["entries"] + counts["dropped"] + counts["tail"]
-    found.append(
-        f"{total:,} entries = {counts['entries']:,} packed + {counts['dropped'] + counts['tail']:,} in the ledger"
-    )
+    ledger = counts["dropped"] + counts["tail"]
+    found.append(f"{counted(total, 'entry', 'entries')} = {counts['entries']:,} packed + {ledger:,} in the ledger")
     return found
 
 
@@ -171,7 +171,8 @@ def show_pack(number: int, samples: Sequence[PackedSample], length: int, console
     table = Table(title=title, title_justify="left")
     for name in ("id", "source", "origin"):
         table.add_column(name, overflow="fold")
-    for name in ("from", "tokens", "vision", "images", "patches"):
+    videos = any(sample.videos for sample in samples)
+    for name in ("from", "tokens", "labels", "vision", "images", *(["videos"] if videos else []), "patches"):
         table.add_column(name, justify="right")
     for sample in samples:
         table.add_row(
@@ -180,8 +181,10 @@ def show_pack(number: int, samples: Sequence[PackedSample], length: int, console
             escape(shown(sample.origin, _ID)),
             f"{sample.start:,}",
             f"{sample.tokens:,}",
+            f"{sample.supervised_tokens:,}",
             f"{sample.vision_tokens:,}",
             f"{sample.images:,}",
+            *([f"{sample.videos:,}"] if videos else []),
             f"{sample.patches:,}",
         )
     console.print(table)

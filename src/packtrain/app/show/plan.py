@@ -49,6 +49,8 @@ def show_planned(planned: Planned, console: Console, *, then: bool = True) -> No
     console.print(_padding_table(study))
     if reasons := _worth_showing(study):
         console.print(_reasons_table(reasons))
+    if study.recommendation.warning:
+        console.print(f"[bold yellow]{escape(study.recommendation.warning)}[/]", soft_wrap=True)
     console.print(f"[bold]{escape(study.recommendation.verdict)}[/]", soft_wrap=True)
     for advice in study.recommendation.advice:
         console.print(f"- {escape(advice)}", soft_wrap=True)

@@ -14,6 +14,7 @@ from packtrain.app.inspection.step import StepSeen
 from packtrain.reports.numbers import formatted, percent, plural, shown
 
 _ID = 80  # characters of a sample's name that are shown
+_COLUMNS = ("tokens", "images", "videos", "patches")
 _LOGGED = (
     ("loss", "loss", "loss"),
     ("grad_norm", "gradient norm", "loss"),
@@ -29,7 +30,8 @@ _LOGGED = (
 def step_json(seen: StepSeen) -> dict[str, Any]:
     """A step for machines; numbers that are not finite are null."""
     packs = [
-        {**asdict(pack), "tokens": pack.tokens, "images": pack.images, "patches": pack.patches} for pack in seen.packs
+        {**asdict(pack), **{name: getattr(pack, name) for name in ("supervised_tokens", *_COLUMNS)}}
+        for pack in seen.packs
     ]
     logged = {name: value if math.isfinite(value) else None for name, value in seen.logged.items()}
     return {**asdict(seen), "packs": packs, "logged": logged}
@@ -41,24 +43,18 @@ def show_step(seen: StepSeen, console: Console) -> None:
     title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {plural(len(seen.packs), seen.unit)}"
     title += f", {plural(samples, 'sample')}, {sum(pack.tokens for pack in seen.packs):,} tokens"
     several = len({sample.source for pack in seen.packs for sample in pack.samples}) > 1
+    videos = any(pack.videos for pack in seen.packs)
+    columns = {name: name for name in _COLUMNS if videos or name != "videos"}
+    columns = {"tokens": "tokens", "labels": "supervised_tokens"} | columns
     table = Table(title=title, title_justify="left")
-    for name in (
-        "micro-step",
-        "rank",
-        seen.unit,
-        "sample",
-        "tokens",
-        "images",
-        "patches",
-        *(["source"] if several else []),
-    ):
+    for name in ("micro-step", "rank", seen.unit, "sample", *columns, *(["source"] if several else [])):
         table.add_column(name, justify="left" if name in ("sample", "source") else "right", overflow="fold")
     for pack in seen.packs:
         said = f"[bold]{plural(len(pack.samples), 'sample')}, {percent(pack.tokens / seen.packing_length)}[/]"
         place = (str(pack.micro_step), str(pack.rank), str(pack.pack))
-        table.add_row(*place, said, f"{pack.tokens:,}", f"{pack.images:,}", f"{pack.patches:,}")
+        table.add_row(*place, said, *(f"{getattr(pack, name):,}" for name in columns.values()))
         for one in pack.samples:
-            numbers = (f"{one.tokens:,}", f"{one.images:,}", f"{one.patches:,}")
+            numbers = (f"{getattr(one, name):,}" for name in columns.values())
             source = [escape(shown(one.source, 40))] if several else []
             table.add_row("", "", "", escape(shown(one.id, _ID)), *numbers, *source)
     console.print(table)

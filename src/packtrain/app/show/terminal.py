@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
+from packtrain.advice.words import counted
 from packtrain.app.show.bars import Bar
 from packtrain.costs.run import Outcome
 from packtrain.costs.run import Progress as Measured
@@ -57,6 +58,7 @@ def measured_json(outcome: Outcome) -> dict[str, Any]:
         "changed": outcome.changed,
         "resumed_units": outcome.resumed_units,
         "notes": list(outcome.notes),
+        "unread": summary.get("unread", {}),
         **{key: summary[key] for key in ("counts", "statistics", "measured_by", "check", "seconds")},
         "family": summary["inputs"]["settings"]["model_type"],
     }
@@ -76,8 +78,8 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(_statistics_table(summary))
     console.print(
-        f"{counts['entries']:,} entries read = {counts['rows']:,} measured + {counts['ledger']:,} in the ledger"
-        f" ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
+        f"{counted(counts['entries'], 'entry', 'entries')} read = {counts['rows']:,} measured + "
+        f"{counts['ledger']:,} in the ledger ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
     )
     if counts["cut_short"]:
         console.print(
@@ -119,7 +121,7 @@ def _ledger_table(reasons: dict[str, int]) -> Table:
 def _how(summary: Mapping[str, Any]) -> str:
     check = summary["check"]
     checked = (
-        f"{check['records']} random records match the real processor exactly"
+        f"{counted(check['records'], 'random record matches', 'random records match')} the real processor exactly"
         + (f" ({check['note']})" if check["note"] else "")
         if check["records"]
         else f"not compared with the real processor ({check['note']})"

@@ -76,7 +76,8 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     masters = " with fp32 masters" if ready.masters else ""
     yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
     yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
-    data = f"{numbers.samples:,} samples, {numbers.tokens:,} tokens ({numbers.supervised_tokens:,} supervised)"
+    tokens = f"{counted(numbers.tokens, 'token')} ({numbers.supervised_tokens:,} supervised)"
+    data = f"{counted(numbers.samples, 'sample')}, {tokens}"
     ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
     ledger += _in_the_ledger(numbers.left_out)
     if numbers.too_large:
@@ -89,7 +90,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
     if numbers.waiting:
         ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
-    yield "data", f"{data}{_media(numbers)}; longest {numbers.longest:,}{ledger}"
+    yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
@@ -98,7 +99,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "packing proof", _proof(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
-        each = f"{numbers.rows_per_batch} samples each"
+        each = f"{counted(numbers.rows_per_batch, 'sample')} each"
         if run.data.pad_packs:
             each = f"the samples of a pack each, {numbers.samples_per_pack:.1f} of them"
         yield "batches", f"{each}, padded to the longest: {padding}"
@@ -116,10 +117,19 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
         ledger = _in_the_ledger(numbers.evaluation_left_out)
-        yield "evaluation", f"{course.evaluates}: {numbers.evaluation_samples:,} samples in {batches}{ledger}"
+        yield "evaluation", f"{course.evaluates}: {counted(numbers.evaluation_samples, 'sample')} in {batches}{ledger}"
     yield from _expected(ready)
     if ready.resumed:
         yield "resuming", f"from checkpoint-{ready.resumed}"
+
+
+def _lengths(numbers: RunNumbers) -> str:
+    """
+    >>> from types import SimpleNamespace as Numbers
+    >>> _lengths(Numbers(samples=3, tokens=4000, longest=2500))
+    'mean length 1,333 tokens, longest 2,500'
+    """
+    return f"mean length {numbers.tokens / numbers.samples:,.0f} tokens, longest {numbers.longest:,}"
 
 
 def _in_the_ledger(entries: int) -> str:
@@ -195,7 +205,7 @@ def _step(ready: Ready) -> str:
     said = f" ({fewest:,} to {most:,})" if fewest < most else ""
     said += f", {wanted:,} requested" if wanted is not None else ""
     return (
-        f"{counted(numbers.packs_per_step, 'pack')}, about {numbers.samples_per_step:,.0f} samples{said}; "
+        f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{said}; "
         f"{passes}{_empty(numbers)}"
     )
 

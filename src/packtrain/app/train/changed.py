@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from packtrain.app.config.load import RunConfig
+from packtrain.app.config.load import RunConfig, load_config
 from packtrain.app.config.sections import TrainingSection, keys_with
 from packtrain.app.config.setup import MULTIMODAL, model_settings, uses_deepspeed
+from packtrain.app.runs.folder import CONFIG
 from packtrain.core.errors import ConfigError
+from packtrain.core.secrets import secrets_of
 from packtrain.models.settings import ModelSettings
 
 _RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
@@ -25,6 +29,12 @@ _ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
     "lora_alpha": lambda model: model.scale,
     "lora_target_modules": lambda model: "all" if (names := model.lora_target_modules) is None else sorted(set(names)),
 }
+
+
+def config_of_run(folder: Path, asked: RunConfig) -> RunConfig:
+    """What a run was begun with, and the secrets that are asked for: they are not written there."""
+    had = load_config(folder / CONFIG)
+    return replace(had, training=replace(had.training, **secrets_of(asked.training.given())))
 
 
 def refuse_changes(before: RunConfig, asked: RunConfig) -> None:

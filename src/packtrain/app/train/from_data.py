@@ -64,7 +64,8 @@ def config_from_data(
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
         data_of(given, "dataset_path", str(run.data.dataset_path)),
     ):
-        measured = measure_outcome(run.data, progress=progress)
+        streaming = None if run.config.data.streaming else False
+        measured = measure_outcome(run.data, streaming=streaming, progress=progress)
     table = measured.table
     chosen: dict[str, Any] = {}
     if given.data.plan is not None:

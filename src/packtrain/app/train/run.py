@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from packtrain.app.cache.of_run import clear_run
 from packtrain.app.config.load import RunConfig, load_config, with_overrides
 from packtrain.app.config.tiles import check_tiles
-from packtrain.app.runs.folder import CONFIG, RunFolder, RunOutcome
-from packtrain.app.train.changed import changes_note, refuse_changes
+from packtrain.app.runs.folder import CONFIG, RUN, RunFolder, RunOutcome
+from packtrain.app.train.changed import changes_note, config_of_run, refuse_changes
 from packtrain.app.train.dated import with_template_date
 from packtrain.app.train.from_data import config_from_data
 from packtrain.app.train.prepare import prepare
@@ -26,7 +26,7 @@ from packtrain.app.train.values import Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.places import cache_dir, made_cache
-from packtrain.core.secrets import has_secrets, override_without_secrets, secrets_of, without_secrets
+from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
 from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
 from packtrain.models.quiet import quiet_libraries
@@ -67,9 +67,11 @@ def train(
         given = with_overrides(
             RunConfig(), (*overrides, *((f"data.max_samples={max_samples}",) if max_samples else ()))
         )
+        _require_attention(given.training.attention, use_cpu=bool(given.training.use_cpu))
         config, measured = config_from_data(given, here, watched)
         overrides = ()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
+    _require_attention(run.model.attention, use_cpu=bool(run.arguments.get("use_cpu")))
     run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
     contract_for(read_settings(str(resolve(run.model.name, cache_dir() / "models"))))  # refused before it is measured
     folder = RunFolder(run.folder)
@@ -109,6 +111,8 @@ def train(
             # Of several processes the trainer says it, which asks accelerate; it is not made here.
             refuse_unsharded(session.args, is_sharded=session.args.device.type != "cpu")
             return TrainOutcome(folder=run.folder, ready=session.ready, outcome=RunOutcome(status="not trained"))
+        if (ended := session.ended_before()) is not None:
+            return ended
         return session.train(console if here.first else None)
 
 
@@ -126,12 +130,28 @@ def _run_config(
         if folder is None:
             raise ConfigError("--resume", got="no run", expected="its folder", fix="packtrain train --resume RUN")
         return Path(folder) / CONFIG if RunFolder(Path(folder)).holds_run else None
-    if isinstance(config, RunConfig) or config is None or not RunFolder(Path(config)).holds_run:
+    if isinstance(config, RunConfig) or config is None:
+        return config
+    if not RunFolder(Path(config)).holds_run:
+        if resume:
+            _require_config_or_run(Path(config))
         return config
     if not resume:
         fix = f"packtrain train --resume {config} continues it"
         raise ConfigError(str(config), got="the folder of a run", expected="a YAML file", fix=fix)
     return Path(config) / CONFIG
+
+
+def _require_config_or_run(path: Path) -> None:
+    """What --resume names is the folder of a run unless it is a file, or is called as one."""
+    if path.is_file() or (not path.exists() and path.suffix in (".yaml", ".yml", ".py")):
+        return
+    raise ConfigError(
+        str(path),
+        got=f"a folder without {RUN}" if path.is_dir() else "nothing is there",
+        expected="the folder of a run, or its config",
+        fix="name the folder that the run was trained into (training.output_dir)",
+    )
 
 
 def _resolved(
@@ -169,8 +189,7 @@ def _resolved(
         return run
     # The others are in its config already.
     new = [one for one in overrides if override_without_secrets(one) not in facts.get("overrides", ())]
-    had = load_config(run.folder / CONFIG)
-    had = replace(had, training=replace(had.training, **secrets_of(run.config.training.given())))  # not written there
+    had = config_of_run(run.folder, run.config)
     _require_secrets(facts, had)
     begun = resolve_run(had, world=world, overrides=new, name=name)
     begun = replace(begun, length=replace(begun.length, planned=int(facts.get("planned_epochs") or 1)))
@@ -223,6 +242,14 @@ def _written(config: RunConfig | str | Path) -> dict[str, Any]:
     found = config if isinstance(config, RunConfig) else load_config(config)
     sections = found.sections("model", "data", "training")
     return dict(without_secrets(json.loads(json.dumps(sections, default=str))))
+
+
+def _require_attention(attention: str | None, *, use_cpu: bool) -> None:
+    """Does it train where the run will? Said before the data are measured."""
+    if attention is not None and attention != "auto":
+        from packtrain.training.ready import require_kernel, training_device
+
+        require_kernel(attention, training_device(0, use_cpu=use_cpu))
 
 
 def _require_packages() -> None:

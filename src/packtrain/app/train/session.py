@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome, origin
 from packtrain.app.train.card import model_card
+from packtrain.app.train.changed import changes_note, config_of_run
 from packtrain.app.train.check_arguments import check_arguments
 from packtrain.app.train.course import course_of, room_for
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
@@ -30,7 +31,7 @@ from packtrain.core.places import cache_dir
 from packtrain.costs.table import LEDGER as MEASURED
 from packtrain.models.tiny import PREFIX, resolve
 from packtrain.plans.plan import LEDGER as PACKED
-from packtrain.reports.run_page import write_run_report
+from packtrain.reports.run_page import PAGE, write_run_report
 from packtrain.reports.run_read import read_run
 from packtrain.reports.run_summary import Summary, summarise
 
@@ -54,6 +55,7 @@ _ROUNDED = (
     "weights are kept and updated in half precision, where small updates are rounded away: let the optimizer keep fp32 "
     "masters of them (training.master_weights), which adamw_torch_fused, adafactor and sgd can"
 )
+_NO_TF32 = "training.tf32 has no effect on a CPU, where products are computed in the precision of the weights"
 _NO_BASE = (
     "the random weights of a tiny model are in no file, so the adapters in final/ have no base to load them onto: "
     "model.merge_adapters=true saves whole weights"
@@ -121,6 +123,8 @@ class Session:
         machine = machine_of(prepared, gpu=gpu, attention=made.attention, compiled=made.compiled, bf16=made.is_half)
         notes = run.notes
         masters = made.trains_half and run.setup.has_masters
+        if run.arguments.get("tf32") and device.type == "cpu":
+            notes = (*notes, _NO_TF32)
         if made.trains_half and not masters:
             notes = (*notes, _ROUNDED)
         if checkpoint is not None:
@@ -171,6 +175,27 @@ class Session:
             ready=ready,
             frozen=frozen,
             written=written,
+        )
+
+    def ended_before(self) -> TrainOutcome | None:
+        """What became of a run that is complete already, where nothing else is asked of it; else None."""
+        folder, run = RunFolder(self.prepared.run.folder), self.prepared.run
+        if self.checkpoint is None or not folder.holds_run:
+            return None
+        ended = RunOutcome.of(folder.facts().get("outcome", {"status": "running"}))
+        final, report = folder.path / FINAL, Path(run.config.report.out or folder.path / PAGE).expanduser()
+        if ended.status != "complete" or ended.steps != self.prepared.numbers.steps or not final.is_dir():
+            return None
+        had = config_of_run(folder.path, run.config)
+        if self.checkpoint.step < ended.step or changes_note(had, run.config) or had.report != run.config.report:
+            return None
+        return TrainOutcome(
+            folder=folder.path,
+            ready=self.ready,
+            outcome=ended,
+            report=report if report.is_file() else None,
+            final=final,
+            problems=("the run was complete before: nothing was trained, and its folder is as it was",),
         )
 
     def train(self, console: Console | None) -> TrainOutcome:
@@ -397,6 +422,7 @@ def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingA
     own.setdefault("dataloader_pin_memory", torch.cuda.is_available())
     if not torch.cuda.is_available() or own.get("use_cpu"):  # or a launcher's processes would not find each other
         own["use_cpu"] = True
+        own.pop("tf32", None)
         if run.world > 1:
             own.setdefault("ddp_backend", "gloo")
     return accepted_arguments(own, given=run.arguments)

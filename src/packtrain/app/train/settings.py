@@ -80,6 +80,7 @@ def resolve_run(
     length = found.take(lambda: run_length(config), RunLength(epochs=1.0, max_steps=None))
     data, of_data = found.take(lambda: training_config(config, rows=rows, packs=size.packs), (None, ()))
     evaluation = found.take(lambda: evaluation_config(config, rows=rows, world=world), None)
+    found.take(lambda: data is not None and data.own_template(), None)
     step = found.take(lambda: step_settings(config), StepSettings())
     setup = found.take(lambda: training_setup(config, gpus=world), TrainingSetup())
     arguments, of_arguments = found.take(lambda: trainer_settings(config, world=world), ({}, ()))
