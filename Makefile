@@ -43,8 +43,8 @@ $(VENV)/.demo: pyproject.toml requirements/constraints.txt
 	touch $@
 
 lint: install
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples scripts
+	$(BIN)/ruff format --check src tests examples scripts
 
 types: install
 	$(BIN)/mypy
