@@ -22,7 +22,6 @@ from packtrain.core.places import cache_dir
 from packtrain.estimates.values import Method
 from packtrain.models.adapters import set_trainable
 from packtrain.models.load import quantize_random
-from packtrain.models.quiet import quiet_libraries
 from packtrain.models.settings import ModelSettings
 
 _TINY_SCALE = 24  # by which lengths are divided for the tiny model
@@ -38,7 +37,6 @@ def bench_train(
     done: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """All rows, or those with one of some words in their names. `done` gets the result after each row."""
-    quiet_libraries()
     bench = bench_model(model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = settings or LoopSettings()

@@ -144,6 +144,9 @@ def train(
     """
     import torch
 
+    from packtrain.models.quiet import quiet_libraries
+
+    quiet_libraries()
     from packtrain.bench.train import bench_train, show_bench
     from packtrain.bench.train_loop import TINY_SETTINGS, LoopSettings
     from packtrain.bench.train_shapes import TINY, TINY_TEXT
