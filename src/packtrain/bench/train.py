@@ -157,9 +157,8 @@ def show_bench(result: Mapping[str, Any], console: Console) -> None:
         f"tokens on average, an optimizer step about every {result['step_samples']} samples"
     )
     table = Table(title=title, title_justify="left")
-    names = ("", "tokens /s", "x baseline", "x yardstick", "MFU", "GiB", "without states", "predicted", "s a batch")
-    names = (*names, "padding")
-    for number, name in enumerate(names):
+    names = ("", "tokens /s", "x baseline", "x yardstick", "MFU", "GiB", "without states", "predicted")
+    for number, name in enumerate((*names, "s a batch", "padding")):
         table.add_column(name, justify="right" if number else "left")
     for row in result["rows"]:
         if "error" in row:
