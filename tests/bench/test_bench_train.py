@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from packtrain.batches.collate import PackCollator
 from packtrain.bench import train as bench
-from packtrain.bench.train import bench_train, with_adapters
+from packtrain.bench.train import bench_train, measured, with_adapters
 from packtrain.bench.train_data import MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_loop import TINY_SETTINGS, BenchTrainer
-from packtrain.bench.train_rows import BASELINE, YARDSTICK, bench_rows
-from packtrain.bench.train_shapes import MODELS, TINY, bench_model
+from packtrain.bench.train_rows import ADAPTERS, BASELINE, YARDSTICK, bench_rows, with_method
+from packtrain.bench.train_shapes import MODELS, TINY, TINY_TEXT, bench_model
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
 from packtrain.estimates.memory_states import count
@@ -121,6 +121,54 @@ def test_one_run_of_rows_makes_one_table(compiled: bool, monkeypatch: pytest.Mon
     json.dumps(result)
 
 
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_adapters_of_one_kind_are_compared_with_their_own_padded_rows(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if method == "qlora":
+        pytest.importorskip("bitsandbytes")
+    chosen = [with_method(name, method) for name in (YARDSTICK, "packed 384")]
+    every = {row.name: replace(row, compiled=False) for row in bench_rows(bench_model(TINY_TEXT))}
+    before = replace(every[with_method(YARDSTICK, "lora")], name="before", method="lora")
+    monkeypatch.setattr(bench, "bench_rows", lambda _: [before, *(every[name] for name in chosen)])
+    seen: list[str] = []
+
+    def one(bench_of: Any, model: Any, row: Any, *others: Any) -> dict[str, Any]:
+        kinds = {type(module).__name__ for module in model.modules()}
+        seen.append(row.method)
+        assert {"lora"} == set(model.peft_config["default"].peft_type.lower().split("_")), "adapters are there"
+        assert model.peft_config["default"].use_dora == (row.method == "dora")
+        assert ("Linear4bit" in kinds) == (row.method == "qlora")
+        return measured(bench_of, model, row, *others)
+
+    monkeypatch.setattr(bench, "measured", one)
+    rows = bench_train(model=TINY_TEXT, settings=QUICK)["rows"]
+    assert seen == ["lora", method, method]
+    yardstick, packed = rows[1:]
+    assert packed["to_yardstick"] == pytest.approx(packed["tokens_per_second"] / yardstick["tokens_per_second"])
+    assert yardstick["load"]["patches"] == yardstick["load"]["images"] == 0
+    assert yardstick["padding_share"] > 0
+
+
+def test_what_memory_is_predicted_belongs_to_the_row() -> None:
+    model, pool = bench_model(TINY_TEXT), Pool.of_lvis_shape(longest=256, samples=64, scale=24, images=False)
+    trained = model.build(torch.device("cpu"), torch.float32)
+    rows = {row.name: replace(row, compiled=False) for row in bench_rows(model)}
+
+    def predicted(name: str, **changed: Any) -> float:
+        trainer = BenchTrainer(model, trained, replace(rows[name], **changed), pool, QUICK)
+        found = float(trainer._predicted())
+        trainer.close()
+        return found
+
+    kept = predicted("packed 384, lora")
+    weights = 4 * model.shape.parameters.total
+    assert predicted("packed 384, lora, checkpointing") < kept
+    assert predicted("packed 384, lora", size=768) - weights > 1.5 * (kept - weights), "rows are filled to their length"
+    assert predicted("packed 384, dora") > kept
+    assert predicted("packed 384, qlora") < kept
+
+
 def test_training_changes_the_weights_and_adapters_only_theirs() -> None:
     model, pool = bench_model(TINY), Pool.of_lvis_shape(longest=256, samples=64, scale=24)
     trained = model.build(torch.device("cpu"), torch.float32)
@@ -130,7 +178,7 @@ def test_training_changes_the_weights_and_adapters_only_theirs() -> None:
         ("packed 512, lora", "lora_A"),
     ):
         if "lora" in name:
-            trained = with_adapters(with_adapters(trained))
+            trained = with_adapters(with_adapters(trained, "lora"), "lora")
         before = {key: value.clone() for key, value in trained.state_dict().items()}
         trainer = BenchTrainer(model, trained, rows[name], pool, QUICK)
         trainer.run()
@@ -147,7 +195,7 @@ def test_adapters_are_those_of_training() -> None:
     rows = [row for row in bench_rows(model) if row.method == "lora"]
     assert rows
     for dtype in (torch.bfloat16, torch.float32):
-        trained = with_adapters(model.build(torch.device("cpu"), dtype))
+        trained = with_adapters(model.build(torch.device("cpu"), dtype), "lora")
         learning = {name: weight for name, weight in trained.named_parameters() if weight.requires_grad}
         assert {weight.dtype for weight in learning.values()} == {dtype}
         assert all("lora_" in name and "language_model.layers" in name for name in learning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,12 @@ from rich.table import Table
 from packtrain.bench.host import about_host
 from packtrain.bench.train_data import POOL, Pool
 from packtrain.bench.train_loop import BenchTrainer, LoopSettings
-from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows
-from packtrain.bench.train_shapes import TINY, BenchModel, bench_model
+from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows, with_method
+from packtrain.bench.train_shapes import TINY, TINY_TEXT, BenchModel, bench_model
+from packtrain.core.places import cache_dir
+from packtrain.estimates.values import Method
 from packtrain.models.adapters import set_trainable
+from packtrain.models.load import quantize_random
 from packtrain.models.settings import ModelSettings
 
 _TINY_SCALE = 24  # by which lengths are divided for the tiny model
@@ -39,11 +43,11 @@ def bench_train(
     if device.type == "cpu":
         settings = replace(settings, dtype=torch.float32)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    tiny = bench.name == TINY
-    pool = Pool.of_lvis_shape(longest=bench.longest, samples=256 if tiny else POOL, scale=_TINY_SCALE if tiny else 1)
+    tiny = bench.name in (TINY, TINY_TEXT)
+    samples, scale = (256, _TINY_SCALE) if tiny else (POOL, 1)
+    pool = Pool.of_lvis_shape(longest=bench.longest, samples=samples, scale=scale, images=bench.sees)
     result: dict[str, Any] = {**_about(bench, device, settings, pool), "rows": []}
-    progress("building the model")
-    trained = bench.build(device, settings.dtype)
+    model_of = _Models(bench, device, settings.dtype, progress)
     # Rows differ in their constant lengths: each is compiled for its own, and what they share stays compiled. Where
     # that were too often, layers would run uncompiled without a word.
     limits = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
@@ -51,13 +55,40 @@ def bench_train(
         for row in bench_rows(bench):
             if only and not any(word in row.name for word in only):
                 continue
+            trained = model_of(row.method)
             progress(row.name)
-            if row.method == "lora":
-                trained = with_adapters(trained)
             result["rows"].append(measured(bench, trained, row, pool, settings))
             _compare(result["rows"])
             done(result)
     return result
+
+
+class _Models:
+    """The model as a row's method wants it. Only one is held: a row of another kind of adapters gets a new one."""
+
+    def __init__(
+        self, bench: BenchModel, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]
+    ) -> None:
+        self._bench, self._device, self._dtype, self._progress = bench, device, dtype, progress
+        self._model: Any = None
+        self._method: Method = "full"
+
+    def __call__(self, method: Method) -> Any:
+        goes_on = method == self._method or (self._method == "full" and method != "qlora")
+        if self._model is None or not goes_on:
+            self._model = None
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._progress("building the model")
+            self._model = self._bench.build(self._device, self._dtype)
+            if method == "qlora":
+                self._progress("storing its weights in 4 bits")
+                self._model = quantize_random(self._model, cache_dir() / "models", self._dtype).train()
+        if method != "full":
+            self._model = with_adapters(self._model, method)
+        self._method = method
+        return self._model
 
 
 def measured(bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings: LoopSettings) -> dict[str, Any]:
@@ -75,8 +106,8 @@ def measured(bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings:
             trainer.close()
 
 
-def with_adapters(model: Any) -> Any:
-    """The model with LoRA as training adds it to a decoder, for rows with masters; one that has it stays as it is."""
+def with_adapters(model: Any, method: Method) -> Any:
+    """The model with adapters as training adds them to a decoder, for rows with masters; one that has them stays."""
     from peft import PeftModel
 
     if isinstance(model, PeftModel):
@@ -84,7 +115,7 @@ def with_adapters(model: Any) -> Any:
     torch._dynamo.reset()  # layers are others now
     # So that one code serves the first layer and the others. Transformers' own switch would include the tower.
     model.get_input_embeddings().register_forward_hook(lambda module, args, found: found.requires_grad_())
-    settings = ModelSettings(name=model.config.model_type, method="lora", lora_rank=_LORA_RANK)
+    settings = ModelSettings(name=model.config.model_type, method=method, lora_rank=_LORA_RANK)
     return set_trainable(model, settings, half_adapters=True)
 
 
@@ -114,8 +145,9 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
     speeds = {row["name"]: row["tokens_per_second"] for row in rows if "error" not in row}
     for row in rows:
         for key, name in (("to_baseline", BASELINE), ("to_yardstick", YARDSTICK)):
-            if name in speeds and row["name"] in speeds:
-                row[key] = speeds[row["name"]] / speeds[name]
+            other = speeds.get(with_method(name, row.get("method", "full")), speeds.get(name))
+            if other is not None and row["name"] in speeds:
+                row[key] = speeds[row["name"]] / other
 
 
 def show_bench(result: Mapping[str, Any], console: Console) -> None:
@@ -125,8 +157,8 @@ def show_bench(result: Mapping[str, Any], console: Console) -> None:
         f"tokens on average, an optimizer step about every {result['step_samples']} samples"
     )
     table = Table(title=title, title_justify="left")
-    names = ("", "tokens /s", "x baseline", "x yardstick", "MFU", "GiB", "without states", "s a batch", "padding")
-    for number, name in enumerate(names):
+    names = ("", "tokens /s", "x baseline", "x yardstick", "MFU", "GiB", "without states", "predicted")
+    for number, name in enumerate((*names, "s a batch", "padding")):
         table.add_column(name, justify="right" if number else "left")
     for row in result["rows"]:
         if "error" in row:
@@ -148,6 +180,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         shown("mfu", ".1%"),
         shown("peak_gib", ".1f"),
         shown("peak_without_states_gib", ".1f"),
+        shown("predicted_gib", ".1f"),
         shown("batch_seconds", ".3f"),
         shown("padding_share", ".1%"),
     )

@@ -15,7 +15,8 @@ from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
 from packtrain.estimates.shapes import shape_from_config
 from packtrain.estimates.values import Load
-from packtrain.packs.made_up import image_of_patches, made_sample, noise_ids
+from packtrain.families.contracts import contract_for
+from packtrain.packs.made_up import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
 from packtrain.packs.values import EncodedSample, PackedRow, PackKey
 from packtrain.plans.arrays import pack_arrays
 
@@ -35,13 +36,16 @@ class Pool:
     columns: np.ndarray
 
     @classmethod
-    def of_lvis_shape(cls, *, longest: int, samples: int = POOL, scale: int = 1) -> Pool:
-        """Samples no longer than `longest`; `scale` divides all lengths, for tiny models."""
+    def of_lvis_shape(cls, *, longest: int, samples: int = POOL, scale: int = 1, images: bool = True) -> Pool:
+        """Samples no longer than `longest`; `scale` divides all lengths, for tiny models.
+
+        Without `images` samples are as long, and all of them is text.
+        """
         tokens, image = lvis_tokens(samples, 0)
         tokens, image = tokens // scale, np.maximum(image // scale, 1)
         kept = (tokens <= longest) & (tokens > image + 2)
         rows = np.maximum(np.sqrt(image[kept] * 0.75).astype(np.int64), 1)
-        return cls(tokens=tokens[kept], rows=rows, columns=image[kept] // rows)
+        return cls(tokens=tokens[kept], rows=rows * images, columns=image[kept] // rows * images)
 
     @cached_property
     def image_tokens(self) -> np.ndarray:
@@ -70,7 +74,7 @@ class Pool:
             patches=int(patches.sum()),
             squared_patches=int((patches * patches).sum()),
             largest_patches=int(patches.max()),
-            images=len(chosen),
+            images=int((patches > 0).sum()),
         )
 
 
@@ -115,12 +119,14 @@ class MadeRows(Dataset[PackedRow]):
     """Batches as rows of encoded samples, made when asked for, as a reader would."""
 
     def __init__(self, pool: Pool, batches: Batches, config: Mapping[str, Any], dtype: torch.dtype) -> None:
-        shape = shape_from_config(config).vision
-        assert shape is not None, "its samples have images"
+        vision = shape_from_config(config).vision
+        assert vision is not None or not pool.patches.any(), "its samples have images"
         self._pool, self._batches, self._config = pool, batches, config
+        self._position_rows = 4 if contract_for(config).positions == "mrope" else 1
         generator = torch.Generator().manual_seed(0)
         # Pixels of all images are stretches of this one.
-        self._pixels = torch.randn(2 * int(pool.patches.max()), shape.patch_elements, generator=generator).to(dtype)
+        width = vision.patch_elements if vision is not None else 0
+        self._pixels = torch.randn(2 * int(pool.patches.max()), width, generator=generator).to(dtype)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -132,14 +138,24 @@ class MadeRows(Dataset[PackedRow]):
     def _sample(self, row: int) -> EncodedSample:
         pool, generator = self._pool, torch.Generator().manual_seed(row)
         ids = noise_ids(self._config, int(pool.tokens[row]), generator)
-        patches = int(pool.patches[row])
+        return made_sample(
+            str(row),
+            ids,
+            supervised=int(pool.supervised[row]),
+            images=self._image(row, generator),
+            row=row,
+            position_rows=self._position_rows,
+        )
+
+    def _image(self, row: int, generator: torch.Generator) -> MadeImages:
+        pool, patches = self._pool, int(self._pool.patches[row])
+        if not patches:
+            return NO_IMAGES
         start = int(torch.randint(0, len(self._pixels) - patches + 1, (), generator=generator))
-        image = image_of_patches(
+        return image_of_patches(
             self._pixels[start : start + patches],
             2 * int(pool.rows[row]),
             2 * int(pool.columns[row]),
             merged=PATCHES_PER_TOKEN,
             token_id=self._config["image_token_id"],
         )
-        supervised = int(pool.supervised[row])
-        return made_sample(str(row), ids, supervised=supervised, images=image, row=row, position_rows=4)

@@ -11,9 +11,9 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ from packtrain.bench.host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_rows import BenchRow
 from packtrain.bench.train_shapes import BenchModel
+from packtrain.estimates.calibration import coefficients_for
 from packtrain.estimates.flops import training_flops
 from packtrain.estimates.gpus import find_gpu
+from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, estimate_memory
 from packtrain.families.contracts import contract_for
 from packtrain.models.chunked_loss import ChunkedLoss, Targets
 from packtrain.models.compiled import compile_layers, undo_compile
@@ -107,13 +109,14 @@ class _Marks:
 class _WithoutPositions:
     """Padded batches as processors of transformers make them: the model computes positions from kinds of tokens."""
 
-    def __init__(self, collator: PaddedCollator, image_token: int) -> None:
+    def __init__(self, collator: PaddedCollator, image_token: int | None) -> None:
         self._collator, self._image_token = collator, image_token
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         batch = self._collator(rows)
         del batch["position_ids"]
-        batch["mm_token_type_ids"] = (batch["input_ids"] == self._image_token).int()
+        if self._image_token is not None:
+            batch["mm_token_type_ids"] = (batch["input_ids"] == self._image_token).int()
         return batch
 
 
@@ -137,6 +140,7 @@ class BenchTrainer:
         self._warm = evenly_chosen(pool, every, min(len(every), settings.warmup), seed=1)
         if row.compiled and not row.is_packed:
             self._warm = self.timed  # numbers of rows may each have to be compiled for
+        self._length = -(-row.size // _MULTIPLE) * _MULTIPLE if row.is_packed else 0  # of packs, all alike
         self._on_host: tuple[str, ...] = ()
         self._loss = self._prepare()
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -246,9 +250,8 @@ class BenchTrainer:
         contract = contract_for(self._bench.config)
         if not self._row.is_packed:
             padded = PaddedCollator(contract, pad_id=0)
-            return padded if self._row.tuned else _WithoutPositions(padded, self._bench.config["image_token_id"])
-        tokens = -(-self._row.size // _MULTIPLE) * _MULTIPLE
-        return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=tokens))
+            return padded if self._row.tuned else _WithoutPositions(padded, self._bench.config.get("image_token_id"))
+        return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=self._length))
 
     # ---- what was found
 
@@ -271,6 +274,7 @@ class BenchTrainer:
             "step_seconds": seconds / steps,
             "waited_seconds": waited,
             "padding_share": padding / (padding + load.tokens),
+            "predicted_gib": self._predicted() / _GIB,
             **self._memory(marks),
             "load": asdict(load),
             **self._each(marks),
@@ -285,6 +289,19 @@ class BenchTrainer:
 
     def _peak_flops(self) -> float:
         return find_gpu(torch.cuda.get_device_name(self._device)).bf16_flops
+
+    def _predicted(self) -> int:
+        """What training expects torch to allocate for the heaviest of these batches: CUDA itself is not counted."""
+        dtype: Literal["bf16", "fp32"] = "fp32" if self._settings.dtype == torch.float32 else "bf16"
+        setup = replace(self._row.setup(self._settings.loss_chunk), weights_dtype=dtype)
+        known = DEFAULT_COEFFICIENTS
+        if self._device.type == "cuda":
+            gpu = find_gpu(torch.cuda.get_device_name(self._device))
+            _, known, _ = coefficients_for(gpu, compiled=self._row.compiled)
+        loads = [self._pool.load([batch], padded=not self._row.is_packed) for batch in self.timed]
+        whole = [replace(load, tokens=self._length or load.rows * load.longest) for load in loads]
+        found = [estimate_memory(self._bench.shape, setup, load, known) for load in whole]
+        return max(estimate.total - estimate.part("framework").bytes for estimate in found)
 
     def _memory(self, marks: _Marks) -> dict[str, float]:
         if self._device.type != "cuda":

@@ -9,6 +9,7 @@ from packtrain.bench.train_data import Batching
 from packtrain.bench.train_shapes import BenchModel
 from packtrain.estimates.values import Attention, Method, TrainingSetup
 
+ADAPTERS: tuple[Method, ...] = ("lora", "dora", "qlora")
 BASELINE, YARDSTICK = "padded, 2 a batch", "padded, sorted by length"
 
 # As transformers trains by itself: nothing of what makes packs fast, and nothing of what it costs.
@@ -52,12 +53,30 @@ class BenchRow:
             chunked_loss=self.chunked_loss,
             loss_chunk=chunk,
             attention=self.attention,
+            compiled=self.compiled,
         )
 
 
 def bench_rows(model: BenchModel) -> tuple[BenchRow, ...]:
     """All rows; those that leave the model as transformers has it come first."""
+    if not model.sees:
+        return tuple(row for method in ADAPTERS for row in _adapters(model, method))
     return (*_padded(model), *_packed(model, "full"), *_variants(model), *_packed(model, "lora"))
+
+
+def with_method(name: str, method: Method) -> str:
+    """The name of a row, when another method is used."""
+    return name if method == "full" else f"{name}, {method}"
+
+
+def _adapters(model: BenchModel, method: Method) -> tuple[BenchRow, ...]:
+    """One kind of adapters: padded as others train, and in packs."""
+    baseline, yardstick = (row for row in _padded(model) if row.name in (BASELINE, YARDSTICK))
+    # Adapters in half precision with fp32 masters as in packs: what peft makes by itself is slower.
+    ours: dict[str, Any] = {"method": method, "masters": True}
+    padded = [replace(row, name=with_method(row.name, method), **ours) for row in (baseline, yardstick)]
+    again = replace(padded[1], name=f"{padded[1].name}, checkpointing", checkpointing=True)
+    return (*padded, again, *_packed(model, method))
 
 
 def _variants(model: BenchModel) -> tuple[BenchRow, ...]:
@@ -104,10 +123,9 @@ def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
 
 
 def _packed(model: BenchModel, method: Method) -> tuple[BenchRow, ...]:
-    kind = "" if method == "full" else f", {method}"
     return tuple(
         BenchRow(
-            name=f"packed {size:,}{kind}{', checkpointing' if checkpointing else ''}",
+            name=with_method(f"packed {size:,}", method) + (", checkpointing" if checkpointing else ""),
             size=size,
             method=method,
             checkpointing=checkpointing,

@@ -1,4 +1,7 @@
-"""The models of the training benchmark: random weights in the shape of Qwen3-VL-2B, and a tiny one for CPUs."""
+"""The models of the training benchmark: random weights in the shapes of Qwen3-VL-2B and Qwen3-8B, tiny ones for CPUs.
+
+Those of text alone compare adapters, the larger ones what a whole model can be trained with.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,11 @@ class BenchModel:
     sort_limit: int  # tokens of a padded batch that fit without checkpointing
 
     @property
+    def sees(self) -> bool:
+        """Do its samples have images?"""
+        return self.shape.vision is not None
+
+    @property
     def shape(self) -> ModelShape:
         return shape_from_config(self.config)
 
@@ -34,7 +42,7 @@ class BenchModel:
         return build(self.config, device, dtype)
 
 
-TINY = "tiny"
+TINY, TINY_TEXT = "tiny", "tiny-text"
 _MODELS = (
     BenchModel(
         name="qwen3-vl-2b",
@@ -44,10 +52,24 @@ _MODELS = (
         sort_limit=16_384,
     ),
     BenchModel(
+        name="qwen3-8b",
+        config=known_config("qwen3-8b"),
+        longest=8_192,
+        capacities=(8_192, 16_384),
+        sort_limit=8_192,
+    ),
+    BenchModel(
         name=TINY,
         config=known_config("small"),
         longest=256,
         capacities=(384, 512),
+        sort_limit=1_024,
+    ),
+    BenchModel(
+        name=TINY_TEXT,
+        config=known_config("small-text"),
+        longest=256,
+        capacities=(384,),
         sort_limit=1_024,
     ),
 )

@@ -121,7 +121,8 @@ def loader(
 
 def train(
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="qwen3-vl-2b or tiny. Default: tiny where there is no GPU.")
+        str | None,
+        typer.Option("--model", "-m", help="qwen3-vl-2b, qwen3-8b (text; LoRA, DoRA and QLoRA), tiny or tiny-text."),
     ] = None,
     rows: Annotated[
         str, typer.Option(help="Words, separated by semicolons: only rows with one of them in their names.")
@@ -134,19 +135,25 @@ def train(
     out: Annotated[Path | None, typer.Option(help="A file for the JSON table, written after each row.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Training on one GPU: padded and packed, eager and compiled, with and without checkpointing, full and LoRA.
+    """Training on one GPU: padded and packed, eager and compiled, with and without checkpointing, full and adapters.
+
+    By default a model in the shape of Qwen3-VL-2B, and a tiny one where there is no GPU. The memory that `packtrain`
+    predicts stands beside what torch allocated.
 
     Example: packtrain bench train --rows "packed 16,384;padded" --out speed.json
     """
     import torch
 
+    from packtrain.models.quiet import quiet_libraries
+
+    quiet_libraries()
     from packtrain.bench.train import bench_train, show_bench
     from packtrain.bench.train_loop import TINY_SETTINGS, LoopSettings
-    from packtrain.bench.train_shapes import TINY
+    from packtrain.bench.train_shapes import TINY, TINY_TEXT
 
     name = model or ("qwen3-vl-2b" if torch.cuda.is_available() else TINY)
     usual = LoopSettings(tokens=60_000 if quick else 160_000, workers=workers)
-    settings = replace(TINY_SETTINGS if name == TINY else usual, workers=workers)
+    settings = replace(TINY_SETTINGS if name in (TINY, TINY_TEXT) else usual, workers=workers)
     if tokens is not None:
         settings = replace(settings, tokens=tokens)
     words = [word.strip() for word in rows.split(";") if word.strip()]

@@ -120,6 +120,7 @@ KNOWN_SHAPES: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": True,
         **_decoder(2048, 8192, 16, 32, 8, 64, 128_256),
     },
+    "qwen3-8b": {"model_type": "qwen3", **_decoder(4096, 12_288, 36, 32, 8, 128, 151_936)},
     # Small enough for any machine; heads of 16, as no published model has them.
     "small": _qwen3_vl(
         _decoder(64, 160, 2, 4, 2, 16, 512),

@@ -41,7 +41,7 @@ def load_model(
     cache_dir = places.cache_dir() / "models" if cache_dir is None else cache_dir
     if name_or_path.startswith(PREFIX) or random_weights:
         made = build_model(resolve(name_or_path, cache_dir), seed).to(dtype)
-        return _quantized_random(made, cache_dir, dtype) if quantize else made
+        return quantize_random(made, cache_dir, dtype) if quantize else made
     if folder.is_dir():
         require_weights(folder)
     else:
@@ -147,7 +147,7 @@ def _kept_whole(auto: Any, config: Any) -> list[str]:
     return sorted({re.escape(name) + "$" for name in names})
 
 
-def _quantized_random(model: Any, cache_dir: Path, dtype: torch.dtype) -> Any:
+def quantize_random(model: Any, cache_dir: Path, dtype: torch.dtype) -> Any:
     """Weights are quantised while they are loaded, so a random model is saved first."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix=".quantize-", dir=cache_dir)
