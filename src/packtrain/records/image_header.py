@@ -1,9 +1,9 @@
 """Image bytes -> upright width and height, from headers alone, for the images that can be decoded later.
 
 "Later" is what the training pipeline does: Pillow opens the file, and `decoded_rgb` turns it upright and makes it RGB.
-Plain JPEG and WebP files are measured by a short walk over their markers. Everything with metadata goes through
-Pillow's lazy open. Where a cheap look cannot tell whether a file is complete, or whether values of more than eight bits
-have a form in eight, one real decode decides.
+Pillow's lazy open reads the size; a walk over markers or chunks then tells whether the file is complete, and bounds the
+canvas of a WebP file before its decoder allocates it. Where that cannot tell, or where it is open whether values of more
+than eight bits have a form in eight, one real decode decides.
 
 What no header shows: damage in the middle of compressed data, and in tables that only a decoder reads. JPEG decodes
 most of it anyway; other formats fail later, and their samples are then left out by name.
@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
 _TAIL = 65536  # how far before its end a file may stop being an image (padding, trailers)
-_HEAD = 4096
+_HEAD = 32
 _MAX_CHUNKS = 1_000_000
-_SOF = frozenset((0xC0, 0xC1, 0xC2))
-_SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, comments, application data
 # Lazy paths; only these parsers ever see the user's bytes.
 _OPENERS: Mapping[str, str] = {
     "JPEG": "PIL.JpegImagePlugin:jpeg_factory",
@@ -50,30 +48,15 @@ _TIFF_WIDTHS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}  # byt
 _warnings_lock = threading.Lock()
 
 
-class _Jpeg(NamedTuple):
-    width: int
-    height: int
-    scan: int  # where compressed data begins
-    metadata: bool  # has EXIF, XMP or several pictures: Pillow must read it
-
-
 def read_image_header(stretch: Stretch, max_pixels: int) -> MediaHeader:
     """The header of one image. Raises RecordError for what the training pipeline could not decode."""
     head = stretch.read_at(0, _HEAD)
     kind = _format_of(head)
     if kind is None:
         raise RecordError("media", "not a supported image", f"begins with {head[:8].hex()}")
-    jpeg = _walk_jpeg(stretch, head) if kind == "JPEG" else None
-    size: tuple[int, int] | None = None
-    if jpeg is not None and not jpeg.metadata:
-        size = jpeg.width, jpeg.height
-        _check_size(size, max_pixels)
-        if not _jpeg_ends(stretch, jpeg.scan):
-            size = None
-    elif kind == "WEBP":
-        size = _webp_size(stretch, head, max_pixels)
+    size = _webp_size(stretch, head, max_pixels) if kind == "WEBP" else None
     if size is None:
-        size = _careful_size(stretch, kind, jpeg.scan if jpeg else None, max_pixels)
+        size = _careful_size(stretch, kind, max_pixels)
     return MediaHeader(kind="image", width=size[0], height=size[1])
 
 
@@ -99,62 +82,9 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise RecordError("media", "image too large", f"{width}x{height}, the limit is {max_pixels} pixels")
 
 
-def _walk_jpeg(stretch: Stretch, head: bytes) -> _Jpeg | None:
-    """The markers up to the first scan; None where the file is unusual enough to leave it to Pillow."""
-    base, position = 0, 2  # head begins at `base`, position counts in the file
-    width = height = 0
-    metadata = False
-    while True:
-        at = position - base
-        if at + 40 > len(head) and base + len(head) < stretch.size:
-            base, at = position, 0
-            head = stretch.read_at(base, _HEAD)
-        if at + 4 > len(head) or head[at] != 0xFF:
-            return None
-        marker, length = head[at + 1], head[at + 2] << 8 | head[at + 3]
-        if marker in _SOF:
-            if at + 10 > len(head) or head[at + 4] != 8 or head[at + 9] not in (1, 3, 4) or width:
-                return None
-            height, width = head[at + 5] << 8 | head[at + 6], head[at + 7] << 8 | head[at + 8]
-        elif marker == 0xDA:
-            return _Jpeg(width, height, position + 2 + length, metadata) if width else None
-        elif marker not in _SKIPPED:
-            return None
-        elif marker == 0xE1:
-            # the upright ones among photographs need no more than this look
-            metadata |= _exif_orientation(stretch.read_at(position + 4, min(length - 2, 2048))) != 1
-        elif marker == 0xED or (marker == 0xE2 and head[at + 4 : at + 8] == b"MPF\0") or _too_short(marker, length):
-            metadata = True
-        position += 2 + length
-
-
-def _too_short(marker: int, length: int) -> bool:
-    """Application data that Pillow reads, and refuses where they end early."""
-    return marker in (0xE0, 0xEE) and length < 14
-
-
-def _exif_orientation(data: bytes) -> int | None:
-    """The orientation in a well-formed EXIF segment, 1 where it has none; None where Pillow must be asked."""
-    order: Literal["little", "big"]
-    if data.startswith(b"Exif\0\0II*\0"):
-        order = "little"
-    elif data.startswith(b"Exif\0\0MM\0*"):
-        order = "big"
-    else:
-        return None
-    start = 6 + int.from_bytes(data[10:14], order)
-    entries = int.from_bytes(data[start : start + 2], order)
-    if start < 14 or start + 2 + 12 * entries > len(data):
-        return None
-    for at in range(start + 2, start + 2 + 12 * entries, 12):
-        if int.from_bytes(data[at : at + 2], order) == _ORIENTATION:
-            kind, count = int.from_bytes(data[at + 2 : at + 4], order), int.from_bytes(data[at + 4 : at + 8], order)
-            return int.from_bytes(data[at + 8 : at + 10], order) if (kind, count) == (3, 1) else None
-    return 1
-
-
-def _jpeg_ends(stretch: Stretch, scan: int) -> bool:
-    """Is there an end marker behind the beginning of the scan? Compressed data never look like one."""
+def _jpeg_complete(image: ImageFile, stretch: Stretch) -> bool:
+    """Is there an end marker after the start of the scan, where opening stops? Compressed data never look like one."""
+    scan = image.fp.tell()
     if stretch.size - 2 >= scan and stretch.read_at(stretch.size - 2, 2) == b"\xff\xd9":
         return True
     start = max(scan, stretch.size - _TAIL)
@@ -201,7 +131,7 @@ def _webp_regular(stretch: Stretch) -> bool:
     return False
 
 
-def _careful_size(stretch: Stretch, kind: str, jpeg_scan: int | None, max_pixels: int) -> tuple[int, int]:
+def _careful_size(stretch: Stretch, kind: str, max_pixels: int) -> tuple[int, int]:
     """The size by Pillow's lazy open; by a real decode where the file may be cut or hides metadata behind pixels."""
     file = stretch.file()
     complete = True
@@ -209,10 +139,7 @@ def _careful_size(stretch: Stretch, kind: str, jpeg_scan: int | None, max_pixels
         with _quiet():
             image = _opener(kind)(file, "")
             _check_size(image.size, max_pixels)
-            if kind == "JPEG":
-                complete = jpeg_scan is not None and _jpeg_ends(stretch, jpeg_scan)
-            else:
-                complete = _COMPLETE[kind](image, stretch)
+            complete = _COMPLETE[kind](image, stretch)
             if not complete or is_deep(image) or not _converts_to_rgb(image.mode):
                 return decoded_rgb(image).size
             return _upright_size(image)
@@ -366,6 +293,7 @@ def _webp_complete(image: ImageFile, stretch: Stretch) -> bool:
 
 
 _COMPLETE: Mapping[str, Callable[[ImageFile, Stretch], bool]] = {
+    "JPEG": _jpeg_complete,
     "PNG": _png_complete,
     "GIF": _gif_complete,
     "BMP": _bmp_complete,
