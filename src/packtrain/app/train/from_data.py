@@ -33,7 +33,7 @@ from packtrain.models.tiny import resolve
 from packtrain.plans.plan import inputs_of
 
 STUDIES = "studies"
-_PAGE, _CONFIG = "report.html", "recommended.yaml"
+STUDY_PAGE, RECOMMENDED = "report.html", "recommended.yaml"
 _STEP, _LENGTH = 16, 4096  # on a CPU: samples of a step, and tokens of a pack unless a sample is longer
 # Ways to say the size of a step: where one is said, no other is chosen.
 _SIZES = (
@@ -101,10 +101,10 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
     about = {"inputs": inputs_of(table), "gpu": gpu, "gpus": run.world, "said": said, "fitted": fitted}
     folder = root / STUDIES / digest({**about, "packtrain": packtrain.__version__})
     with alone(root / "locks" / f"study-{folder.name}.lock"):
-        if not (folder / _PAGE).is_file():
+        if not (folder / STUDY_PAGE).is_file():
             config = RunConfig.of(said, "what was said")
             plan(table, out=folder, model=run.model.name, gpu=gpu, gpus=run.world, config=config, overwrite=True)
-    return load_config(folder / _CONFIG).sections(), f"planned for {run.world} x {gpu} (why: {folder / _PAGE})"
+    return load_config(folder / RECOMMENDED).sections(), f"planned for {run.world} x {gpu} (why: {folder / STUDY_PAGE})"
 
 
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
