@@ -12,7 +12,7 @@ from typing import Any
 
 import packtrain
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
-from packtrain.app.config.steps import PackedStep
+from packtrain.app.config.steps import PackedStep, in_packs, said_samples
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.data_errors import data_of
@@ -110,7 +110,8 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
     """The fewest packs that hold a step's samples between them; the longest sample fits."""
     tokens = table.column("tokens")
-    wanted, mean, longest = run.size.samples or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
+    said = None if in_packs(run.config) else said_samples(run.config, run.world)  # a padded run has the same step
+    wanted, mean, longest = said or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
         wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
     )
