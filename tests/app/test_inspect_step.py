@@ -148,7 +148,7 @@ def test_a_step_batch_by_batch(run: Run, tmp_path: Path) -> None:
         assert batch["supervised_tokens"] == one["supervised_tokens"] == sum(labels) > 0
     out = run("inspect", folder, "--step", 1, "--batch")[1]
     assert out.count("as llama gets it (varlen)") == 2
-    assert "Micro-step 1, rank 0:" in out
+    assert "Micro-batch 1, rank 0:" in out
     code, _, err = run(
         "inspect", write_run(tmp_path / "padded", tmp_path / "plan", mode="padded", **about), "--step", 1, "--batch"
     )

@@ -425,6 +425,14 @@ def test_a_model_of_another_family_is_warned_of_wherever_it_is_recommended(
     assert load_family(read_settings(shape), MediaLimits(**kept)) is not None
 
 
+def test_a_model_folder_is_named_for_use_from_anywhere(
+    costs: CostTable, shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shape.parent)
+    made = plan(costs, model=f"./{shape.name}", out=tmp_path / "r", **ONCE)
+    assert load_config(made.files["recommended.yaml"]).model.model_name_or_path == str(shape.absolute())
+
+
 def test_weights_that_leave_nothing_for_others_are_refused_before_measuring(tmp_path: Path) -> None:
     """In the words of what draws from the mixture; sources that are not asked for do not count."""
     for name in ("a", "b"):

@@ -215,6 +215,20 @@ class TestFromData:
         found = prepare(resolve_run(config), measured=measured)
         assert (found.warnings, found.numbers.too_large) == ((), 0)
 
+    @pytest.mark.parametrize("gpu", [None, "H200"])
+    def test_its_padded_baseline_has_the_same_step(
+        self, data: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, gpu: str | None
+    ) -> None:
+        """The two commands of the README are compared: only packing may differ."""
+        monkeypatch.setattr("packtrain.app.train.from_data._gpu", lambda *_: gpu)
+        named = {"model": {"model_name_or_path": "tiny:llama"}, "data": {"dataset_path": data[-1]}}
+        packed, padded = (
+            config_from_data(RunConfig.of({**named, "data": {**named["data"], **packing}}, ""), Place())[0]
+            for packing in ({"packing": True}, {"packing": False})
+        )
+        assert packed.training.effective_batch_size == padded.training.effective_batch_size
+        assert resolve_run(padded).size.samples == packed.training.effective_batch_size
+
     def test_plans_for_the_gpu_that_is_there(
         self, run: Run, data: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -19,6 +19,7 @@ from packtrain.app.train.prepare import Prepared, batch_rows, prepare
 from packtrain.app.train.session import accepted_arguments, arguments_of
 from packtrain.app.train.settings import resolve_run
 from packtrain.core.errors import ConfigError
+from packtrain.estimates.host import PROCESS_BYTES
 from packtrain.estimates.memory import estimate_memory
 from packtrain.plans.schedule import EMPTY
 
@@ -59,6 +60,9 @@ def test_nothing_is_said_where_everything_fits(small: Prepared) -> None:
     found = expected(small, on(small, compiled=True))
     assert found is not None
     assert found.memory_bytes < found.gpu_bytes
+    busy = expected(small, on(small, compiled=True), workers=4)
+    assert busy is not None
+    assert busy.host_bytes - found.host_bytes > 4 * PROCESS_BYTES, "each worker is a process, with its batches"
     assert too_large(found, small) == ()
     assert expected(small, None) is None
     assert too_large(None, small) == ()

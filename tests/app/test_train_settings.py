@@ -146,7 +146,7 @@ class TestContradictions:
         ("given", "words"),
         [
             (("packs_per_step=3", "effective_batch_size=8"), "packs_per_step 3 and effective_batch_size 8"),
-            (("effective_batch_size=8", "gradient_accumulation_steps=3"), "8 samples, but 2 x 3 passes"),
+            (("effective_batch_size=8", "gradient_accumulation_steps=3"), "8 samples, but 2 x 3 micro-batches"),
             (
                 (
                     "packing=false",
@@ -154,7 +154,7 @@ class TestContradictions:
                     "per_device_train_batch_size=3",
                     "gradient_accumulation_steps=2",
                 ),
-                "3 x 2 passes x 1 processes are 6",
+                "3 x 2 micro-batches x 1 processes are 6",
             ),
             (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
             (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),

@@ -55,7 +55,7 @@ def assert_resumes_exactly(make: Any) -> int:
         again.load_state_dict(state)
         assert again.state_dict() == state
         begin = step
-        if again.batch_sampler.span == "run":  # there, micro-steps in which no rank has a pack are no progress
+        if again.batch_sampler.span == "run":  # there, micro-batches in which no rank has a pack are no progress
             begin = states.index(state)
             assert all(keys[0].pack == EMPTY_PACK for keys, _ in whole[begin:step])
         assert contents(again) == whole[begin:], f"resume at step {step} diverges"
@@ -72,7 +72,7 @@ def test_every_pack_is_delivered_once_in_each_epoch(world: int, workers: int) ->
     ranks = [loader_of(plan, rank=rank, world=world, num_workers=workers) for rank in range(world)]
     for epoch in range(2):
         delivered = [[batch.info.keys[0] for batch in rank] for rank in ranks]
-        assert len({len(keys) for keys in delivered}) == 1, "ranks have as many micro-steps as each other"
+        assert len({len(keys) for keys in delivered}) == 1, "ranks have as many micro-batches as each other"
         packs = [key.pack for keys in delivered for key in keys if key.pack != EMPTY_PACK]
         assert sorted(packs) == list(range(plan.epoch(epoch).num_packs))
         assert {key.epoch for keys in delivered for key in keys} == {epoch}
@@ -278,7 +278,7 @@ def test_each_pack_once_on_any_number_of_ranks_and_rows(
             next_pack = ranks[0].next_pack
             keys = [key for turn in ranks for key in turn.keys]
             assert len(keys) == world * rows
-            assert len({key[2:] for key in keys}) == 1, "step, micro-step and the end of the step, too"
+            assert len({key[2:] for key in keys}) == 1, "step, micro-batch and the end of the step, too"
             trained.update(key.pack for key in keys if key.pack != EMPTY_PACK)
     assert trained == Counter(range(packs))
 

@@ -43,7 +43,7 @@ def test_every_pack_is_a_row_once_in_each_epoch(world: int, rows: int, workers: 
     ]
     for epoch in range(2):
         delivered = [list(rank) for rank in ranks]
-        assert len({len(batches) for batches in delivered}) == 1, "ranks have as many micro-steps as each other"
+        assert len({len(batches) for batches in delivered}) == 1, "ranks have as many micro-batches as each other"
         assert sorted(pack for batches in delivered for pack in packs_of(batches)) == list(
             range(plan.epoch(epoch).num_packs)
         )
@@ -128,7 +128,7 @@ def test_resumes_exactly_at_every_step(span: Any, world: int, size: int, rows: i
             again = make(rank)
             again.load_state_dict(state)
             rest = [content(batch) for batch in again]
-            begin = 1 + states.index(state)  # micro-steps in which no rank has a pack are no progress
+            begin = 1 + states.index(state)  # micro-batches in which no rank has a pack are no progress
             assert all(key.pack == EMPTY_PACK for keys, _ in whole[begin : step + 1] for key in keys)
             assert rest == whole[begin:], f"resume behind step {step} diverges"
 

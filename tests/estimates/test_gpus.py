@@ -64,6 +64,22 @@ def test_unknown_names_are_answered_with_the_nearest(wrong: str, hint: str) -> N
     assert "mi300x" in str(caught.value), "the list is missing"
 
 
+def test_one_of_your_own_is_the_nearest_with_other_figures() -> None:
+    own = find_gpu("NVIDIA L40S, tflops=400,memory_gib=64.5")
+    assert (own.memory_bytes, own.bf16_flops) == (int(64.5 * 2**30), 400e12)
+    assert (own.bandwidth, own.link_bandwidth) == (CATALOGUE["l40s"].bandwidth, CATALOGUE["l40s"].link_bandwidth)
+    assert own.name == "l40s,memory_gib=64.5,tflops=400"
+    assert find_gpu(own.name) == own, "what reports and commands say is understood"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["memory=64", "tflops", "tflops=0", "tflops=nan", "tflops=1,tflops=2", "", "tflops=inf"]
+)
+def test_figures_that_are_none_are_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="memory_gib, tflops"):
+        find_gpu(f"h100,{wrong}")
+
+
 @pytest.mark.parametrize("wrong", ["", "  ", "NVIDIA", "toaster"])
 def test_names_of_nothing_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="h200"):

@@ -163,9 +163,9 @@ def test_the_worst_case_in_sentences() -> None:
     assert said == (
         "Pack 7 needs the most memory: 4,095 of 4,096 tokens, 64,512 patches and 9 images from 5 samples "
         "(a, b, c and 2 more).",
-        "A forward pass over 4 packs has at most 250 tiles; the product of the limits is 1,224; 4,096 tokens hold at "
+        "A micro-batch of 4 packs has at most 250 tiles; the product of the limits is 1,224; 4,096 tokens hold at "
         "most 63 tiles of 65 tokens, so max_images_per_pack 306 never binds.",
-        "A forward pass over 4 packs has at most 900 patches; the product of the limits is 1,253,376; no limit on "
+        "A micro-batch of 4 packs has at most 900 patches; the product of the limits is 1,253,376; no limit on "
         "patches is set.",
     )
     alone = replace(pack, samples=("a",))

@@ -113,7 +113,7 @@ def _counted(kept: list[Line], reference: Attempt) -> list[str]:
 
 
 def _in_order(kept: list[Line], reference: Attempt) -> list[str]:
-    """The packs of a step's first micro-steps are the first of that step, on any number of ranks."""
+    """The packs of a step's first micro-batches are the first of that step, on any number of ranks."""
     found = []
     steps: dict[tuple[int, int], list[Line]] = defaultdict(list)
     for line in kept:

@@ -56,11 +56,16 @@ def test_predicted_work_is_the_sum_over_what_a_pack_holds() -> None:
 def test_the_table_leaves_out_ranks_that_the_plan_cannot_keep_busy() -> None:
     plan = made_plan([{"tokens": range(1, 71)}])
     lines = balance_table(plan)
-    assert [(line.ranks, line.packs_per_step, line.steps) for line in lines] == [(8, 64, 2), (64, 64, 2)]
-    assert balance_table(made_plan([{"tokens": [1, 2]}])) == []
+    assert [(line.ranks, line.packs_per_step, line.steps) for line in lines] == [
+        (2, 16, 5),
+        (4, 32, 3),
+        (8, 64, 2),
+        (64, 64, 2),
+    ]
+    assert balance_table(made_plan([{"tokens": [1]}])) == []
     given_size = balance_table(plan, ranks=(4,), packs_per_step=12)
     assert [(line.packs_per_step, line.steps) for line in given_size] == [(12, 6)]
-    assert [line.packs_per_step for line in balance_table(made_plan([{"tokens": range(1, 21)}]))] == [16]
+    assert [line.packs_per_step for line in balance_table(made_plan([{"tokens": range(1, 21)}]))] == [16, 20, 16]
 
 
 def lvis_line(folder: Path, count: int, world: int) -> BalanceLine:

@@ -74,7 +74,7 @@ def test_micro_steps_hold_each_pack_once_whatever_the_world(
         together = world * rows
         assert found.shape == (-(-size // together), together), "accumulation is the same in every step"
         assert len(found) == schedule.accumulation(world, rows)
-        found[1::2] = found[1::2, ::-1].copy()  # every other micro-step runs the other way
+        found[1::2] = found[1::2, ::-1].copy()  # every other micro-batch runs the other way
         flat = found.ravel()
         packs = len(schedule.step(0, number))
         assert flat[len(flat) - packs :].tolist() == schedule.step(0, number).tolist()
@@ -97,7 +97,7 @@ def test_a_step_goes_on_with_the_micro_steps_it_would_have_had(
             if len(before):
                 assert rest.tolist() == whole[micro_step:].tolist()
             else:
-                assert rest.tolist() == whole.tolist(), "micro-steps without packs are no progress"
+                assert rest.tolist() == whole.tolist(), "micro-batches without packs are no progress"
 
 
 @settings(max_examples=200, deadline=None)
@@ -113,7 +113,7 @@ def test_each_pack_is_trained_once_however_often_the_world_changes(
     schedule = Schedule(made_plan([{"tokens": range(1, packs + 1)}]), packs_per_step=size)
     for number in range(schedule.num_steps(0)):
         trained: list[int] = []
-        for world, rows in worlds:  # each of them saves after some micro-step
+        for world, rows in worlds:  # each of them saves after some micro-batch
             rest = schedule.micro_steps(0, number, world, done=len(trained), rows_per_batch=rows)
             left = len(schedule.step(0, number)) - len(trained)
             assert len(rest) == (-(-left // (world * rows)) if trained else schedule.accumulation(world, rows))

@@ -18,6 +18,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.locks import alone
 from packtrain.reports.numbers import FORMATS, formatted
 from packtrain.reports.run_content import runs_content
+from packtrain.reports.run_drawn import draw_runs
 from packtrain.reports.run_page import render_runs, write_run_report
 from packtrain.reports.run_read import read_run
 from packtrain.reports.run_values import STEP_KEYS, About, Evaluation, Run, Steps, Warned
@@ -161,6 +162,26 @@ def test_curves_have_the_numbers_of_the_log(tmp_path: Path) -> None:
     slope = np.polyfit(run.steps["loss"], points[:, 1], 1)
     assert slope[0] < 0, "higher is more"
     np.testing.assert_allclose(points[:, 1], np.polyval(slope, run.steps["loss"]), atol=0.11)
+
+
+def test_equal_learning_rates_are_one_curve() -> None:
+    """Of several that lie upon each other only the last would be seen."""
+    seen = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
+    seen["supervised_tokens"] = np.ones(2)
+    falling = np.array([2e-4, 1e-4])
+    rates = {"language": falling, "vision": falling / 10, "connector": falling.copy()}
+    [chart] = [one for one in draw_runs([made_of(seen, rates=rates)], ["a"]).learning if one.title == "Learning rate"]
+    assert [key.name for key in chart.keys] == ["language, connector", "vision"]
+
+
+def test_the_page_of_the_plan_is_linked_to() -> None:
+    """As what it is: a file. Anything else that a run says there is no link."""
+    seen = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
+    seen["supervised_tokens"] = np.ones(2)
+    for said, links in (("/r e/report.html", ["file:///r%20e/report.html"]), ("javascript:alert(1)", []), (None, [])):
+        page = Page(render_runs([made_of(seen, about=About(model="m", other={"planned_in": said}))]))
+        found = [link.attributes["href"] for link in page.all("a") if not link.attributes["href"].startswith("#")]
+        assert found == links
 
 
 def test_names_and_texts_from_data_never_become_markup(tmp_path: Path) -> None:

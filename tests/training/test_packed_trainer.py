@@ -544,8 +544,10 @@ def test_arguments_that_cannot_be_honoured_are_refused(tmp_path: Path, given: di
     assert caught.value.exit_code == 2
 
 
-def test_plain_arguments_and_a_model_as_it_was_loaded_are_enough(tmp_path: Path) -> None:
-    """The same run as with derived arguments and a model that was made ready."""
+def test_plain_arguments_and_a_model_as_it_was_loaded_are_enough(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same run as with derived arguments and a model that was made ready; losses are printed as Trainer does."""
     data, plain = dataset("qwen3_vl", epochs=1), {"output_dir": str(tmp_path), "use_cpu": True, "save_strategy": "no"}
     found = []
     for model in (load_model("tiny:qwen3_vl", cache_dir=shared() / "models"), model_of("qwen3_vl", dropout=0.0)):
@@ -556,6 +558,7 @@ def test_plain_arguments_and_a_model_as_it_was_loaded_are_enough(tmp_path: Path)
         found.append((losses(ours), ours.state.global_step))
     assert found[0] == found[1]
     assert found[0][1] == data.schedule.num_steps() > 1
+    assert capfd.readouterr().out.count("'loss'") == 2 * found[0][1]
 
 
 def test_padded_rows_may_be_trained_with_noise(tmp_path: Path) -> None:

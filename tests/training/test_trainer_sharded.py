@@ -164,7 +164,7 @@ def answered(found: Any, path: str) -> str:
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "packed in one micro-step": {"packing_length": 1024, "packs_per_step": 2},
+    "packed in one micro-batch": {"packing_length": 1024, "packs_per_step": 2},
     "packed in many": {"packs_per_step": 15},
     "padded": {"packing": False, "packs_per_step": SAMPLES},
     "padded in rows": {"packing": False, "packs_per_step": SAMPLES, "rows_per_batch": 4},

@@ -60,7 +60,7 @@ class Baseline:
             raise ConfigError(
                 "baseline.effective_batch_size",
                 got=f"{self.effective_batch_size}, but {self.per_device_batch_size} samples x {gpus} GPUs x "
-                f"{self.gradient_accumulation_steps} passes are {samples}",
+                f"{self.gradient_accumulation_steps} micro-batches are {samples}",
                 expected="numbers that agree",
                 fix="leave gradient_accumulation_steps out, or effective_batch_size",
             )

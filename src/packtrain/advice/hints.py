@@ -13,7 +13,7 @@ from packtrain.advice.question import Question
 from packtrain.advice.recommend import Findings, described
 from packtrain.advice.sweep import KEPT, pack_rows, simulate
 from packtrain.advice.values import Simulation
-from packtrain.advice.words import counted, duration, gib, percent, signed_percent
+from packtrain.advice.words import about, counted, duration, gib, percent, signed_percent
 from packtrain.estimates.time import step_time
 from packtrain.plans.arrays import binding_resources
 from packtrain.plans.config import LIMITS, PackingConfig
@@ -135,7 +135,7 @@ def _step(question: Question, one: Simulation) -> list[str]:
     if abs(moved) < KEPT:
         return []
     return [
-        f"A step has {one.samples_per_step:,.0f} samples instead of {before:,} ({signed_percent(moved)}): a pack "
+        f"A step has {about(one.samples_per_step)} samples instead of {before:,} ({signed_percent(moved)}): a pack "
         f"holds {one.samples_per_pack:.1f}, and a step has whole packs."
     ]
 
@@ -172,7 +172,7 @@ def _idle(found: Findings, passes: Passes) -> list[str]:
     gain = one.seconds / question.epoch_of_packs(passes, one.packing_length, even)
     if gain < WORTH_SAYING:
         return []
-    when = "all the time" if one.micro_steps == 1 else f"in one of {one.micro_steps} passes"
+    when = "all the time" if one.micro_steps == 1 else f"in one of {one.micro_steps} micro-batches"
     are = ("is" if idle == 1 else "are") if found.helps else "would be"
     return [
         f"With {counted(one.packs_per_step, 'pack')} per step, {idle} of {gpus} GPUs {are} "

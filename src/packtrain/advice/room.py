@@ -106,9 +106,9 @@ def _ladder(question: Question, worst: Load) -> list[tuple[dict[str, Any], str]]
             ({"vision_batch_patches": quarter}, "the tower runs several times with fewer patches"),
         ]
     if deepspeed and setup.gpus > 1 and setup.sharding in ("ddp", "zero1"):
-        found.append(({"sharding": "zero2"}, "gradients are exchanged in every pass"))
+        found.append(({"sharding": "zero2"}, "gradients are exchanged in every micro-batch"))
     if setup.gpus > 1 and setup.sharding != "fsdp":
-        found.append(({"sharding": "fsdp"}, "weights are gathered in every pass"))
+        found.append(({"sharding": "fsdp"}, "weights are gathered in every micro-batch"))
     if four_bits and setup.method == "full":
         found.append(({"optimizer": "adamw_8bit"}, "optimizer states are rounded, and weights have no fp32 masters"))
     if setup.method == "full":

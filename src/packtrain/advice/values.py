@@ -202,7 +202,7 @@ class MemoryReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceRow:
-    """Equal work: slowest rank / mean, over the micro-steps of an epoch."""
+    """Equal work: slowest rank / mean, over the micro-batches of an epoch."""
 
     ranks: int
     packs_per_step: int

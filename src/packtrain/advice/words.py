@@ -35,6 +35,15 @@ def whole_percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def about(number: float) -> str:
+    """A number that is a mean; small ones keep a digit.
+
+    >>> about(2.47), about(2.0), about(131.4)
+    ('2.5', '2', '131')
+    """
+    return f"{number:,.0f}" if number >= 10 or number == round(number) else f"{number:.1f}"
+
+
 def signed_percent(share: float) -> str:
     """By how much something grows or shrinks.
 

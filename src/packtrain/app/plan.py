@@ -202,6 +202,8 @@ def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, .
 def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
     """The model's name, folder and shape; the one that was measured for, where none is given."""
     name = given or known_as(table.places.model)
+    if given and (there := Path(given).expanduser()).is_dir():  # what is recommended is trained from anywhere
+        name = str(there.absolute())
     if not name:
         raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
     try:

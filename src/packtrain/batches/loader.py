@@ -5,7 +5,7 @@ on from a state reads nothing that lies before it, so it takes as long at the en
 
     for batch in loader:
         model(**batch).loss.backward()
-        if batch.info.keys[0].last:  # the last micro-step of its optimizer step
+        if batch.info.keys[0].last:  # the last micro-batch of its optimizer step
             optimizer.step()
 """
 
@@ -99,7 +99,7 @@ class PackLoader(DataLoader):
 
     @property
     def accumulation(self) -> int:
-        """Micro-steps of an optimizer step; the last of an epoch may have fewer, see `PackKey.last`."""
+        """Micro-batches of an optimizer step; the last of an epoch may have fewer, see `PackKey.last`."""
         return self.batch_sampler.accumulation
 
     @property

@@ -34,7 +34,7 @@ def token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | 
 
 
 def step_tokens(schedule: Schedule, batch: Batch) -> int:
-    """Supervised tokens of the whole optimizer step that a batch belongs to, over all ranks and micro-steps.
+    """Supervised tokens of the whole optimizer step that a batch belongs to, over all ranks and micro-batches.
 
     It is the plan's number, known without a word between ranks. It is a little off, and with it the weight of the whole
     step, where a sample cannot be decoded.

@@ -1,4 +1,4 @@
-"""Which packs one rank trains, micro-step by micro-step, from any position of a schedule."""
+"""Which packs one rank trains, micro-batch by micro-batch, from any position of a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Span = Literal["epoch", "run"]
 
 
 class Turn(NamedTuple):
-    """One micro-step of one rank, and where the schedule stands once it is done."""
+    """One micro-batch of one rank, and where the schedule stands once it is done."""
 
     keys: tuple[PackKey, ...]  # one for each row of the batch
     epoch: int
@@ -24,14 +24,14 @@ class Turn(NamedTuple):
 
 
 class PackSampler(Sampler[list[PackKey]]):
-    """The packs of each micro-step of this rank: one, or `rows_per_batch` of them where a batch is padded.
+    """The packs of each micro-batch of this rank: one, or `rows_per_batch` of them where a batch is padded.
 
     Knows nothing of what is in the packs, and draws no random numbers. How many rows a batch has is no part of the
     position: a run may go on with another number.
 
-    epoch  the micro-steps of one epoch. The last step of an epoch may have fewer than others, and so may a step that
+    epoch  the micro-batches of one epoch. The last step of an epoch may have fewer than others, and so may a step that
            goes on with another number of ranks: `PackKey.last` says where a step ends.
-    run    all epochs, one after the other, for callers that count: every step has `accumulation` micro-steps, filled
+    run    all epochs, one after the other, for callers that count: every step has `accumulation` micro-batches, filled
            up with some in which no rank has a pack. Those are no progress: a state saved among them leads back to the
            first of them.
     """
@@ -53,7 +53,7 @@ class PackSampler(Sampler[list[PackKey]]):
 
     @property
     def accumulation(self) -> int:
-        """Micro-steps of one optimizer step."""
+        """Micro-batches of one optimizer step."""
         return self.schedule.accumulation(self.world, self.rows_per_batch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -66,7 +66,7 @@ class PackSampler(Sampler[list[PackKey]]):
         self.epoch, self.next_pack = epoch, next_pack
 
     def __len__(self) -> int:
-        """Micro-steps of the whole epoch, or of the whole run, whatever has been done of them."""
+        """Micro-batches of the whole epoch, or of the whole run, whatever has been done of them."""
         if self.span == "run":
             return self.schedule.num_steps() * self.accumulation
         whole, rest = divmod(self.schedule.plan.epoch(self.epoch).num_packs, self.schedule.packs_per_step)

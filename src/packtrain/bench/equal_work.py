@@ -13,7 +13,7 @@ from packtrain.estimates.flops import WorkModel, work_model
 from packtrain.estimates.shapes import shape_from_config
 from packtrain.estimates.values import TrainingSetup
 from packtrain.models.known_shapes import known_config
-from packtrain.plans.balance import RANKS, balance_table
+from packtrain.plans.balance import balance_table
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
 from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails
@@ -58,7 +58,7 @@ def plan_of(samples: Samples, config: PackingConfig, work: WorkModel) -> PackPla
 
 
 def equal_work(
-    name: str, samples: Samples, limits: Mapping[str, int], ranks: tuple[int, ...] = RANKS
+    name: str, samples: Samples, limits: Mapping[str, int], ranks: tuple[int, ...] = (8, 64, 512)
 ) -> dict[str, Any]:
     """One set: the three orders for several numbers of ranks, with eight packs a step for each rank."""
     config = PackingConfig(**limits)  # type: ignore[arg-type]

@@ -18,7 +18,13 @@ def plan(
         str | None,
         typer.Option("--model", "-m", help="A model folder, hub name or tiny:FAMILY. Default: the one measured for."),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Name of the GPU: h200, h100, a100-80, l40s, 4090, mi300x, ...")] = "h200",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="Name of the GPU: h200, h100, a100-80, l40s, 4090, mi300x, ... One that is not listed: the nearest and"
+            " what differs, as in h100,memory_gib=64,tflops=400."
+        ),
+    ] = "h200",
     gpus: Annotated[int | None, typer.Option(help="How many GPUs.", show_default="the config's num_gpus, or 1")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The config you train with today; its choices are kept.")
@@ -35,7 +41,7 @@ def plan(
         bool | None, typer.Option("--checkpointing/--no-checkpointing", help="Gradient checkpointing. Default: on.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Samples per GPU and forward pass in the padded run of today. Default: 2.")
+        int | None, typer.Option(help="Samples of a micro-batch in the padded run of today. Default: 2.")
     ] = None,
     effective_batch_size: Annotated[
         int | None, typer.Option(help="Samples per optimizer step, which are kept. Default: about 128.")

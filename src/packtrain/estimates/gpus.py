@@ -7,8 +7,9 @@ which is less than the number in the name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError, nearest
 
@@ -74,6 +75,14 @@ _ALL = (
     _gpu("mi250", 63.9, 181, 1638, 100, "one of the two dies of a card"),
 )
 CATALOGUE: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ALL}
+# What a GPU of one's own may have instead, in the units of data sheets.
+_FIGURES: Mapping[str, tuple[str, float]] = {
+    "memory_gib": ("memory_bytes", _GIB),
+    "tflops": ("bf16_flops", 1e12),
+    "bandwidth_gbs": ("bandwidth", 1e9),
+    "link_gbs": ("link_bandwidth", 1e9),
+}
+_MOST = 1e6
 # Words that name a maker, a series or a form, not a GPU.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|amd|instinct|generation|blackwell|workstation|server|edition"
@@ -117,20 +126,51 @@ _ALIASES: Mapping[str, str] = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name: `h200`, `NVIDIA H200`, `H100-80GB` and what a driver reports are all understood."""
+    """The GPU of that name: `h200`, `NVIDIA H200`, `H100-80GB` and what a driver reports are all understood.
+
+    One that is not listed is described by what differs from one that is.
+
+    >>> found = find_gpu("h100,memory_gib=64,tflops=400")
+    >>> found.memory_bytes >> 30, found.bf16_flops, found.bandwidth == find_gpu("h100").bandwidth
+    (64, 400000000000000.0, True)
+    """
+    name, *figures = str(name).split(",")
+    if figures:
+        return _changed(find_gpu(name), figures)
     plain = _plain(name)
     table = {**_ALIASES, **{_plain(known): known for known in CATALOGUE}}
     if plain in table:
         return CATALOGUE[table[plain]]
     several = [known for known in CATALOGUE if plain and known.startswith(f"{plain}-")]
+    own = "or the one nearest to yours with your figures, as in h100,memory_gib=64,tflops=400"
     hint = f"there are several: {', '.join(several)}" if several else nearest(plain, CATALOGUE) or nearest(plain, table)
     raise ConfigError(
         "gpu",
         got=name,
         expected="one of " + ", ".join(sorted(CATALOGUE)),
-        fix=hint or "choose the one nearest to yours",
+        fix="; ".join(filter(None, (hint, own))),
     )
 
 
+def _changed(gpu: Gpu, figures: Sequence[str]) -> Gpu:
+    """This GPU with other figures, and with a name that finds them again."""
+    found: dict[str, float] = {}
+    for figure in figures:
+        name, _, text = figure.strip().partition("=")
+        with suppress(ValueError):
+            if name in _FIGURES and name not in found and 0 < float(text) < _MOST:
+                found[name] = float(text)
+                continue
+        raise ConfigError(
+            "gpu",
+            got=figure.strip(),
+            expected=f"a positive number, once, for one of {', '.join(_FIGURES)}, as in tflops=400",
+        )
+    said = ",".join((gpu.name, *(f"{name}={value:g}" for name, value in sorted(found.items()))))
+    changed = {_FIGURES[name][0]: value * _FIGURES[name][1] for name, value in found.items()}
+    memory = int(changed.pop("memory_bytes", gpu.memory_bytes))
+    return replace(gpu, name=said, notes=f"as {gpu.name} otherwise", memory_bytes=memory, **changed)
+
+
 def _plain(name: str) -> str:
-    return _NOISE.sub("", str(name).lower())
+    return _NOISE.sub("", name.lower())

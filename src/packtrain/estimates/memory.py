@@ -118,14 +118,15 @@ def estimate_memory(
     framework = coefficients.framework_bytes + int(coefficients.fragmentation * (moment.total + inputs))
     whole = setup.gpus == 1 or setup.sharding == "ddp"
     one = "all on each GPU" if whole else f"{setup.sharding} over {setup.gpus} GPUs"
-    stored = f"{_many(counts.trained)} trained, {_many(counts.frozen)} frozen parameters in {setup.weights_dtype}"
+    frozen = f", {_many(counts.frozen)} frozen" if counts.frozen else ""
+    stored = f"{_many(counts.trained)} trained{frozen} parameters in {setup.weights_dtype}"
     if counts.adapters:
         stored += f", {_many(counts.adapters)} in adapters"
     if counts.quantized:
         stored += f", {_many(counts.quantized)} in 4 bits"
     found = (
         ("weights", fixed.weights, f"{stored}, {one}"),
-        ("gradients", fixed.gradients, f"of {_many(counts.learning)} parameters, kept between passes, {one}"),
+        ("gradients", fixed.gradients, f"of {_many(counts.learning)} parameters, kept between micro-batches, {one}"),
         ("optimizer states", fixed.optimizer, f"{_kept_states(setup, counts)}, {one}"),
         ("language activations", moment.language, _language_why(shape, setup, load)),
         ("vision activations", moment.vision, _vision_why(shape, setup, load)),

@@ -146,7 +146,7 @@ def _state_options(setup: TrainingSetup) -> Iterator[_Option]:
         cost = f"only adapters of rank {setup.lora_rank} learn in the decoder"
         yield "LoRA", f"full -> lora, rank {setup.lora_rank}", cost, replace(setup, method="lora")
     if setup.method != "qlora":
-        cost = "adapters only, over weights in 4 bits that are unpacked in every pass: slower"
+        cost = "adapters only, over weights in 4 bits that are unpacked in every micro-batch: slower"
         yield "QLoRA", f"{setup.method} -> qlora, rank {setup.lora_rank}", cost, replace(setup, method="qlora")
     whole = setup.method == "full" or setup.train_vision or setup.train_connector
     if whole and setup.has_masters and not setup.sharding.startswith("zero"):
@@ -161,8 +161,8 @@ def _state_options(setup: TrainingSetup) -> Iterator[_Option]:
     if setup.gpus > 1:
         costs = {
             "zero2": "needs DeepSpeed; about the same communication",
-            "zero3": "needs DeepSpeed; weights are gathered in every pass",
-            "fsdp": "weights are gathered in every pass",
+            "zero3": "needs DeepSpeed; weights are gathered in every micro-batch",
+            "fsdp": "weights are gathered in every micro-batch",
         }
         for sharding, cost in costs.items():
             if sharding != setup.sharding:
@@ -201,7 +201,7 @@ def explain_worst(
     pack: WorstPack, resources: Iterable[Resource], *, packing_length: int, packs_at_once: int = 1
 ) -> tuple[str, ...]:
     """The worst case in sentences: which samples make it, how far a pass can go, and which limits matter."""
-    passes = "A forward pass" if packs_at_once == 1 else f"A forward pass over {packs_at_once} packs"
+    passes = "A micro-batch" if packs_at_once == 1 else f"A micro-batch of {packs_at_once} packs"
     sentences = [_pack_sentence(pack, packing_length)]
     for one in resources:
         found = reach(one, packing_length=packing_length, packs_at_once=packs_at_once)

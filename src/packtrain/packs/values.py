@@ -23,7 +23,7 @@ class PackKey(NamedTuple):
     pack: int
     step: int = -1  # optimizer step of the epoch; -1 outside a schedule
     micro_step: int = 0  # within the optimizer step
-    last: bool = False  # the last micro-step of its step
+    last: bool = False  # the last micro-batch of its step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

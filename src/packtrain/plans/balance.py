@@ -9,7 +9,7 @@ import numpy as np
 from packtrain.plans.plan import PackPlan
 from packtrain.plans.schedule import Schedule
 
-RANKS = (8, 64, 512)
+RANKS = (2, 4, 8, 64, 512)
 PACKS_PER_RANK = 8  # G / W of the table that is shown
 
 
@@ -17,7 +17,7 @@ PACKS_PER_RANK = 8  # G / W of the table that is shown
 class Evenness:
     """One order of packs on W ranks."""
 
-    slowest: float  # mean over micro-steps of slowest rank / mean of all ranks
+    slowest: float  # mean over micro-batches of slowest rank / mean of all ranks
     length_spread: float  # standard deviation over whole steps of a step's mean sample length
     samples_spread: float  # standard deviation over whole steps of a step's number of samples
 
@@ -35,7 +35,7 @@ class BalanceLine:
 
 
 def evenness(schedule: Schedule, world: int) -> Evenness:
-    """Measured on the micro-steps of whole steps of the first epoch, in which all ranks have a pack."""
+    """Measured on the micro-batches of whole steps of the first epoch, in which all ranks have a pack."""
     order = schedule.order(0)
     size = schedule.packs_per_step
     packs = schedule.plan.epoch(0)

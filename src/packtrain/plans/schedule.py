@@ -1,17 +1,17 @@
 """The order in which packs are trained: steps of G packs, the same for any number of ranks and workers.
 
 A step is G packs drawn at random. Inside it packs stand by predicted work, so that the W that are trained at the same
-time, one on each rank, are neighbours and take about equally long. Every other micro-step runs the other way, so that
+time, one on each rank, are neighbours and take about equally long. Every other micro-batch runs the other way, so that
 no rank has the heaviest of each, which would add up where ranks wait for each other only once a step. Where packs are
 missing, it is the lightest that have no neighbours:
 
-    step of G = 6, by work    a b c d e f        W = 3:  micro-step 0  a b c     micro-step 1  f e d
-                                                 W = 4:  micro-step 0  - - a b   micro-step 1  f e d c   (- is empty)
+    step of G = 6, by work    a b c d e f        W = 3:  micro-batch 0  a b c     micro-batch 1  f e d
+                                                 W = 4:  micro-batch 0  - - a b   micro-batch 1  f e d c   (- is empty)
 
 Where a batch has B rows of one pack each, as padded ones have, W ranks take W x B packs at a time, every rank B that
 stand side by side:
 
-                                       W = 2, B = 2:  micro-step 0  - - | a b    micro-step 1  f e | d c
+                                       W = 2, B = 2:  micro-batch 0  - - | a b    micro-batch 1  f e | d c
 """
 
 from __future__ import annotations
@@ -130,15 +130,15 @@ class Schedule:
         return found
 
     def accumulation(self, world: int, rows_per_batch: int = 1) -> int:
-        """Micro-steps of one optimizer step on this many ranks, each with batches of this many packs."""
+        """Micro-batches of one optimizer step on this many ranks, each with batches of this many packs."""
         return -(-self.packs_per_step // (world * rows_per_batch))
 
     def micro_steps(self, epoch: int, number: int, world: int, done: int = 0, *, rows_per_batch: int = 1) -> np.ndarray:
-        """The packs of one step by micro-step and rank, filled up with EMPTY: (accumulation, world x rows_per_batch).
+        """The packs of one step by micro-batch and rank, filled up with EMPTY: (accumulation, world x rows_per_batch).
 
-        Rank r has the columns from r x rows_per_batch on. The packs of the first micro-steps are always the first of
+        Rank r has the columns from r x rows_per_batch on. The packs of the first micro-batches are always the first of
         the step's order, so how many packs are `done` says where a step stands. What is left after them takes the
-        micro-steps that it would have had, if ranks and rows are still as many, and otherwise as few as it needs.
+        micro-batches that it would have had, if ranks and rows are still as many, and otherwise as few as it needs.
         """
         packs = self.step(epoch, number)
         if not 0 <= done <= len(packs):
@@ -201,7 +201,7 @@ class Schedule:
 
 
 def turned(rows: np.ndarray, first: int = 0) -> np.ndarray:
-    """Every other row reversed; the last two axes are micro-steps, counted from `first`, and ranks.
+    """Every other row reversed; the last two axes are micro-batches, counted from `first`, and ranks.
 
     >>> turned(np.array([[1, 2], [3, 4]])).tolist()
     [[1, 2], [4, 3]]

@@ -73,7 +73,7 @@ SIMULATED = (
     Column(title="Speed-up", kind="times", name="speedup"),
 )
 _ONE_EPOCH = (
-    Row(name="Forward passes (batches or packs)", kind="count", padded="batches", packed="packs"),
+    Row(name="Micro-batches (batches or packs)", kind="count", padded="batches", packed="packs"),
     Row(name="Optimizer steps", kind="count", padded="steps", packed="steps"),
     Row(name="Samples per step", kind="decimal", padded="samples_per_step", packed="samples_per_step"),
     Row(name="Samples trained on", kind="count", padded="samples", packed="samples_packed"),

@@ -117,13 +117,15 @@ class _Charts:
         return self._chart(look, curves, edges=edges, by_time=by_time, dots=dots)
 
     def rate_chart(self) -> Drawn | None:
-        """Learning rates: by part for one run, the first part's for several."""
+        """Learning rates: by part for one run, where equal ones are one curve; the first part's for several."""
         curves, one = [], len(self.runs) == 1
         for at, run in enumerate(self.runs):
-            parts = list(run.steps.rates.items())
-            for number, (part, values) in enumerate(parts if one else parts[:1]):
-                points = thin(run.steps["samples_seen"], values, self.edges)
-                name = shown(part, 40) if one else self._name(at)
+            equal: dict[bytes, list[str]] = {}
+            for part, values in run.steps.rates.items():
+                equal.setdefault(values.tobytes(), []).append(part)
+            for number, parts in enumerate(list(equal.values())[: None if one else 1]):
+                points = thin(run.steps["samples_seen"], run.steps.rates[parts[0]], self.edges)
+                name = ", ".join(shown(part, 40) for part in parts) if one else self._name(at)
                 curves.append(Curve(name=name, css=_css(at + number), points=points))
         kept = [curve for curve in curves if len(curve.points.x)]
         if not kept:

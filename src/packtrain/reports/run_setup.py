@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from packtrain.reports.content import LONGEST, Content
 from packtrain.reports.numbers import count, large, percent, plural, rate, shown
 from packtrain.reports.run_values import Run, Scalar
 from packtrain.reports.run_words import start_of
 
+PLANNED = "Planned in"  # the page of packtrain plan: its value is a link
 _PARTS = ("language", "vision", "connector")
 _VERSIONS = ("packtrain", "torch", "transformers", "python")
 Derived = Mapping[str, Scalar]
@@ -126,6 +128,9 @@ def _circumstances(run: Run) -> Iterator[tuple[str, str]]:
     machine = [_text(other.get("host")), _text(run.about.derived.get("expected.gpu"))]
     machine += [f"{run.about.world} process{'' if run.about.world == 1 else 'es'}"]
     yield "Where", ", ".join(part for part in machine if part)
+    planned = other.get("planned_in")
+    if isinstance(planned, str) and Path(planned).is_absolute() and len(planned) <= LONGEST:
+        yield PLANNED, Path(planned).as_uri()
     if (command := _text(other.get("command"))) is not None:
         yield "Command", command
     versions = [f"{name} {shown(other[f'versions.{name}'], 40)}" for name in _VERSIONS if f"versions.{name}" in other]

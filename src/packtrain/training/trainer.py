@@ -59,7 +59,7 @@ WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/training.md.
 
-    on_step       is given what the meter says of each step, on every rank
+    on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
     on_proof      is given what the check before the first step found, where it has passed
     first_check   whether the model is proven on the samples of the first batch before anything is trained
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
@@ -133,9 +133,10 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self._listen()
 
     def _listen(self) -> None:
-        """Callbacks, in the order in which they decide; Trainer's own print, and only the command line does that."""
-        for theirs in (PrinterCallback, ProgressCallback):
-            self.remove_callback(theirs)
+        """Callbacks, in the order in which they decide; Trainer's own print, unless steps are shown by `on_step`."""
+        if self._on_step is not None:
+            for theirs in (PrinterCallback, ProgressCallback):
+                self.remove_callback(theirs)
         patience = self.settings.early_stopping_patience
         if patience is not None:
             threshold = self.settings.early_stopping_threshold

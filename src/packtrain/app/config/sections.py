@@ -494,12 +494,12 @@ class TrainingSection(StepSection):
     )
     per_device_train_batch_size: int | None = key(
         COUNT,
-        "Samples of a process in a forward pass; of packs, what counts is the samples of a step that follow from it.",
+        "Samples of a process in a micro-batch; of packs, what counts is the samples of a step that follow from it.",
         aliases=("batch_size", "micro_batch_size"),
         resume="plan",
     )
     gradient_accumulation_steps: int | None = key(
-        COUNT, "Forward passes of a process in a step.", shown="from the size of a step", resume="plan"
+        COUNT, "Micro-batches of a process in a step.", shown="from the size of a step", resume="plan"
     )
     output_dir: str | None = key(FOLDER, "The run's folder.", shown="runs/ and the config's name", resume="place")
     optim: str | None = key(

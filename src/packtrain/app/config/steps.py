@@ -225,7 +225,7 @@ def _agree(wanted: int, rows: int | None, passes: int | None, world: int, unit: 
     """Batch and accumulation beside the whole step make the same number, or leave a whole one to the other."""
     if passes is None or wanted == (each := rows or wanted // (passes * world)) * passes * world:
         return
-    of = f"{each} x {passes} passes x {world} processes are {each * passes * world}"
+    of = f"{each} x {passes} micro-batches x {world} processes are {each * passes * world}"
     raise ConfigError(
         "training.effective_batch_size",
         got=f"{wanted} {unit}, but {of}",

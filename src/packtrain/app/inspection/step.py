@@ -1,4 +1,4 @@
-"""Looking into one optimizer step of a run: its packs by micro-step and rank, their samples, what was logged of it."""
+"""Looking into one optimizer step of a run: its packs by micro-batch and rank, their samples, what was logged of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StepSeen:
     packing_length: int
     unit: str  # what is dealt out: "pack", or "row" where a padded run has each sample by itself
     world: int
-    packs: tuple[StepPack, ...]  # by micro-step and rank; those that are empty are left out
+    packs: tuple[StepPack, ...]  # by micro-batch and rank; those that are empty are left out
     logged: Mapping[str, float]  # what metrics.jsonl says of it; empty when it has not been trained
     warnings: tuple[str, ...]
 

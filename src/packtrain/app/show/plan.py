@@ -66,7 +66,7 @@ def _sweep_table(study: Study) -> Table:
     table = Table(
         title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
         caption=f"* {study.recommendation.mark}   - needs more than the {usable}   "
-        "idle: share of the GPUs' passes without a pack",
+        "idle: share of the GPUs' micro-batches without a pack",
         title_justify="left",
         caption_justify="left",
         box=None,
@@ -139,7 +139,7 @@ def _reasons_table(reasons: Sequence[Reason]) -> Table:
     table = Table(title="Recommended (the report has every value)", title_justify="left")
     known = any(reason.baseline for reason in reasons)
     for name in ("parameter", *(("was",) if known else ()), "recommended", "reason"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name == "parameter")  # a name that goes on is no name
     for one in reasons:
         was = (one.baseline,) if known else ()
         table.add_row(*(escape(text) for text in (one.parameter, *was, one.packing, one.reason)))

@@ -47,7 +47,7 @@ def show_step(seen: StepSeen, console: Console) -> None:
     columns = {name: name for name in _COLUMNS if videos or name != "videos"}
     columns = {"tokens": "tokens", "labels": "supervised_tokens"} | columns
     table = Table(title=title, title_justify="left")
-    for name in ("micro-step", "rank", seen.unit, "sample", *columns, *(["source"] if several else [])):
+    for name in ("micro-batch", "rank", seen.unit, "sample", *columns, *(["source"] if several else [])):
         table.add_column(name, justify="left" if name in ("sample", "source") else "right", overflow="fold")
     for pack in seen.packs:
         said = f"[bold]{plural(len(pack.samples), 'sample')}, {percent(pack.tokens / seen.packing_length)}[/]"

@@ -211,10 +211,10 @@ def _step(ready: Ready) -> str:
 
 
 def _empty(numbers: RunNumbers) -> str:
-    """Passes of a step that no pack is left for."""
+    """Micro-batches of a step that no pack is left for."""
     places = numbers.micro_steps * numbers.world
     idle = places - numbers.packs_per_step
-    return f"; {idle} of {places} passes idle, packs_per_step {places} would use them" if idle > 0 else ""
+    return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
 
 def _learning(one: Learning) -> str:
@@ -245,7 +245,8 @@ def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
     by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
     speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"
     yield "expected speed", f"{speed}, {duration(found.run_seconds)} in all on {found.gpu} ({by})"
-    yield "expected memory", f"{found.memory_bytes / _GIB:.1f} GiB of {found.gpu_bytes / _GIB:.1f} GiB"
+    host = f"{found.host_bytes / _GIB:.1f} GiB of host memory a node"
+    yield "expected memory", f"{found.memory_bytes / _GIB:.1f} GiB of {found.gpu_bytes / _GIB:.1f} GiB; {host}"
 
 
 def _batches_table(ready: Ready) -> Table:

@@ -23,8 +23,8 @@ def show_verdict(verdict: Verdict, console: Console, data: str | None = None) ->
     table.add_column("check", no_wrap=True)
     table.add_column("difference", justify="right")
     table.add_column("allowed", justify="right")
-    table.add_column("")
-    table.add_column("where", overflow="fold")
+    table.add_column("result")
+    table.add_column("details", overflow="fold")
     for finding in verdict.findings:
         table.add_row(
             escape(finding.check),

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packtrain.advice.clock import Clock
+from packtrain.advice.memory_report import GPUS_PER_NODE
 from packtrain.advice.passes import FIELDS, Passes, pack_passes
 from packtrain.app.train.prepare import Prepared, batch_rows
 from packtrain.core.errors import PacktrainError
 from packtrain.core.places import cache_dir
 from packtrain.estimates.calibration import coefficients_for
 from packtrain.estimates.gpus import Gpu, find_gpu
+from packtrain.estimates.host import host_needs
 from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, GIB, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.estimates.shapes import read_shape
 from packtrain.estimates.time import Coefficients
@@ -33,6 +35,7 @@ class Expected:
     run_seconds: float
     memory_bytes: int  # of one GPU with the largest of everything that a batch has
     gpu_bytes: int
+    host_bytes: int  # of a node, with its loaders' workers
     fitting_tokens: int  # of a batch like the heaviest one that the GPU has room for
     fitted: bool  # coefficients were fitted to this kind of GPU
 
@@ -74,7 +77,7 @@ def machine_of(prepared: Prepared, *, gpu: str | None, attention: str, compiled:
     return Machine(shape=shape, setup=setup, gpu=found, time=time, memory=memory)
 
 
-def expected(prepared: Prepared, machine: Machine | None) -> Expected | None:
+def expected(prepared: Prepared, machine: Machine | None, *, workers: int = 0, prefetch: int = 2) -> Expected | None:
     """The first epoch's speed and the worst batch's memory; None where there is no GPU to predict for."""
     if machine is None or machine.gpu is None:
         return None
@@ -91,6 +94,14 @@ def expected(prepared: Prepared, machine: Machine | None) -> Expected | None:
         run_seconds=seconds / numbers.steps_per_epoch * numbers.steps,
         memory_bytes=estimate_memory(*model, worst, machine.memory).total,
         gpu_bytes=machine.gpu.memory_bytes,
+        host_bytes=host_needs(
+            shape=machine.shape,
+            setup=machine.setup,
+            load=worst,
+            workers=workers,
+            prefetch=prefetch,
+            gpus_per_node=min(prepared.run.world, GPUS_PER_NODE),
+        ).memory_bytes,
         fitting_tokens=largest_tokens(*model, machine.gpu.memory_bytes, worst, machine.memory),
         fitted=machine.fitted,
     )

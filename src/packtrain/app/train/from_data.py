@@ -12,7 +12,7 @@ from typing import Any
 
 import packtrain
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
-from packtrain.app.config.steps import PackedStep
+from packtrain.app.config.steps import PackedStep, in_packs, said_samples
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.data_errors import data_of
@@ -33,7 +33,7 @@ from packtrain.models.tiny import resolve
 from packtrain.plans.plan import inputs_of
 
 STUDIES = "studies"
-_PAGE, _CONFIG = "report.html", "recommended.yaml"
+STUDY_PAGE, RECOMMENDED = "report.html", "recommended.yaml"
 _STEP, _LENGTH = 16, 4096  # on a CPU: samples of a step, and tokens of a pack unless a sample is longer
 # Ways to say the size of a step: where one is said, no other is chosen.
 _SIZES = (
@@ -101,16 +101,17 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
     about = {"inputs": inputs_of(table), "gpu": gpu, "gpus": run.world, "said": said, "fitted": fitted}
     folder = root / STUDIES / digest({**about, "packtrain": packtrain.__version__})
     with alone(root / "locks" / f"study-{folder.name}.lock"):
-        if not (folder / _PAGE).is_file():
+        if not (folder / STUDY_PAGE).is_file():
             config = RunConfig.of(said, "what was said")
             plan(table, out=folder, model=run.model.name, gpu=gpu, gpus=run.world, config=config, overwrite=True)
-    return load_config(folder / _CONFIG).sections(), f"planned for {run.world} x {gpu} (why: {folder / _PAGE})"
+    return load_config(folder / RECOMMENDED).sections(), f"planned for {run.world} x {gpu} (why: {folder / STUDY_PAGE})"
 
 
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
     """The fewest packs that hold a step's samples between them; the longest sample fits."""
     tokens = table.column("tokens")
-    wanted, mean, longest = run.size.samples or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
+    said = None if in_packs(run.config) else said_samples(run.config, run.world)  # a padded run has the same step
+    wanted, mean, longest = said or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
         wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packtrain.advice.sweep import KEPT
-from packtrain.advice.words import counted, signed_percent
+from packtrain.advice.words import about, counted, signed_percent
 from packtrain.app.config.load import RunConfig
 from packtrain.app.config.steps import PackedStep, counted_in_packs_by
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
@@ -196,13 +196,13 @@ def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> t
     found = []
     if abs(step.moved) > KEPT:
         found.append(
-            f"a step has about {step.shape.samples:,.0f} samples instead of {step.wanted:,} "
+            f"a step has about {about(step.shape.samples)} samples instead of {step.wanted:,} "
             f"({signed_percent(step.moved)}): a pack of {numbers.packing_length:,} tokens holds "
             f"{step.samples_per_pack:.1f}"
         )
     if step.idle:
         places = step.shape.micro_steps * step.world
-        found.append(f"{step.idle} of {counted(places, 'forward pass', 'forward passes')} of a step have no pack")
+        found.append(f"{step.idle} of {counted(places, 'micro-batch', 'micro-batches')} of a step have no pack")
     most = max(1, step.wanted // step.fewest_packs)
     every = " and give every process a pack" if step.world > 1 else ""
     way = f"data.packing_length: {step.kept_length} would keep the samples{every}"

@@ -19,7 +19,7 @@ from packtrain.app.config.tiles import check_tiles
 from packtrain.app.runs.folder import CONFIG, RUN, RunFolder, RunOutcome
 from packtrain.app.train.changed import changes_note, config_of_run, refuse_changes
 from packtrain.app.train.dated import with_template_date
-from packtrain.app.train.from_data import config_from_data
+from packtrain.app.train.from_data import RECOMMENDED, STUDY_PAGE, config_from_data
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
@@ -100,8 +100,11 @@ def train(
             require_weights(local)  # said before the data are measured
         prepared = prepare(run, watched, measured=measured)
         urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
-        written = {"written": _written(config), "overrides": [override_without_secrets(one) for one in overrides]}
-        written |= {_SECRET: urls, "command": _command(), "host": platform.node()}
+        written: dict[str, Any] = {
+            "written": _written(config),
+            "overrides": [override_without_secrets(one) for one in overrides],
+        }
+        written |= {_SECRET: urls, "command": _command(), "host": platform.node(), "planned_in": _study_of(config)}
         session = Session.open(
             prepared, here, resume=resume, batch_stats=batch_stats, written=written, progress=watched
         )
@@ -114,6 +117,14 @@ def train(
         if (ended := session.ended_before()) is not None:
             return ended
         return session.train(console if here.first else None)
+
+
+def _study_of(config: RunConfig | str | Path) -> str | None:
+    """The page that says why the config is as it is, where `packtrain plan` wrote both."""
+    if isinstance(config, RunConfig) or Path(config).name != RECOMMENDED:
+        return None
+    page = Path(config).absolute().parent / STUDY_PAGE
+    return str(page) if page.is_file() else None
 
 
 def _command() -> str:

@@ -134,7 +134,8 @@ class Session:
             notes = (*notes, _NO_BASE)
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
             notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
-        predicted = expected(prepared, machine)
+        workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
+        predicted = expected(prepared, machine, workers=workers, prefetch=prefetch)
         course = course_of(
             args,
             run,
@@ -255,7 +256,8 @@ class Session:
             "outcome": RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps).plain(),
         }
         if self.checkpoint is not None and folder.holds_run:
-            facts["began"] = folder.facts().get("began")  # the run did, not this process
+            before = folder.facts()
+            facts |= {name: before.get(name) for name in ("began", "planned_in")}  # the run was, not this process
         folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
         folder.gather_ledgers(self._ledgers())
 
