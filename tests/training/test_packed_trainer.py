@@ -77,6 +77,7 @@ def first_gradients(folder: Path, family: str, step: StepSettings, **settings: A
 LAYOUTS = {
     "packed in one batch": {"packing_length": 4096, "packs_per_step": 1},
     "packed in many": {"packs_per_step": 16},
+    "packed and aligned": {"packs_per_step": 16, "pack_alignment": 8},
     "padded one by one": {"packing": False, "packs_per_step": SAMPLES},
     "padded in rows": {"packing": False, "packs_per_step": SAMPLES, "rows_per_batch": 5},
 }

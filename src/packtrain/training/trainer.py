@@ -416,7 +416,12 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if self._losses is None:
             return None
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-        return Training(loss=self._sum_of, backward=not self.is_deepspeed_enabled, dtype=mixed)
+        return Training(
+            loss=self._sum_of,
+            backward=not self.is_deepspeed_enabled,
+            dtype=mixed,
+            smoothing=self.args.label_smoothing_factor,
+        )
 
 
 class _Hooks(TrainerCallback):

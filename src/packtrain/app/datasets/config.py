@@ -267,7 +267,7 @@ def _packing(config: DatasetConfig) -> Iterator[str]:
         object.__setattr__(config, "overlong", meant)
     for name in _PACKING:
         if (value := getattr(config, name)) is not None:
-            yield from _refusals(PackingConfig, {"packing_length": 1, name: value})
+            yield from _refusals(PackingConfig, {"packing_length": 2**61, name: value})  # none is too large for it
 
 
 def _records(config: DatasetConfig) -> Iterator[str]:
