@@ -96,7 +96,7 @@ def test_a_dataset_and_a_plan_say_so(run: Run, tmp_path: Path, monkeypatch: pyte
         {"cutoff_len": 20, "truncate_side": "left"},
         {"packing_strategy": "wrapped"},
         {"pack_alignment": 8, "max_packs": 4, "overlong": "split"},
-        {"packing": False, "overlong": "truncate", "rows_per_batch": 1},
+        {"packing": False, "overlong": "truncate", "rows_per_batch": 1, "pack_alignment": 8},
     ],
     ids=lambda given: ", ".join(map(str, given)),
 )

@@ -181,8 +181,10 @@ def test_wrapped_packs_are_samples_one_behind_the_other(
     assert sum(w.drawn for w in found) == entries + sum(w.dropped_entries for w in found)
     if not any(w.left_out for w in found):
         assert (loads[:-1] == length).all(), "all but the last are full"
-    if not shuffle and repeats is None:
-        assert packed_rows(found) == sorted(packed_rows(found))
+    if repeats is None:
+        firsts = [row for w in found for row in w.entries.rows[w.entries.firsts].tolist()]
+        assert sorted(firsts) == sorted(set(packed_rows(found))), "every sample is counted once"
+        assert shuffle or packed_rows(found) == sorted(packed_rows(found))
 
 
 def test_media_are_not_wrapped() -> None:

@@ -189,6 +189,7 @@ class DatasetConfig(DatasetSection):
         given.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
         if not self.has_packs:
             given["packing_strategy"] = "none"
+            given.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
         return PackingConfig(**given)
 
 
