@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Run
@@ -87,15 +88,26 @@ def test_a_dataset_and_a_plan_say_so(run: Run, tmp_path: Path, monkeypatch: pyte
     assert PackPlan.load(dataset.plan.folder).epoch(0).num_samples == SAMPLES
 
 
-@pytest.mark.parametrize("overlong", ["split", "truncate"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"overlong": "split"},
+        {"overlong": "truncate"},
+        {"cutoff_len": 20, "truncate_side": "left"},
+        {"packing_strategy": "wrapped"},
+        {"pack_alignment": 8, "max_packs": 4, "overlong": "split"},
+        {"packing": False, "overlong": "truncate", "rows_per_batch": 1, "pack_alignment": 8},
+    ],
+    ids=lambda given: ", ".join(map(str, given)),
+)
 def test_step_tokens_are_the_labels_in_the_batches_of_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlong: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     """What a loop of one's own divides by, and what Trainer counts."""
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     config_of(tmp_path)
-    given = {"packing_length": LENGTH, "overlong": overlong, "packs_per_step": 3, "workers": 1, "check": 0}
-    dataset = MultiModalDataset(DatasetConfig(dataset_path=str(tmp_path / "train.jsonl"), model="tiny:llama", **given))
+    usual = {"packing_length": LENGTH, "packs_per_step": 3, "workers": 1, "check": 0, "model": "tiny:llama"}
+    dataset = MultiModalDataset(DatasetConfig(dataset_path=str(tmp_path / "train.jsonl"), **usual, **given))
     dataset.build()
     there: Counter[int] = Counter()
     said: dict[int, set[int]] = {}
@@ -105,6 +117,7 @@ def test_step_tokens_are_the_labels_in_the_batches_of_all_ranks(
             key = batch.info.keys[0]
             packs.append(key.pack)
             there[key.step] += int((batch["labels"][..., 1:] != -100).sum())
+            assert (batch["labels"][..., 0] == -100).all(), "so that Trainer counts the same"
             said.setdefault(key.step, set()).add(step_tokens(dataset.schedule, batch))
     assert EMPTY_PACK in packs, "packs that fill up are among them"
     assert said == {step: {count} for step, count in there.items()}

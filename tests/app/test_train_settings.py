@@ -188,7 +188,6 @@ class TestContradictions:
             (("torch_compile=true",), "use training.compile"),
             (("dataloader_drop_last=true",), "data.packing_drop_last decides it"),
             (("resume_from_checkpoint=x",), "use --resume"),
-            (("label_smoothing_factor=0.1",), "without smoothing"),
             (("gradient_checkpointing_kwargs={use_reentrant: true}",), "without re-entering autograd"),
             (("neftune_noise_alpha=5",), "training.neftune_noise_alpha with packed rows"),
             (("fp16=true", "bf16=true"), "training.fp16 and training.bf16"),

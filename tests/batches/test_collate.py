@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from packtrain.batches.collate import ConstantShapes, PackCollator
+from packtrain.batches.collate import ConstantShapes, PackCollator, offsets_of
 from packtrain.batches.join import EMPTY_TOKENS
 from packtrain.batches.padded import PaddedCollator
 from packtrain.batches.values import Batch, BatchInfo
@@ -91,6 +91,31 @@ def test_padding_is_one_more_segment_without_loss(multiple: int) -> None:
     positions = batch["position_ids"][0, 9:].tolist()
     assert positions == [at % 5 for at in range(width - 9)], "none is larger than a sample's"
     assert batch["cu_seq_lens_q"].tolist() == [0, 4, 9] + ([width] if width > 9 else [])
+
+
+@pytest.mark.parametrize("contract", [TEXT_MODEL, QWEN])
+def test_aligned_samples_begin_at_multiples(contract: BatchContract) -> None:
+    """What fills up behind each is a segment without loss, with positions that no sample exceeds."""
+    rows = 4 if contract is QWEN else 1
+    samples = [made(str(at), tokens, rows=rows) for at, tokens in enumerate((5, 8, 2))]
+    options = {"contract": contract, "boundaries": True, "loss_weighting": "sample"}
+    batch = packed(*samples, alignment=4, pad_to_multiple=10, **options)
+    plain = packed(*samples, **options)
+    assert batch["cu_seq_lens_q"].tolist() == [0, 5, 8, 16, 18, 20]  # one segment for both kinds of filling
+    assert (batch.info.tokens, batch.info.padding) == (15, 5)
+    at = torch.cat([torch.arange(start, start + len(one)) for start, one in zip((0, 8, 16), samples, strict=True)])
+    assert offsets_of(samples, 4) == [0, 8, 16]
+    for name in ("input_ids", "labels", "position_ids", "loss_weights"):
+        assert torch.equal(batch[name][..., at], plain[name]), name
+    others = torch.ones(20, dtype=torch.bool)
+    others[at] = False
+    assert (batch["input_ids"][0, others] == PAD_ID).all()
+    assert (batch["labels"][0, others] == IGNORED).all()
+    assert not batch["loss_weights"][0, others].any()
+    assert batch["position_ids"].reshape(rows, -1)[:, others].tolist() == [[0, 1, 2, 0, 1]] * rows
+    with pytest.raises(DataError, match="20"):
+        packed(made("a", 5), made("b", 9), alignment=4, capacity=19)
+    assert packed(alignment=4)["labels"].tolist() == packed()["labels"].tolist()
 
 
 def test_boundaries_are_those_of_the_samples() -> None:

@@ -473,27 +473,52 @@ SIGNALLED = """
 import os, signal, sys
 sys.path[:0] = {path!r}
 from made_packs import content, loader_of, plan_of
+from torch.utils.data._utils import signal_handling
 
-os.setpgid(0, 0)
-caught = []
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda found, _: caught.append(found))
-plan = plan_of(12, 1)
-delivery = iter(loader_of(plan, num_workers=2))
-found = [content(next(delivery))]
-workers = list(delivery._batches._workers)
-for number in (signal.SIGINT, signal.SIGTERM):
-    os.killpg(os.getpgrp(), number)
-found += [content(batch) for batch in delivery]
-assert sorted(caught) == [signal.SIGINT, signal.SIGTERM]
-assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
-assert found == [content(batch) for batch in loader_of(plan)]
-print("whole")
+def signal_all():
+    for number in numbers:
+        os.killpg(os.getpgrp(), number)
+
+if __name__ == "__main__":
+    method, begun = {method!r}, []
+    os.setpgid(0, 0)
+    caught, numbers = [], [signal.SIGINT, signal.SIGTERM]
+    for number in numbers:
+        signal.signal(number, lambda found, _: caught.append(found))
+    plan = plan_of(12, 1)
+    loader = loader_of(plan, num_workers=2, multiprocessing_context=method)
+    start = loader.multiprocessing_context.Process.start
+    if method == "fork":  # the worker is signalled when torch's handlers are in place, and nothing else is
+        (ready, is_ready), (sent, is_sent), handlers = os.pipe(), os.pipe(), signal_handling._set_worker_signal_handlers
+        def set_and_wait():
+            handlers()
+            os.write(is_ready, b".")
+            os.read(sent, 1)
+        signal_handling._set_worker_signal_handlers = set_and_wait
+    def start_and_signal(process):
+        start(process)
+        begun.append(process)
+        if method == "fork":
+            os.read(ready, 1)
+        signal_all()
+        if method == "fork":
+            os.write(is_sent, b".")
+    loader.multiprocessing_context.Process.start = start_and_signal
+    delivery = iter(loader)
+    found = [content(next(delivery))]
+    signal_all()
+    found += [content(batch) for batch in delivery]
+    assert set(caught) == set(numbers)
+    assert len(begun) == 2 and all(worker.is_alive() for worker in begun)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    assert found == [content(batch) for batch in loader_of(plan)]
+    print("whole")
 """
 
 
-def test_a_signal_to_all_processes_of_a_run_leaves_its_workers() -> None:
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
+def test_a_signal_to_all_processes_of_a_run_leaves_its_workers(method: str) -> None:
     """Launchers and terminals end a run so; the process that trains has yet to save."""
-    script = SIGNALLED.format(path=[str(Path(__file__).parent)])
+    script = SIGNALLED.format(path=[str(Path(__file__).parent)], method=method)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout == "whole\n", done.stderr

@@ -274,7 +274,17 @@ def test_reading_faults_are_tried_again_and_then_end_the_run(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "limits", [{"overlong": "truncate"}, {"overlong": "split"}, {"packing_drop_last": True}], ids=str
+    "limits",
+    [
+        {"overlong": "truncate"},
+        {"overlong": "split"},
+        {"packing_drop_last": True},
+        {"max_packs": 3},
+        {"pack_alignment": 2},
+        {"packing_strategy": "wrapped"},
+        {"packing_strategy": "my_packer:pack"},
+    ],
+    ids=str,
 )
 def test_what_needs_all_samples_is_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="measure the data first"):

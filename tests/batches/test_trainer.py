@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from made_packs import PADDED, plan_of, reads
 from small_training import G, Model, Packs, PackTrainer, arguments, same, trainer_of, weights
+from transformers import PretrainedConfig, TrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
 
 from packtrain.batches.loader import PackLoader
 from packtrain.batches.loss import token_loss
@@ -112,6 +115,31 @@ def test_every_token_of_a_step_weighs_the_same(tmp_path: Path) -> None:
     assert [line["loss"] for line in trainer.state.log_history if "loss" in line][1] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_labels_are_smoothed_as_trainer_does_it(tmp_path: Path) -> None:
+    """In steps and in evaluations, over all tokens of either."""
+    data, smoother, model = Packs(plan_of(7)), LabelSmoother(0.1), Model(dropout=0.0)
+    model.config = PretrainedConfig()  # for which Trainer asks then
+
+    def loss_of(batches: list[Any]) -> float:
+        labels = [batch["labels"] for batch in batches]
+        tokens = sum(int((one[:, 1:] != -100).sum()) for one in labels)
+        options = {"shift_labels": True, "num_items_in_batch": tokens}
+        with torch.no_grad():
+            outputs = [model(batch["input_ids"]) for batch in batches]
+        return sum(smoother(found, one, **options).item() for found, one in zip(outputs, labels, strict=True))
+
+    whole, options = list(data.loader()), {"learning_rate": 0.0, "save_strategy": "no", "label_smoothing_factor": 0.1}
+    wanted = [loss_of([batch for batch in whole if batch.info.keys[0].step == step]) for step in range(2)]
+    args = arguments(tmp_path, **{**trainer_arguments(data.schedule), **options})
+    trainer = PackTrainer(model=model, args=args, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert logged == pytest.approx(wanted, rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss_of(whole), rel=1e-5)
+    with pytest.raises(ConfigError, match=r"label_smoothing_factor: 0.1 \(a loss of your own"):
+        PackTrainer(model=model, args=args, train_dataset=data, compute_loss_func=token_loss)
+
+
 def test_a_pack_without_loss_has_a_loss_of_nothing() -> None:
     logits = torch.randn(1, 8, 90, requires_grad=True)
     loss = token_loss({"logits": logits}, torch.full((1, 8), -100), num_items_in_batch=torch.tensor(5))
@@ -187,6 +215,11 @@ def test_an_evaluation_of_other_data_is_refused(tmp_path: Path) -> None:
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: 5.0"),
         ({"batch_eval_metrics": True, "eval_strategy": "no"}, "batch_eval_metrics"),
         ({"label_names": ["answers"]}, "label_names"),
+        ({"use_liger_kernel": True}, "use_liger_kernel"),
+        ({"data_seed": 0}, "data_seed: 0 (the schedule has the order)"),
+        ({"length_column_name": "size"}, "length_column_name"),
+        ({"dataloader_in_order": False}, "dataloader_in_order: False"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
     ],
 )
 def test_arguments_that_would_lose_data_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
@@ -212,12 +245,12 @@ def test_what_was_left_at_its_default_follows_from_the_schedule(tmp_path: Path) 
 def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
     schedule = Schedule(plan_of(8), packs_per_step=4)
     args = arguments(
-        tmp_path, per_device_train_batch_size=8, ignore_data_skip=True, max_steps=2, label_smoothing_factor=0.1
+        tmp_path, per_device_train_batch_size=8, ignore_data_skip=True, max_steps=2, label_smoothing_factor=1.5
     )
     with pytest.raises(ConfigError) as caught:
         check_arguments(args, schedule)
     names = ("per_device_train_batch_size", "ignore_data_skip", "gradient_accumulation_steps")
-    for name in (*names, "label_smoothing_factor: 0.1"):
+    for name in (*names, "label_smoothing_factor: a share"):
         assert name in str(caught.value)
 
 
@@ -320,7 +353,7 @@ def test_arguments_of_trl_that_change_the_loss_or_the_batches_are_refused(tmp_pa
         "dataset_kwargs": {"skip_prepare_dataset": True},
     }
     check_arguments(config(**usual, **kept, **trainer_arguments(schedule)), schedule)
-    for name, value in {
+    refused = {
         "loss_type": "dft",
         "completion_only_loss": False,
         "assistant_only_loss": True,
@@ -333,9 +366,20 @@ def test_arguments_of_trl_that_change_the_loss_or_the_batches_are_refused(tmp_pa
         "chat_template_path": "template.jinja",
         "eos_token": "<end>",
         "router_aux_loss_coef": 0.1,
-    }.items():
+        "packing_strategy": "wrapped",
+        "truncation_mode": "keep_end",
+        "dataset_text_field": "content",
+        "pad_token": "<pad>",
+    }
+    for name, value in refused.items():
         with pytest.raises(ConfigError, match=f"{name}: {value}"):
             check_arguments(config(**usual, **{name: value}, **trainer_arguments(schedule)), schedule)
+    own = config(**usual, dataset_kwargs={"add_special_tokens": False}, **trainer_arguments(schedule))
+    with pytest.raises(ConfigError, match="dataset_kwargs: only skip_prepare_dataset"):
+        check_arguments(own, schedule)
+    harmless = {"model_init_kwargs", "trust_remote_code", "dataset_num_proc", "activation_offloading"}
+    theirs = {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}
+    assert theirs == {*refused, "dataset_kwargs", *harmless}, "a new one may change batches or the loss"
 
 
 def test_weights_of_tokens_that_no_loss_takes_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import encoded
 import pytest
 import torch
 from torch import Tensor
+from transformers.trainer_pt_utils import LabelSmoother
 
 from packtrain.core.errors import ConfigError
 from packtrain.models.chunked_loss import ChunkedLoss, Targets
@@ -71,6 +72,19 @@ def test_chunks_change_nothing(chunk: int) -> None:
     expected = gradients(model, expected_loss)
     loss = ChunkedLoss.install(model, chunk=chunk)
     with loss.taking(Targets.of(batch["labels"], weights)):
+        found = model(**batch).loss
+    assert float(found) == pytest.approx(float(expected_loss), rel=1e-6)
+    assert_same(gradients(model, found), expected)
+
+
+@pytest.mark.parametrize("chunk", [3, 1000])
+def test_labels_are_smoothed_as_transformers_does_it(chunk: int) -> None:
+    model, batch = ready("llama"), batch_of("llama")
+    given = {name: value for name, value in batch.items() if name != "labels"}
+    expected_loss = LabelSmoother(0.2)(model(**given), batch["labels"], shift_labels=True, num_items_in_batch=1)
+    expected = gradients(model, expected_loss)
+    loss = ChunkedLoss.install(model, chunk=chunk, smoothing=0.2)
+    with loss.taking(Targets.of(batch["labels"])):
         found = model(**batch).loss
     assert float(found) == pytest.approx(float(expected_loss), rel=1e-6)
     assert_same(gradients(model, found), expected)

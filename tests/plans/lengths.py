@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from packtrain.costs.table import CostTable
 from packtrain.estimates.flops import WorkModel
 from packtrain.plans.arrays import pack_matrix
 from packtrain.plans.config import PackingConfig
+from packtrain.plans.greedy import next_fit
 from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, EpochPacks, PackPlan
 
 KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none")
@@ -23,6 +25,14 @@ KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none")
 WORK = WorkModel(
     per_token=1.1e10, per_squared_token=4.6e5, per_supervised_token=1.9e9, per_patch=2.6e9, per_squared_patch=3.9e5
 )
+
+
+def own_next_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None) -> list[list[int]]:
+    """A packer as users write them."""
+    order = np.arange(len(sizes)) if seed is None else np.random.default_rng(seed).permutation(len(sizes))
+    packs_in, number = next_fit(sizes, order, capacities)
+    sizes[:] = capacities[:] = 0  # which is its own business
+    return np.split(order, np.searchsorted(packs_in, np.arange(1, number))) if number else []
 
 
 def lvis_like(count: int, seed: int = 0, *, longest: int = 20_000) -> dict[str, np.ndarray]:
@@ -42,6 +52,12 @@ def lvis_like(count: int, seed: int = 0, *, longest: int = 20_000) -> dict[str, 
         "supervised_tokens": np.maximum(text // 2, 1),
         "tail_tokens": text,
     }
+
+
+def runs_of(labels: list[bool]) -> str:
+    """Lengths of stretches, the first without loss."""
+    found = [len(list(same)) for _, same in groupby(labels)]
+    return ",".join(map(str, found if labels and not labels[0] else [0, *found]))
 
 
 def lvis_table(folder: Path, count: int, seed: int = 0, **more: Any) -> CostTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import runs_of
 from tables import spread_runs, write_table
 
 from packtrain.core.errors import ConfigError, DataError
@@ -139,12 +139,6 @@ def test_pieces_stay_within_the_attention_limit(overlong: str, limit: int) -> No
     longest = int(pieces.samples["tokens"].max())
     assert (longest + 1) ** 2 > limit, "as long as the limit allows"
     assert {one.reason for one in pieces.dropped} <= {UNLABELLED}
-
-
-def runs_of(labels: list[bool]) -> str:
-    """Lengths of stretches, the first without loss."""
-    found = [len(list(same)) for _, same in groupby(labels)]
-    return ",".join(map(str, found if labels and not labels[0] else [0, *found]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -309,6 +303,14 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
         ({"shuffle": "no"}, "shuffle"),
         ({"packing_drop_last": 1}, "packing_drop_last"),
         ({"repack_each_epoch": None}, "repack_each_epoch"),
+        ({"packing_strategy": "my_packer:"}, "module:function"),
+        ({"packing_strategy": "wrapt"}, "did you mean 'wrapped'"),
+        ({"packing_strategy": "wrapped", "max_samples_per_pack": 3}, "wrapped with max_samples_per_pack"),
+        ({"packing_strategy": "wrapped", "overlong": "truncate"}, "wrapped with overlong: truncate"),
+        ({"packing_strategy": "wrapped", "pack_alignment": 2}, "wrapped with pack_alignment"),
+        ({"pack_alignment": 0}, "pack_alignment"),
+        ({"pack_alignment": 6}, "at most half of packing_length"),
+        ({"max_packs": 0}, "leave it out for no limit"),
     ],
 )
 def test_settings_are_checked_when_they_are_made(settings: dict[str, Any], words: str) -> None:

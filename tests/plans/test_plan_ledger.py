@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable
 from packtrain.plans.blocked import PROBES, Blocked
-from packtrain.plans.build import TAIL, build_plan
-from packtrain.plans.overlong import UNFIT
+from packtrain.plans.build import BEYOND, TAIL, build_plan
+from packtrain.plans.overlong import UNFIT, UNLABELLED
 from packtrain.plans.resources import samples_of
 
 # ---- every entry is accounted for
@@ -98,6 +99,40 @@ def test_entries_are_packed_or_in_the_ledger(
         if overlong == "truncate"
         else 0
     )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("window", [None, 30])
+def test_packs_beyond_the_most_are_in_the_ledger_of_their_epoch(
+    tmp_path: Path, shuffle: bool, window: int | None
+) -> None:
+    table = write_table(tmp_path / "costs", {"tokens": np.random.default_rng(0).integers(1, 50, 200)})
+    usual = config(packing_length=50, packing_window=window, shuffle=shuffle, epochs=2)
+    made = replace(usual, max_packs=21, packing_drop_last=True, packs_per_step=4)
+    plan, whole = build_plan(table, made, WORK, tmp_path / "plan"), build_plan(table, usual, WORK)
+    lines = ledger(tmp_path / "plan")
+    for epoch in range(2):
+        kept, everything = packs(plan, epoch), packs(whole, epoch)
+        assert len(kept) == 20
+        assert Counter(map(tuple, kept)) <= Counter(map(tuple, everything)), "those of the plan without a limit"
+        reasons = Counter(line["reason"] for line in lines if line["epoch"] == epoch)
+        rows = [row for pack in kept for row, _, _ in pack] + [line["row"] for line in lines if line["epoch"] == epoch]
+        assert sorted(rows) == list(range(200))
+        assert set(reasons) == {BEYOND, TAIL}
+        if shuffle and window is None:  # packs stand by length: the first would be the longest samples alone
+            samples = [len(pack) for pack in everything]
+            assert abs(np.mean([len(pack) for pack in kept]) - np.mean(samples)) < 0.4 * np.std(samples)
+    assert not shuffle or packs(plan, 0) != packs(plan, 1)
+
+
+def test_pieces_that_only_one_epoch_leaves_out_are_in_its_ledger(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "costs", {"tokens": np.random.default_rng(0).integers(1, 60, 200)})
+    plan = build_plan(table, config(packing_length=50, packing_strategy="wrapped", epochs=2), WORK, tmp_path / "plan")
+    lines = ledger(tmp_path / "plan")
+    found = [{(line["row"], line["detail"]) for line in lines if line["epoch"] == epoch} for epoch in range(2)]
+    assert [len(one) for one in found] == [plan.summary["epochs"][epoch]["unlabelled"] for epoch in range(2)]
+    assert found[0] != found[1]
+    assert {line["reason"] for line in lines} == {UNLABELLED}
 
 
 def test_the_ledger_names_what_is_missing_and_why(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import os
 import subprocess
 import sys
@@ -13,15 +14,21 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lengths import KINDS, check_packs, digest_of, lvis_like, packed, packs_of
+from lengths import KINDS, WORK, check_packs, digest_of, lvis_like, packed, packs_of
+from tables import write_table
 
+from packtrain.app.pack import pack
+from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.plans.arrays import (
     binding_resources,
     lower_bound,
     pack_arrays,
 )
+from packtrain.plans.build import build_plan
+from packtrain.plans.config import PackingConfig
+from packtrain.plans.plan import PackPlan
 
-NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none")
+NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none", "lengths:own_next_fit")
 seeds = st.one_of(st.none(), st.integers(0, 2**40))
 
 
@@ -294,6 +301,71 @@ def test_without_a_seed_equal_samples_keep_their_order() -> None:
     assert found.order.tolist() == list(range(12))
     for kind in ("first_fit", "next_fit"):
         assert pack_arrays({"tokens": [4] * 12}, {"tokens": 8}, kind, seed=None).order.tolist() == list(range(12))
+
+
+WRONG_PACKERS = """
+def misses(sizes, capacities, seed): return [[0], [1]]
+def twice(sizes, capacities, seed): return [[0, 1], [2, 1]]
+def full(sizes, capacities, seed): return [[0, 1, 2]]
+def empty(sizes, capacities, seed): return [[0, 1], [], [2]]
+def strange(sizes, capacities, seed): return [[0, 1], [2, 3]]
+def negative(sizes, capacities, seed): return [[0, 1], [-1]]
+def halves(sizes, capacities, seed): return [[0, 1], [2.0]]
+def raises(sizes, capacities, seed): return sizes.nothing
+nothing = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("misses", "sample 2 in no packs"),
+        ("twice", "sample 1 in 2 packs"),
+        ("full", "pack 0 holds 12 where 10 is the limit"),
+        ("empty", "pack 1 is empty"),
+        ("strange", "sample 3 of 3"),
+        ("negative", "sample -1 of 3"),
+        ("halves", "a pack of float64"),
+        ("raises", "AttributeError"),
+        ("nothing", "a int"),
+        ("absent", "no such name"),
+    ],
+)
+def test_what_a_packer_of_ones_own_gets_wrong_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    (tmp_path / "wrong_packers.py").write_text(WRONG_PACKERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_packers", raising=False)
+    with pytest.raises(ConfigError, match=f"(?s)packing_strategy wrong_packers:{name}.*{said}"):
+        pack_arrays({"tokens": [4, 4, 4]}, {"tokens": 10}, f"wrong_packers:{name}")
+
+
+def test_a_packer_is_imported_only_to_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is known by its source: another one gives another plan, and none is used in place of the other."""
+    module = tmp_path / "my_own_packer.py"
+    module.write_text("def pack(sizes, capacities, seed): return [[at] for at in range(len(sizes))]\n")
+    settings = PackingConfig(packing_length=10, packing_strategy="my_own_packer:pack")
+    table = write_table(tmp_path / "costs", {"tokens": [4, 4, 4]})
+    with pytest.raises(ConfigError, match="put its folder on PYTHONPATH"):
+        build_plan(table, settings, WORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = pack(table, settings, out=tmp_path / "plan")
+    assert (plan.num_packs, pack(table, settings, out=tmp_path / "plan").fingerprint) == (3, plan.fingerprint)
+    module.write_text(module.read_text() + "# changed\n")
+    linecache.checkcache()
+    monkeypatch.delitem(sys.modules, "my_own_packer")
+    with pytest.raises(ArtifactError, match="packer_source"):
+        pack(table, settings, out=tmp_path / "plan")
+    assert build_plan(table, settings, WORK).fingerprint != plan.fingerprint
+    monkeypatch.delitem(sys.modules, "my_own_packer")
+    assert PackPlan.load(tmp_path / "plan").fingerprint == plan.fingerprint
+    assert "my_own_packer" not in sys.modules, "reading a plan runs nothing"
+
+
+def test_wrapped_needs_to_know_what_may_be_cut() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)wrapped.*packtrain\.pack on a cost table"):
+        pack_arrays({"tokens": [4]}, {"tokens": 10}, "wrapped")
 
 
 def test_packs_of_knapsack_differ_less_in_attention() -> None:

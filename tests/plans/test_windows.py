@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lengths import lvis_table
+from lengths import lvis_table, runs_of
 
 import packtrain.plans.windows as windows_module
+from packtrain.core.errors import DataError
 from packtrain.costs.table import CostTable
+from packtrain.plans.arrays import pack_sums
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.plans.windows import MAXIMA, TableRows, WindowPacks, fill_ratio, pack_windows
 
 
 class MadeRows:
-    """Rows from a list of lengths; every text may be cut."""
+    """Rows from a list of lengths, or from labels; every text may be cut. `images`: of each row but the first."""
 
-    def __init__(self, tokens: np.ndarray) -> None:
+    images = 0
+
+    def __init__(self, tokens: np.ndarray, labels: list[list[bool]] | None = None) -> None:
         self.tokens = np.asarray(tokens, np.int64)
+        self.labels = labels if labels is not None else [[True] * int(n) for n in self.tokens]
         self.reads: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -34,8 +40,9 @@ class MadeRows:
         tokens = self.tokens[start:stop]
         columns = {name: np.zeros(len(tokens), np.int64) for name in (*RESOURCES, *EXTRAS)}
         columns |= {"tokens": tokens, "longest": tokens, "attention": tokens**2, "samples": np.ones_like(tokens)}
-        columns["supervised_tokens"] = tokens
-        return Samples(columns), Tails(tokens, lambda rows: [f"0,{tokens[row]}" for row in rows])
+        columns["supervised_tokens"] = np.array([sum(row) for row in self.labels[start:stop]], np.int64)
+        columns["images"] = np.where(np.arange(start, stop) > 0, self.images, 0)
+        return Samples(columns), Tails(tokens, lambda rows: [runs_of(self.labels[start + row]) for row in rows])
 
 
 def windows_of(
@@ -64,11 +71,19 @@ def as_lists(windows: list[WindowPacks]) -> list[list[list[int]]]:
     ratio=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     strategy=st.sampled_from(["best_fit", "first_fit", "next_fit", "knapsack", "none"]),
     overlong=st.sampled_from(["drop", "truncate", "split"]),
+    alignment=st.sampled_from([1, 1, 4, 50]),
     shuffle=st.booleans(),
     data=st.data(),
 )
 def test_nothing_is_lost_whatever_is_carried(
-    tokens: list[int], window: int, ratio: float, strategy: str, overlong: str, shuffle: bool, data: st.DataObject
+    tokens: list[int],
+    window: int,
+    ratio: float,
+    strategy: str,
+    overlong: str,
+    alignment: int,
+    shuffle: bool,
+    data: st.DataObject,
 ) -> None:
     times_used = st.lists(st.integers(0, 3), min_size=len(tokens), max_size=len(tokens))
     repeats = data.draw(st.none()) if data.draw(st.integers(0, 3)) == 0 else data.draw(times_used)
@@ -80,6 +95,7 @@ def test_nothing_is_lost_whatever_is_carried(
         packing_min_fill_ratio=ratio,
         packing_strategy=strategy,
         overlong=overlong,
+        pack_alignment=alignment,
         shuffle=shuffle,
     )
     # A single token behind a cut has nothing before it, so it carries no loss.
@@ -95,7 +111,87 @@ def test_nothing_is_lost_whatever_is_carried(
     for w in found:
         assert (np.diff(w.offsets) > 0).all()
         assert w.offsets[-1] == len(w.entries)
-        assert (w.loads["tokens"] <= 100).all()
+        aligned = -(-w.entries.samples["tokens"] // alignment) * alignment
+        assert (pack_sums(aligned, w.offsets) <= 100).all()
+
+
+def test_what_is_too_long_once_aligned_is_cut_at_a_multiple() -> None:
+    for overlong, expected in {"drop": [], "truncate": [8, 8], "split": [2, 8, 8]}.items():  # one token has no loss
+        ((window,), _) = windows_of([9, 10], packing_length=11, pack_alignment=4, overlong=overlong)
+        assert sorted(window.entries.samples["tokens"].tolist()) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.booleans(), min_size=1, max_size=40), min_size=1, max_size=30),
+    length=st.integers(1, 30),
+    window=st.integers(1, 12),
+    cutoff=st.one_of(st.none(), st.integers(1, 40)),
+    side=st.sampled_from(["left", "right"]),
+    shuffle=st.booleans(),
+    data=st.data(),
+)
+def test_wrapped_packs_are_samples_one_behind_the_other(
+    rows: list[list[bool]],
+    length: int,
+    window: int,
+    cutoff: int | None,
+    side: str,
+    shuffle: bool,
+    data: st.DataObject,
+) -> None:
+    """Against labels that are written out, as delivering cuts them: the first token of a piece has none."""
+    times_used = st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows))
+    repeats = data.draw(st.one_of(st.none(), times_used))
+    counts = None if repeats is None else np.array(repeats)
+    labels = [[False, *row[1:]] for row in rows]
+    source = MadeRows(np.array(list(map(len, rows))), labels)
+    cut = {} if cutoff is None else {"cutoff_len": cutoff, "truncate_side": side}
+    made = PackingConfig(
+        packing_length=length,
+        packing_strategy="wrapped",
+        packing_window=window,
+        shuffle=shuffle,
+        **cut,  # type: ignore[arg-type]
+    )
+    found = list(pack_windows(source, made, 0, counts))
+    kept = Counter[tuple[int, int]]()
+    for w in found:
+        sizes, carried = w.entries.samples["tokens"], w.entries.samples["supervised_tokens"]
+        columns = (w.entries.rows, w.entries.starts, sizes, carried)
+        for row, start, size, carrying in zip(*(column.tolist() for column in columns), strict=True):
+            kept.update((row, at) for at in range(start, start + size))
+            assert carrying == sum(labels[row][start + (start > 0) : start + size])
+    for w in found:
+        for one in w.left_out:
+            begin, end = map(int, re.findall(r"\d+", one.detail))
+            assert not any(labels[one.row][begin + (begin > 0) : end]), "only what carries no loss"
+            kept.update((one.row, at) for at in range(begin, end))
+    expected = Counter[tuple[int, int]]()
+    for row, marks in enumerate(labels):
+        size = min(len(marks), cutoff or len(marks))
+        first = len(marks) - size if side == "left" else 0
+        lost = size < len(marks) and not any(marks[first + (first > 0) : first + size])
+        if not lost:
+            expected.update({(row, at): 1 if repeats is None else repeats[row] for at in range(first, first + size)})
+    assert kept == +expected
+    loads = np.concatenate([w.loads["tokens"] for w in found])
+    assert (loads <= length).all()
+    entries = sum(len(w.entries) for w in found)
+    assert sum(w.drawn for w in found) == entries + sum(w.dropped_entries for w in found)
+    if not any(w.left_out for w in found):
+        assert (loads[:-1] == length).all(), "all but the last are full"
+    if repeats is None:
+        firsts = [row for w in found for row in w.entries.rows[w.entries.firsts].tolist()]
+        assert sorted(firsts) == sorted(set(packed_rows(found))), "every sample is counted once"
+        assert shuffle or packed_rows(found) == sorted(packed_rows(found))
+
+
+def test_media_are_not_wrapped() -> None:
+    source = MadeRows(np.array([5, 6, 7]))
+    source.images = 1
+    with pytest.raises(DataError, match=r"(?s)2 samples with images or videos, the first of them row 1.*best_fit"):
+        list(pack_windows(source, PackingConfig(packing_length=10, packing_strategy="wrapped"), 0, None))
 
 
 def test_loads_are_sums_and_maxima_of_packs(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def right(found: Any) -> PackCollator:
     return PackCollator(found.contract, pad_id=found.pad_id, pad_to_multiple=8)
 
 
-def trained(model: Any) -> Training:
-    return Training(loss=loss_on(InChunks(model, 16), torch.device("cpu")))
+def trained(model: Any, smoothing: float = 0.0) -> Training:
+    return Training(loss=loss_on(InChunks(model, 16, smoothing), torch.device("cpu")), smoothing=smoothing)
 
 
 def test_it_passes(subject: Callable[[str], Any], llama: Any) -> None:
@@ -77,12 +77,19 @@ def test_media_that_hardly_matter_stop_no_run_and_prove_nothing(subject: Callabl
     assert "image moves itself by" in verdict.powerless[0].where
 
 
-@pytest.mark.parametrize("weighting", ["token", "sample", "sqrt"])
-def test_losses_as_they_are_weighted(subject: Callable[[str], Any], llama: Any, weighting: Any) -> None:
+@pytest.mark.parametrize(
+    ("weighting", "smoothing", "alignment"), [("token", 0.1, 1), ("sample", 0.1, 16), ("sqrt", 0.0, 1)]
+)
+def test_losses_as_they_are_taken(
+    subject: Callable[[str], Any], llama: Any, weighting: Any, smoothing: float, alignment: int
+) -> None:
     found = subject("llama")
-    collate = PackCollator(found.contract, pad_id=found.pad_id, loss_weighting=weighting)
-    verdict = quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=trained(llama))
+    collate = PackCollator(found.contract, pad_id=found.pad_id, loss_weighting=weighting, alignment=alignment)
+    taken = trained(llama, smoothing)
+    verdict = quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=taken)
     assert verdict.passed, verdict.failures
+    other = replace(taken, smoothing=smoothing + 0.1)
+    assert not quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=other).passed
 
 
 def test_the_attention_of_the_model_comes_back(subject: Callable[[str], Any]) -> None:
@@ -216,11 +223,12 @@ def test_what_is_chosen() -> None:
     assert [len(sample) for sample in short_samples(text_samples(VOCABULARY, (1900, 1800)))[0]] == [200, 1800]
 
 
-@pytest.mark.parametrize("lengths", [(176,), (170, 175), (60, 90, 100), (176, 12)])
-def test_what_is_chosen_fits_into_a_pack(lengths: tuple[int, ...]) -> None:
-    chosen, _ = short_samples(text_samples(VOCABULARY, lengths), Room(tokens=176))
+@pytest.mark.parametrize("alignment", [1, 16, 50, 88])
+@pytest.mark.parametrize("lengths", [(176,), (170, 175), (60, 90, 100), (176, 12), (161, 20)])
+def test_what_is_chosen_fits_into_a_pack(lengths: tuple[int, ...], alignment: int) -> None:
+    chosen, _ = short_samples(text_samples(VOCABULARY, lengths), Room(tokens=176, alignment=alignment))
     assert len(chosen) > 1
-    assert sum(len(sample) for sample in chosen) <= 176
+    assert sum(-(-len(sample) // alignment) * alignment for sample in chosen) <= 176
 
 
 def test_a_sample_without_loss_is_not_chosen_unless_there_is_no_other() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from small_run import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.estimates.values import TrainingSetup
@@ -76,6 +77,7 @@ def first_gradients(folder: Path, family: str, step: StepSettings, **settings: A
 LAYOUTS = {
     "packed in one batch": {"packing_length": 4096, "packs_per_step": 1},
     "packed in many": {"packs_per_step": 16},
+    "packed and aligned": {"packs_per_step": 16, "pack_alignment": 8},
     "padded one by one": {"packing": False, "packs_per_step": SAMPLES},
     "padded in rows": {"packing": False, "packs_per_step": SAMPLES, "rows_per_batch": 5},
 }
@@ -119,15 +121,19 @@ def test_weights_of_tokens_are_the_same_in_any_layout_and_way(tmp_path: Path, we
     assert difference(first, alone("llama")) > 100 * TOLERANCE, "weights matter"
 
 
-def test_the_loss_that_is_logged_is_that_of_the_step(tmp_path: Path) -> None:
-    data = dataset()
-    trainer = trainer_of(data, tmp_path, model_of(dropout=0.0), learning_rate=0.0, save_strategy="no", max_steps=2)
+@pytest.mark.parametrize(("smoothing", "chunked"), [(0.0, True), (0.1, True), (0.1, False)])
+def test_the_loss_that_is_logged_is_that_of_the_step(tmp_path: Path, smoothing: float, chunked: bool) -> None:
+    data, parts = dataset(), {"step": StepSettings(chunked_loss=chunked)}
+    options = {"learning_rate": 0.0, "save_strategy": "no", "max_steps": 2, "label_smoothing_factor": smoothing}
+    trainer = trainer_of(data, tmp_path, model_of(dropout=0.0), parts=parts, **options)
     trainer.train()
     model, collate = model_of(dropout=0.0).eval(), data.get_collator()
     batch = [collate([data.source[key]]) for key in keys_of_step(data, 1)]
+    labels = [dict(one).pop("labels") for one in batch]
+    tokens = sum(int((one[:, 1:] != IGNORED).sum()) for one in labels)
+    loss = partial(LabelSmoother(smoothing), shift_labels=True, num_items_in_batch=tokens)
     with torch.no_grad():
-        sums = [cross_entropy_of(model, one) for one in batch]
-    wanted = sum(total for total, _ in sums) / sum(number for _, number in sums)
+        wanted = sum(float(loss(model(**one), own)) for one, own in zip(batch, labels, strict=True))
     assert losses(trainer)[2] == pytest.approx(wanted, rel=1e-5)
 
 
@@ -530,7 +536,7 @@ def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"label_smoothing_factor": 1.5}, "label_smoothing_factor: a share"),
         ({"torch_compile": True}, "use `compile`"),
         ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states"),
         ({"per_device_train_batch_size": 2}, "per_device_train_batch_size"),
@@ -612,5 +618,5 @@ def test_a_loss_of_the_user(tmp_path: Path) -> None:
 
 def test_a_loss_of_the_user_knows_no_weights(tmp_path: Path) -> None:
     parts = {"step": StepSettings(loss_weighting="sample"), "compute_loss_func": lambda *_, **__: None}
-    with pytest.raises(ConfigError, match=r"loss_weighting 'sample'.*not given the weights"):
-        trainer_of(dataset(), tmp_path, parts=parts)
+    with pytest.raises(ConfigError, match=r"(?s)'sample'.*not given the weights.*label_smoothing_factor"):
+        trainer_of(dataset(), tmp_path, parts=parts, label_smoothing_factor=0.1)

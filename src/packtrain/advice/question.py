@@ -105,5 +105,5 @@ def packing_from(given: Mapping[str, object], *, seed: int) -> PackingConfig:
     for name in given:
         if name not in names:
             raise ConfigError(f"packing.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))
-    values = {"packing_length": 1, "seed": seed, **given, "epochs": 1}
+    values = {"packing_length": 2**61, "seed": seed, **given, "epochs": 1}
     return PackingConfig(**values)  # type: ignore[arg-type]  # the config checks every value itself

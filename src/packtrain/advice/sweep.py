@@ -14,6 +14,7 @@ from packtrain.advice.values import Simulation
 from packtrain.core.errors import ConfigError, DataError, nearest
 from packtrain.plans.config import LIMITS, PackingConfig
 from packtrain.plans.resources import Samples
+from packtrain.plans.tail import Tail, first_packs
 from packtrain.plans.windows import loads_of, pack_windows
 
 LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
@@ -58,7 +59,8 @@ def default_lengths(tokens: np.ndarray, context_length: int) -> tuple[int, ...]:
 
 def pack_rows(question: Question, config: PackingConfig) -> Packed:
     """Pack in memory, as `pack` would."""
-    windows = list(pack_windows(question.rows, config, 0, question.rows.counts(config)))
+    packed = pack_windows(question.rows, config, 0, question.rows.counts(config))
+    windows = list(first_packs(packed, Tail(config), 0))
     names = windows[0].entries.samples.columns
     samples = Samples({name: np.concatenate([w.entries.samples[name] for w in windows]) for name in names})
     starts = np.cumsum([0, *(len(window.entries) for window in windows)])

@@ -19,6 +19,7 @@ from packtrain.families.settings import read_settings
 from packtrain.packs.model_config import packing_notes
 from packtrain.plans.build import Progress, build_plan
 from packtrain.plans.config import PackingConfig
+from packtrain.plans.own import packer_source
 from packtrain.plans.plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
 
 # The shape of a model with two billion parameters, for tables whose model is not at hand: only ratios matter.
@@ -79,7 +80,8 @@ def pack_outcome(
 
 def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
     """Of a plan in the cache: one for each table and packing."""
-    return digest([config.describe(), inputs_of(table), PACKER_VERSION, VERSION, asdict(work)])
+    own = packer_source(config.packing_strategy)
+    return digest([config.describe(), inputs_of(table), PACKER_VERSION, VERSION, asdict(work), *([own] if own else [])])
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:
@@ -106,10 +108,11 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
         "config": config.describe(),
         "inputs": inputs_of(table),
         "packer_version": PACKER_VERSION,
+        "packer_source": packer_source(config.packing_strategy),
     }
     if work is not GENERIC_WORK:  # a model that has been deleted since does not change the packs
         wanted["work"] = asdict(work)
-    changed = differences({name: plan.summary[name] for name in wanted}, wanted)
+    changed = differences({name: plan.summary.get(name) for name in wanted}, wanted)
     if changed:
         raise ArtifactError(
             str(folder),

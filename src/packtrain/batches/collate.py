@@ -5,6 +5,7 @@
     labels        . a a a | . b | . c c | . . . . . .    (. carries no loss: nothing is predicted across a boundary)
     cu_seq_lens   0         4     6       9           15
 
+With an alignment padding stands behind each sample too, as a segment of its own.
 There is no attention_mask and no cache: with either of them models stop looking for these restarts.
 """
 
@@ -60,6 +61,7 @@ class PackCollator:
         constant: ConstantShapes | None = None,
         boundaries: bool = False,
         pad_to_multiple: int = 1,
+        alignment: int = 1,
         patch_size: int = 0,
         loss_weighting: LossWeighting = "token",
     ) -> None:
@@ -69,11 +71,12 @@ class PackCollator:
                 got=f"{constant.tokens} tokens for packs of up to {capacity}",
                 expected="at least the capacity of a pack",
             )
-        if pad_to_multiple < 1:
-            raise ConfigError("pad_to_multiple", got=pad_to_multiple, expected="1 or more")
+        for name, multiple in (("pad_to_multiple", pad_to_multiple), ("alignment", alignment)):
+            if multiple < 1:
+                raise ConfigError(name, got=multiple, expected="1 or more")
         self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._constant, self._boundaries = constant, boundaries or constant is not None
-        self._multiple, self._patch_size = pad_to_multiple, patch_size
+        self._multiple, self.alignment, self._patch_size = pad_to_multiple, alignment, patch_size
         self._weighting = checked_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
@@ -86,24 +89,26 @@ class PackCollator:
             )
         samples = rows[0].samples
         checked(samples, self._contract)
-        padding = self._padding(rows[0])
-        batch = self._tokens(samples, padding)
+        behind = self._behind(rows[0])
+        padding = sum(behind)
+        batch = self._tokens(samples, behind)
         if self._contract.token_types is not None:
-            batch[self._contract.token_types] = self._token_types(rows[0], padding)
+            batch[self._contract.token_types] = self._token_types(rows[0], behind)
         batch |= join_media(samples, self._contract, dtype=self.dtype)
         if self._boundaries:
-            batch |= self._segments(rows[0], padding)
+            batch |= self._segments(rows[0], behind)
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples]
-            batch[LOSS_WEIGHTS] = torch.cat([*weights, no_weights(padding)])[None]
+            batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in behind]))[None]
         batch["use_cache"] = False  # a cache would hide the restarts, and models make one unless told not to
         patches = count_patches(samples, self._patch_size)
         info = describe(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
         return Batch(batch, info)
 
-    def _padding(self, row: PackedRow) -> int:
-        """How many tokens fill up, after a last look at the length of the pack."""
-        tokens = sum(len(sample) for sample in row.samples)
+    def _behind(self, row: PackedRow) -> list[int]:
+        """Tokens that fill up behind each sample, and behind the last; after a last look at the length of the pack."""
+        gaps = [-len(sample) % self.alignment for sample in row.samples]
+        tokens = sum(len(sample) for sample in row.samples) + sum(gaps)
         limits = [self._capacity, self._constant.tokens if self._constant is not None else None]
         limit = min((limit for limit in limits if limit is not None), default=tokens)
         if tokens > limit:
@@ -119,23 +124,23 @@ class PackCollator:
                 expected=f"at most {most}: {self._contract.model_type} has no room for more in a row",
                 fix=f"pack with packing_length {most} or less",
             )
-        return whole - tokens
+        return [*gaps, whole - tokens]
 
-    def _tokens(self, samples: Sequence[EncodedSample], padding: int) -> dict[str, Any]:
+    def _tokens(self, samples: Sequence[EncodedSample], behind: Sequence[int]) -> dict[str, Any]:
         """Ids, labels and positions; nothing else can see padding."""
-        ids = [sample.input_ids for sample in samples] + [_filled(padding, self._pad_id)]
-        labels = [sample.labels for sample in samples] + [_filled(padding, IGNORED)]
+        ids = _between([sample.input_ids for sample in samples], [_filled(count, self._pad_id) for count in behind])
+        labels = _between([sample.labels for sample in samples], [_filled(count, IGNORED) for count in behind])
         mrope = self._contract.positions == "mrope"
         taken = [sample.position_ids for sample in samples]
-        behind = _padding_positions(taken, padding).expand(4 if mrope else 1, -1)
-        positions = torch.cat([*taken, behind], dim=1)
+        fillers = [_padding_positions(taken, count).expand(4 if mrope else 1, -1) for count in behind]
+        positions = torch.cat(_between(taken, fillers), dim=1)
         return {
             "input_ids": torch.cat(ids)[None],
             "labels": torch.cat(labels)[None],
             "position_ids": positions[:, None] if mrope else positions,
         }
 
-    def _token_types(self, row: PackedRow, padding: int) -> Tensor:
+    def _token_types(self, row: PackedRow, behind: Sequence[int]) -> Tensor:
         """Which tokens are images, for models whose images see themselves in both directions.
 
         Such a model takes neighbouring image tokens for one image, whichever samples they belong to.
@@ -149,17 +154,17 @@ class PackCollator:
                     fix="use the model's chat template, or put text in front of the image",
                 )
         kinds = [(sample.token_kinds == IMAGE).long() for sample in row.samples]
-        return torch.cat([*kinds, _filled(padding, TEXT)])[None]
+        return torch.cat(_between(kinds, [_filled(count, TEXT) for count in behind]))[None]
 
-    def _segments(self, row: PackedRow, padding: int) -> dict[str, Any]:
+    def _segments(self, row: PackedRow, behind: Sequence[int]) -> dict[str, Any]:
         """Where segments begin and end, for kernels that take them as numbers."""
-        lengths = [len(sample) for sample in row.samples] + ([padding] if padding else [])
+        lengths = [length for length in _between([len(sample) for sample in row.samples], behind) if length]
         longest = max(lengths)
         if self._constant is not None and self._constant.segments is not None:
             if len(lengths) > self._constant.segments:
                 raise DataError(
                     pack_name(row),
-                    got=f"{len(row.samples)} samples" + (" and padding" if padding else ""),
+                    got=f"{len(row.samples)} samples" + (" and padding" if any(behind) else ""),
                     expected=f"at most {self._constant.segments} segments",
                     fix="raise the number of segments of the constant shapes, or limit the samples of a pack",
                 )
@@ -168,6 +173,17 @@ class PackCollator:
             longest = self._constant.tokens
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def offsets_of(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
+    """Where each sample begins in its row."""
+    taken = [-(-len(sample) // alignment) * alignment for sample in samples]
+    return [sum(taken[:number]) for number in range(len(taken))]
+
+
+def _between(parts: Sequence[Any], behind: Sequence[Any]) -> list[Any]:
+    """Each part and what stands behind it; then what stands behind the last."""
+    return [one for pair in zip(parts, behind, strict=False) for one in pair] + [behind[-1]]
 
 
 def _padding_positions(taken: Sequence[Tensor], padding: int) -> Tensor:

@@ -12,7 +12,6 @@ on from a state reads nothing that lies before it, so it takes as long at the en
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from packtrain.batches.position import Progress, Standing
 from packtrain.batches.sampler import PackSampler, Span, rank_and_world
 from packtrain.batches.shared_memory import Shared
 from packtrain.batches.worker_loss import LOST, dead, said_by_the_loader, shared_memory_full, what_to_do
+from packtrain.batches.worker_signals import held_back, leave_group
 from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
 from packtrain.packs.source import PackSource
 from packtrain.packs.values import EMPTY_PACK, PackedRow
@@ -75,7 +75,7 @@ class PackLoader(DataLoader):
             pin_memory=pin_memory,
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
-            worker_init_fn=_leave_group,
+            worker_init_fn=leave_group,
             # DataLoader draws a seed whenever it is iterated. From the global generator it would change dropout.
             generator=torch.Generator().manual_seed(schedule.seed),
         )
@@ -121,22 +121,18 @@ class PackLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress = self._standing.begin()
-        if self.num_workers and self._forks():
+        if not self.num_workers:
+            return _Delivery(self, super().__iter__(), progress)
+        forks = self._forks()
+        if forks:
             self.dataset.warm_up()  # seconds in every worker otherwise
-        return _Delivery(self, super().__iter__(), progress)
+        with held_back(forks=forks):
+            return _Delivery(self, super().__iter__(), progress)
 
     def _forks(self) -> bool:
         """Do workers begin with what this process has loaded?"""
         context = self.multiprocessing_context or multiprocessing
         return context.get_start_method() == "fork"
-
-
-def _leave_group(worker: int) -> None:
-    """Signals to a whole group, as terminals and launchers send them, are for the process that trains: it has to save.
-
-    A worker whose process is gone notices it by itself.
-    """
-    os.setpgid(0, 0)
 
 
 class _Delivery:
@@ -147,9 +143,6 @@ class _Delivery:
         self._broken = self._ended = self.waiting = False
         self._workers = tuple(getattr(batches, "_workers", ()))
         self.pids = frozenset(worker.pid for worker in self._workers)
-        for pid in self.pids:  # as the workers do themselves, which may not have come to it yet
-            with suppress(OSError):  # spawned ones only they can move
-                os.setpgid(pid, pid)
         if self._workers:
             said_by_the_loader(self)
 

@@ -17,7 +17,13 @@ from packtrain.packs.values import IGNORED
 from packtrain.plans.schedule import Schedule
 
 
-def token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+def token_loss(
+    outputs: Any,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    *,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """What one batch adds to the loss of its step, which has `num_items_in_batch` supervised tokens on all ranks.
 
     A `compute_loss_func` for Trainer. Elsewhere the number is `step_tokens(schedule, batch)`, and under DDP, which
@@ -28,7 +34,7 @@ def token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | 
     supervised = targets != IGNORED
     # Only these become 32-bit numbers: where they are few, that is most of the memory of a loss.
     logits = outputs["logits"][..., :-1, :][supervised].float()
-    total = cross_entropy(logits, targets[supervised], reduction="sum")
+    total = cross_entropy(logits, targets[supervised], reduction="sum", label_smoothing=label_smoothing)
     items = supervised.sum() if num_items_in_batch is None else num_items_in_batch
     return total / torch.as_tensor(items, device=total.device).clamp(min=1)
 

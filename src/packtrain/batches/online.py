@@ -32,10 +32,12 @@ from packtrain.costs.request import Request
 from packtrain.packs.encode import SampleEncoder
 from packtrain.packs.source import STAGE, media_read
 from packtrain.packs.values import EMPTY_PACK, EncodedSample, PackedRow, PackKey
+from packtrain.plans.arrays import WRAPPED
 from packtrain.plans.build import STAGE as PACKING
 from packtrain.plans.config import SETTING_OF, PackingConfig
 from packtrain.plans.online import OnlinePacker
 from packtrain.plans.overlong import UNFIT
+from packtrain.plans.own import is_own
 from packtrain.records.media import MediaStore
 
 _STATE = 1  # version of the saved state
@@ -353,6 +355,9 @@ def _check(request: Request, config: PackingConfig) -> None:
         (config.overlong not in ("drop", "error"), f"overlong: {config.overlong}"),
         (config.cutoff_len is not None, f"cutoff_len: {config.cutoff_len}"),
         (config.packing_drop_last, "packing_drop_last"),
+        (config.max_packs is not None, f"max_packs: {config.max_packs}"),
+        (config.pack_alignment > 1, f"pack_alignment: {config.pack_alignment}"),
+        (config.packing_strategy == WRAPPED or is_own(config.packing_strategy), config.packing_strategy),
         (request.filters.limit is not None, "limit"),
         (bool(mixed), f"repeats or weights of {', '.join(mixed)}"),
     ]

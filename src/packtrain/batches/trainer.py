@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,11 +114,12 @@ def check_arguments(
     world: int | None = None,
     rows_per_batch: int = 1,
     packing: bool = True,
+    own_loss: bool = False,
 ) -> None:
     """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once.
 
     Also those of Trainer and TRL that would do nothing, or something else, on packs. `packing`: rows may hold several
-    samples.
+    samples. `own_loss`: the loss is one of the user's.
     """
     world = args.world_size if world is None else world
     wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
@@ -134,9 +136,11 @@ def check_arguments(
     problems += [
         f"{name}: {getattr(args, name)} ({why})"
         for name, why in _AT_DEFAULT.items()
-        if name in _set(args) and (getattr(args, name) or name == "completion_only_loss")
+        if name in _set(args) and (getattr(args, name) or name in _OFF_COUNTS)
         if packing or name != "neftune_noise_alpha"
     ]
+    if own_loss and args.label_smoothing_factor:
+        problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
     if problems:
         given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
         raise ConfigError(
@@ -169,6 +173,18 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
         "train_sampling_strategy: the schedule has the order; its `balance` evens out the work of ranks",
     ),
     (
+        lambda args: not 0 <= args.label_smoothing_factor < 1,
+        "label_smoothing_factor: a share from 0 to below 1",
+    ),
+    (
+        lambda args: bool(set(getattr(args, "dataset_kwargs", None) or {}) - {"skip_prepare_dataset"}),
+        "dataset_kwargs: only skip_prepare_dataset, since the dataset is built already",
+    ),
+    (
+        lambda args: args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches,
+        "accelerator_config: split_batches and dispatch_batches are of loaders that accelerate shares out",
+    ),
+    (
         lambda args: args.label_names not in (None, ["labels"]),
         "label_names: the labels of packs are called labels",
     ),
@@ -186,26 +202,37 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
 )
 
 
+OWN_LOSS = "a loss of your own does not know of it: give it there"
 _LABELS = "labels come with the packs: where loss is taken is decided when the dataset is built"
 _ROWS = "rows are packs of the dataset; its config decides what they hold"
+_ORDER = "the schedule has the order"
+_TEXTS = "texts were rendered when the dataset was built"
 _AT_DEFAULT: Mapping[str, str] = {  # or off; behind the line: TRL's
-    "label_smoothing_factor": "the loss is that of the supervised tokens as they are; leave it at 0",
     "neftune_noise_alpha": "its noise shrinks with the length of a row, so a sample in a pack gets less than alone",
     "batch_eval_metrics": "the loader of packs does not tell Trainer which batch is the last",
+    "use_liger_kernel": "it replaces forward passes, which were not proven with packs",
+    "data_seed": _ORDER,
+    "length_column_name": _ORDER,
+    "dataloader_in_order": _ORDER,
     # ---- TRL's
     "loss_type": "the loss is token_loss; give a compute_loss_func for another",
     "router_aux_loss_coef": "token_loss has no loss of routers",
     "completion_only_loss": _LABELS,
     "assistant_only_loss": _LABELS,
     "packing": _ROWS,
+    "packing_strategy": _ROWS,
+    "truncation_mode": _ROWS,
     "eval_packing": _ROWS,
     "padding_free": _ROWS,
     "max_length": _ROWS,
-    "shuffle_dataset": "the schedule has the order",
+    "shuffle_dataset": _ORDER,
     "pad_to_multiple_of": "get_collator(pad_to_multiple=...) does it",
-    "chat_template_path": "texts were rendered when the dataset was built",
-    "eos_token": "texts were rendered when the dataset was built",
+    "chat_template_path": _TEXTS,
+    "dataset_text_field": _TEXTS,
+    "eos_token": _TEXTS,
+    "pad_token": _TEXTS,
 }
+_OFF_COUNTS = ("completion_only_loss", "dataloader_in_order", "data_seed")  # where off, or 0, is a choice, too
 
 
 class PackedTraining:
@@ -253,11 +280,13 @@ class PackedTraining:
             self.data_collator, DataCollatorWithPadding
         ):
             self.data_collator = self.train_dataset.get_collator()  # what Trainer takes when none is given
-        self.compute_loss_func = self.compute_loss_func or token_loss
+        own_loss, smoothing = self.compute_loss_func is not None, self.args.label_smoothing_factor
+        if not own_loss:
+            self.compute_loss_func = partial(token_loss, label_smoothing=smoothing) if smoothing else token_loss
         schedule = self.train_dataset.schedule
         check_ranks(self.args.process_index, self.args.world_size)
         packing = isinstance(self.data_collator, PackCollator)
-        check_arguments(self.args, schedule, rows_per_batch=rows, packing=packing)
+        check_arguments(self.args, schedule, rows_per_batch=rows, packing=packing, own_loss=own_loss)
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
         self._progress = PlanProgress(schedule)

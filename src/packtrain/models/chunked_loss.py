@@ -58,24 +58,24 @@ def _moved(part: Tensor, device: torch.device) -> Tensor:
 class ChunkedLoss:
     """The loss of one model. `with loss.taking(targets): model(**batch).loss` is a sum; else nothing is changed."""
 
-    def __init__(self, model: Any, *, chunk: int) -> None:
+    def __init__(self, model: Any, *, chunk: int, smoothing: float = 0.0) -> None:
         base = transformers_model(model)
         head = base.get_output_embeddings()
         _require_plain(base, head)
-        self._base, self._head, self._chunk = base, head, chunk
+        self._base, self._head, self._chunk, self._smoothing = base, head, chunk, smoothing
         self._targets: Targets | None = None
         self._ordinary, self._multiply = base.loss_function, head.forward
         head.forward = self._forward
         base.loss_function = self._loss
 
     @classmethod
-    def install(cls, model: Any, *, chunk: int = 4096) -> ChunkedLoss:
-        """For a model, also one inside wrappers; an earlier one is taken away."""
+    def install(cls, model: Any, *, chunk: int = 4096, smoothing: float = 0.0) -> ChunkedLoss:
+        """For a model, also one inside wrappers; an earlier one is taken away. `smoothing`: of labels, as Trainer's."""
         base = transformers_model(model)
         earlier: ChunkedLoss | None = base.__dict__.get("_packtrain_loss")
         if earlier is not None:
             earlier.remove()
-        loss = cls(model, chunk=chunk)
+        loss = cls(model, chunk=chunk, smoothing=smoothing)
         base.__dict__["_packtrain_loss"] = loss
         return loss
 
@@ -104,7 +104,9 @@ class ChunkedLoss:
         hidden: Tensor = kwargs["logits"] if "logits" in kwargs else args[0]
         targets = targets.to(hidden.device)
         chosen = hidden.flatten(0, -2).index_select(0, targets.positions)
-        return _SumOfLosses.apply(chosen, self._head.weight, self._head.bias, targets.ids, targets.weights, self._chunk)
+        return _SumOfLosses.apply(
+            *(chosen, self._head.weight, self._head.bias, targets.ids, targets.weights, self._chunk, self._smoothing)
+        )
 
 
 def _require_plain(model: Any, head: Any) -> None:
@@ -126,13 +128,20 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, bias: Tensor | None, ids: Tensor, weights: Tensor | None, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        weights: Tensor | None,
+        chunk: int,
+        smoothing: float,
     ) -> Tensor:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else matrix.dtype
         wanted = ctx.needs_input_grad[:3]
         with torch.autocast(kind, enabled=False):
-            total, grads = _in_chunks(hidden.to(dtype), matrix.to(dtype), bias, ids, weights, chunk, wanted)
+            total, grads = _in_chunks(hidden.to(dtype), matrix.to(dtype), bias, ids, weights, chunk, smoothing, wanted)
         ctx.save_for_backward(*grads)
         ctx.dtypes = hidden.dtype, matrix.dtype, bias.dtype if bias is not None else None
         return total
@@ -143,9 +152,7 @@ class _SumOfLosses(torch.autograd.Function):
         found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         return (
             *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in found),
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 
@@ -169,6 +176,7 @@ def _in_chunks(
     ids: Tensor,
     weights: Tensor | None,
     chunk: int,
+    smoothing: float,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Grads]:
     """The sum, and its gradients by hidden states, matrix and bias where they are wanted."""
@@ -182,7 +190,8 @@ def _in_chunks(
         part = slice(start, start + chunk)
         rows = hidden[part]
         logits = nn.functional.linear(rows, matrix, bias.to(matrix.dtype) if bias is not None else None)
-        lost, by_logits = soften(logits, ids[part], weights[part] if weights is not None else None, any(wanted))
+        weighted = weights[part] if weights is not None else None
+        lost, by_logits = soften(logits, ids[part], weighted, smoothing, any(wanted))
         total += lost
         if by_hidden is not None:
             by_hidden[part] = _product(by_logits, matrix)
@@ -211,20 +220,29 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return left.to(wide) @ right.to(wide)
 
 
-Soften = Callable[[Tensor, Tensor, "Tensor | None", bool], tuple[Tensor, Tensor]]
+Soften = Callable[[Tensor, Tensor, "Tensor | None", float, bool], tuple[Tensor, Tensor]]
 
 
-def _losses(logits: Tensor, ids: Tensor, weights: Tensor | None, with_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The sum of a chunk's losses, and its gradient by the logits in their dtype."""
+def _losses(
+    logits: Tensor, ids: Tensor, weights: Tensor | None, smoothing: float, with_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """The sum of a chunk's losses, and its gradient by the logits in their dtype.
+
+    What is to be predicted is the label, but for a share of `smoothing` that all of the vocabulary has in equal parts.
+    """
     wide = logits.to(_wide(logits.dtype))
-    normaliser = torch.logsumexp(wide, dim=-1)
-    lost = normaliser - wide.gather(1, ids[:, None])[:, 0]
+    normaliser, kept = torch.logsumexp(wide, dim=-1), 1 - smoothing
+    lost = normaliser - kept * wide.gather(1, ids[:, None])[:, 0]
+    if smoothing:
+        lost = lost - smoothing * wide.mean(-1)
     if weights is not None:
         lost = lost * weights
     if not with_gradient:
         return lost.sum(), logits
     chosen = torch.arange(logits.shape[1], device=logits.device)[None] == ids[:, None]
-    gradient = torch.exp(wide - normaliser[:, None]) - chosen.to(wide.dtype)
+    gradient = torch.exp(wide - normaliser[:, None]) - kept * chosen.to(wide.dtype)
+    if smoothing:
+        gradient = gradient - smoothing / logits.shape[1]
     if weights is not None:
         gradient = gradient * weights[:, None]
     return lost.sum(), gradient.to(logits.dtype)

@@ -14,11 +14,13 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.seeds import stream
 from packtrain.plans.even import even_packs
 from packtrain.plans.greedy import balanced_knapsack, first_fit, next_fit
+from packtrain.plans.own import is_own, own_packs
 from packtrain.plans.several import pack_several
 from packtrain.plans.sorted_best_fit import group, sorted_best_fit
 
 Effort = Literal["fast", "best"]
-STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_N", "knapsack", "none")
+STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_N", "knapsack", "none", "wrapped", "module:function")
+WRAPPED = "wrapped"  # cuts samples wherever a pack is full, which is no matter of sizes alone
 MOST_SAMPLES = 2**31 - 1  # of one call: positions are kept in 32 bits; larger sets are packed in windows
 # Above this capacity (attention work, say) one list for each size of gap costs more than samples do, unless they are
 # as many. Small windows pay for the lists again and again.
@@ -78,6 +80,13 @@ def pack_arrays(
     (2, [10, 10], [5])
     """
     check_strategy(strategy)
+    if strategy == WRAPPED:
+        raise ConfigError(
+            "packing_strategy",
+            got=strategy,
+            expected="a strategy that keeps samples whole",
+            fix="use packtrain.pack on a cost table, which knows what may be cut",
+        )
     if effort not in get_args(Effort):
         raise ConfigError(
             "effort", got=effort, expected=", ".join(get_args(Effort)), fix=nearest(effort, get_args(Effort))
@@ -100,7 +109,10 @@ def pack_matrix(sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: 
     window = window_of(strategy)
     if window is not None:
         return _in_windows(sizes, capacities, window, seed, effort)
-    order, offsets = _PACKERS[strategy](sizes, capacities, seed, effort)
+    if is_own(strategy):
+        order, offsets = own_packs(strategy, sizes, capacities, seed)
+    else:
+        order, offsets = _PACKERS[strategy](sizes, capacities, seed, effort)
     return (order, offsets) if seed is not None else _in_given_order(order, offsets)
 
 
@@ -128,13 +140,13 @@ def carry_over(
 
 def check_strategy(name: str) -> None:
     """Refuse a strategy that does not exist, with the nearest that does."""
-    if isinstance(name, str) and (name in _PACKERS or window_of(name) is not None):
+    if isinstance(name, str) and (name in _PACKERS or window_of(name) is not None or name == WRAPPED or is_own(name)):
         return
     raise ConfigError(
         "packing_strategy",
         got=name,
         expected=", ".join(STRATEGIES) + " (N samples in a window, such as window_1000)",
-        fix=nearest(name, [*_PACKERS, "window_1000"]),
+        fix=nearest(name, [*_PACKERS, WRAPPED, "window_1000"]),
     )
 
 

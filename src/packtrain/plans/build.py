@@ -19,15 +19,17 @@ from packtrain.plans.blocked import Blocked
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.draw import Draw, draw_of_table, is_mixed
 from packtrain.plans.overlong import Dropped
+from packtrain.plans.own import packer_source
 from packtrain.plans.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, PackPlan, inputs_of
 from packtrain.plans.resources import EXTRAS, RESOURCES
 from packtrain.plans.sinks import FolderSink, MemorySink, Sink
-from packtrain.plans.tail import Tail, without_tail
+from packtrain.plans.tail import Tail, kept_packs
 from packtrain.plans.windows import TableRows, WindowPacks, pack_windows, rows_that_fit
 
 STAGE = "pack"
 _LINES = 50_000  # of the ledger, whose ids and origins are read together
 TAIL = "not enough packs for a whole step"
+BEYOND = "in a pack after the first max_packs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,13 @@ class _Builder:
         sink.begin(number, CUT_SCHEMA if cut else ENTRY_SCHEMA, PACK_SCHEMA)
         unfit: list[Dropped] = []
         read = 0
-        for window in without_tail(pack_windows(self.rows, config, number, counts), tail):
+        for window in kept_packs(pack_windows(self.rows, config, number, counts), tail, number):
             sink.write(_entries(window, cut), _packs(window, totals.entries, totals.windows))
             totals.add(window)
             if number == 0:
                 self.blocked.add(window.entries.samples, window.loads, config.seed + totals.windows)
                 unfit += window.dropped
+            self._ledger(sink, list(window.left_out), number)
             if len(unfit) >= _LINES:
                 self._ledger(sink, unfit, None)
                 unfit = []
@@ -101,6 +104,7 @@ class _Builder:
         sink.end()
         self._ledger(sink, unfit, None)
         self._ledger(sink, [Dropped(row, TAIL, "") for row in tail.rows], number)
+        self._ledger(sink, [Dropped(row, BEYOND, "") for row in tail.beyond], number)
         self.epochs.append(totals.as_dict(tail, 0 if counts is None else int((counts == 0).sum())))
 
     def _ledger(self, sink: Sink, dropped: list[Dropped], epoch: int | None) -> None:
@@ -147,6 +151,7 @@ class _Builder:
             "config": self.config.describe(),
             "inputs": inputs_of(self.table),
             "packer_version": PACKER_VERSION,
+            "packer_source": packer_source(self.config.packing_strategy),
             "cost_table": str(self.table.folder.resolve()),
             "work": asdict(self.work),
             "files": files,
@@ -205,7 +210,7 @@ class _Totals:
             "drawn": self.drawn,
             "dropped": self.dropped,
             "unlabelled": self.unlabelled,
-            "tail": len(tail.rows),
+            "tail": len(tail),
             "waiting": waiting,
             "cut_rows": self.cut_rows,
             "tokens_lost": self.tokens_lost,

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.plans.arrays import Effort, check_strategy
+from packtrain.plans.arrays import WRAPPED, Effort, check_strategy
 
 Overlong = Literal["drop", "truncate", "split", "error"]
 Side = Literal["right", "left"]
@@ -39,6 +41,8 @@ class PackingConfig:
     max_frames_per_pack: int | None = None
     max_samples_per_pack: int | None = None
     max_attention_per_pack: int | None = None  # sum of squared lengths
+    pack_alignment: int = 1  # each sample is filled up to a multiple of so many tokens
+    max_packs: int | None = None  # of an epoch; samples of the others wait in the ledger
     cutoff_len: int | None = None  # tokens of a sample: what is longer is cut, before anything is packed
     truncate_side: Side = "right"  # where it is cut
     overlong: Overlong = "drop"
@@ -53,7 +57,7 @@ class PackingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in (*LIMITS, "cutoff_len", "packing_window", "packing_buffer", "packs_per_step", "epochs"):
+        for name in (*LIMITS, *_COUNTS):
             _check_count(name, getattr(self, name), optional=_DEFAULTS.get(name, 0) is None)
         check_strategy(self.packing_strategy)
         words = (("effort", get_args(Effort)), ("overlong", get_args(Overlong)), ("truncate_side", get_args(Side)))
@@ -67,8 +71,27 @@ class PackingConfig:
         ratio = self.packing_min_fill_ratio
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
             raise ConfigError("packing_min_fill_ratio", got=ratio, expected="a share from 0 to 1")
+        if self.pack_alignment > max(1, self.packing_length // 2):
+            raise ConfigError("pack_alignment", got=self.pack_alignment, expected="at most half of packing_length")
+        if self.packing_strategy == WRAPPED:
+            self._check_wrapped()
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError("seed", got=self.seed, expected="a whole number from 0 on")
+
+    def _check_wrapped(self) -> None:
+        """Packs are filled by tokens alone, and nothing is too long for them."""
+        others = [name for name in LIMITS if name != "packing_length" and getattr(self, name) is not None]
+        if self.pack_alignment > 1:
+            others.append("pack_alignment")
+        if self.overlong not in ("drop", "split"):
+            others.append(f"overlong: {self.overlong}")
+        if others:
+            raise ConfigError(
+                "packing_strategy",
+                got=f"wrapped with {', '.join(others)}",
+                expected="packing_length alone: samples are cut where a pack is full",
+                fix="leave these out, or choose best_fit",
+            )
 
     def capacities(self) -> dict[str, int]:
         """The limits that are set, by resource; tokens first."""
@@ -78,7 +101,11 @@ class PackingConfig:
     @property
     def cuts(self) -> bool:
         """May a pack hold a part of a sample?"""
-        return self.cutoff_len is not None or self.overlong in ("truncate", "split")
+        return self.cutoff_len is not None or self.overlong in ("truncate", "split") or self.packing_strategy == WRAPPED
+
+    def aligned(self, tokens: np.ndarray) -> np.ndarray:
+        """How much of a pack samples of these lengths take."""
+        return -(-tokens // self.pack_alignment) * self.pack_alignment
 
     def limited(self, limits: Mapping[str, int]) -> PackingConfig:
         """The same with other limits, by the names of their settings."""
@@ -94,6 +121,9 @@ class PackingConfig:
         return cls(**found)
 
 
+_COUNTS = (
+    *("pack_alignment", "max_packs", "cutoff_len", "packing_window", "packing_buffer", "packs_per_step", "epochs"),
+)
 _DEFAULTS = {field.name: field.default for field in fields(PackingConfig)}
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from packtrain.core.errors import DataError
+from packtrain.plans.arrays import WRAPPED
 from packtrain.plans.config import SETTING_OF, PackingConfig
 from packtrain.plans.resources import Samples, Tails
 
 STAGE = "pack"
+_NO_LIMIT = 2**62 - 1
 UNFIT, UNLABELLED = "fits no pack", "cut to a piece without supervised tokens"
 
 
@@ -44,6 +46,8 @@ def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
     Only text after the last medium is ever cut, and only limits of tokens (with them attention) are met by cutting.
     A piece's first token is predicted from nothing, so it carries no loss; a piece in which nothing does is dropped.
     """
+    if config.packing_strategy == WRAPPED:  # nothing is too long for it
+        config = replace(config, packing_strategy="next_fit", packing_length=_NO_LIMIT)
     capacities = config.capacities()
     over = _over(samples, config)
     unfit = np.logical_or.reduce(list(over.values()))
@@ -75,9 +79,11 @@ def _over(samples: Samples, config: PackingConfig) -> dict[str, np.ndarray]:
     found = {}
     for name, limit in config.capacities().items():
         column = samples[name]
+        if name == "tokens" and config.cutoff_len is None:
+            column = config.aligned(column)
         if config.cutoff_len is not None and name in ("tokens", "attention"):
             cut = np.minimum(samples["tokens"], config.cutoff_len)
-            column = cut if name == "tokens" else cut * cut
+            column = config.aligned(cut) if name == "tokens" else cut * cut
         found[name] = column > limit
     return found
 
@@ -107,7 +113,7 @@ def _cut(
     whole: np.ndarray,
     reasons: dict[int, str],
 ) -> Pieces:
-    length = config.packing_length
+    length = config.packing_length // config.pack_alignment * config.pack_alignment
     if config.max_attention_per_pack is not None:  # a piece alone must also stay within the attention limit
         length = min(length, math.isqrt(config.max_attention_per_pack))
     dropped: list[Dropped] = []

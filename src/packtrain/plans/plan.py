@@ -196,7 +196,9 @@ class PackPlan:
     @property
     def fingerprint(self) -> str:
         """A hash of everything that decides the packs."""
-        return digest({name: self.summary[name] for name in ("config", "inputs", "packer_version")})
+        known = {name: self.summary[name] for name in ("config", "inputs", "packer_version")}
+        own = self.summary.get("packer_source")
+        return digest({**known, "packer_source": own} if own is not None else known)
 
     def predicted_work(self, epoch: int) -> np.ndarray:
         """The predicted work of every pack of one epoch."""

@@ -1,4 +1,4 @@
-"""The packs that do not make a whole step, where the user wants them left out."""
+"""Packs that an epoch leaves out because the user wants it: beyond `max_packs`, and those that make no whole step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from packtrain.core.seeds import stream
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.windows import WindowPacks, fill_ratio, loads_of
 
@@ -17,6 +18,34 @@ class Tail:
 
     config: PackingConfig
     rows: list[int] = field(default_factory=list)
+    beyond: list[int] = field(default_factory=list)  # of packs after the first `max_packs`
+
+    def __len__(self) -> int:
+        """Entries."""
+        return len(self.rows) + len(self.beyond)
+
+
+def kept_packs(windows: Iterator[WindowPacks], tail: Tail, epoch: int) -> Iterator[WindowPacks]:
+    """The windows of an epoch with the packs that are trained; `tail` takes the rows of the others."""
+    return without_tail(first_packs(windows, tail, epoch), tail)
+
+
+def first_packs(windows: Iterator[WindowPacks], tail: Tail, epoch: int) -> Iterator[WindowPacks]:
+    """The first `max_packs`. Of the window in which they end those drawn by the seed: packs stand by length in it."""
+    config, taken = tail.config, 0
+    for window in windows:
+        packs = _count(window)
+        if config.max_packs is None or taken + packs <= config.max_packs:
+            taken += packs
+            yield window
+            continue
+        drop = np.ones(packs, bool)
+        order = np.arange(packs)
+        if config.shuffle:
+            order = stream(config.seed, "max_packs", epoch if config.repack_each_epoch else 0).permutation(packs)
+        drop[order[: config.max_packs - taken]] = False
+        taken = config.max_packs
+        yield _left_out(window, drop, tail.beyond)
 
 
 def without_tail(windows: Iterator[WindowPacks], tail: Tail) -> Iterator[WindowPacks]:
@@ -51,19 +80,19 @@ def without_tail(windows: Iterator[WindowPacks], tail: Tail) -> Iterator[WindowP
     for window in held:
         part = drop[at : at + _count(window)]
         at += len(part)
-        yield _left_out(window, part, tail)
+        yield _left_out(window, part, tail.rows)
 
 
 def _count(window: WindowPacks) -> int:
     return len(window.offsets) - 1
 
 
-def _left_out(window: WindowPacks, drop: np.ndarray, tail: Tail) -> WindowPacks:
+def _left_out(window: WindowPacks, drop: np.ndarray, gone_rows: list[int]) -> WindowPacks:
     if not drop.any():
         return window
     lengths = np.diff(window.offsets)
     gone = np.repeat(drop, lengths)
-    tail.rows.extend(window.entries.rows[gone].tolist())
+    gone_rows.extend(window.entries.rows[gone].tolist())
     entries = window.entries.take(np.flatnonzero(~gone))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[~drop])])
     return replace(window, entries=entries, offsets=offsets, loads=loads_of(entries.samples, offsets))

@@ -10,45 +10,16 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.costs.table import CostTable
-from packtrain.plans.arrays import carry_over, pack_matrix, pack_sums, window_of
+from packtrain.plans.arrays import WRAPPED, carry_over, pack_matrix, pack_sums, window_of
 from packtrain.plans.config import PackingConfig
+from packtrain.plans.entries import Entries
 from packtrain.plans.overlong import UNLABELLED, Dropped, fit_pieces
 from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails, samples_of
+from packtrain.plans.wrapped import refuse_media, wrap
 
 # Beyond this many rows a window is set even where none was asked for: about 2 GiB of columns.
 LARGEST_WINDOW = 1 << 24
 MAXIMA = ("longest", "largest_patches")  # of a pack; everything else adds up
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Entries:
-    """Pieces of rows, with their costs."""
-
-    rows: np.ndarray
-    starts: np.ndarray
-    firsts: np.ndarray  # the first of its row in a pack: with it the sample is counted
-    samples: Samples
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, positions: np.ndarray) -> Entries:
-        """Some of the entries, in another order."""
-        return Entries(
-            rows=self.rows[positions],
-            starts=self.starts[positions],
-            firsts=self.firsts[positions],
-            samples=self.samples.take(positions),
-        )
-
-    def __add__(self, other: Entries) -> Entries:
-        columns = {name: np.concatenate([column, other.samples[name]]) for name, column in self.samples.columns.items()}
-        return Entries(
-            rows=np.concatenate([self.rows, other.rows]),
-            starts=np.concatenate([self.starts, other.starts]),
-            firsts=np.concatenate([self.firsts, other.firsts]),
-            samples=Samples(columns),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,6 +38,7 @@ class WindowPacks:
     tokens_lost: int  # cut off and used nowhere
     supervised_lost: int  # of the rows that were cut
     tokens_drawn: int  # of its rows with their repeats, packed or not
+    left_out: tuple[Dropped, ...] = ()  # pieces that this epoch alone leaves out, each with its repeats
 
 
 class RowSource(Protocol):
@@ -125,24 +97,36 @@ def pack_windows(
         dropped = np.array([one.row for one in pieces.dropped], np.int64)
         weights = np.ones(len(dropped), np.int64) if repeats is None else repeats[dropped]
         times = int(weights.sum())
-        entries = fresh if carried is None else carried + fresh
         seed = int(stream(config.seed, "pack", epoch, start).integers(2**62)) if config.shuffle else None
-        order, offsets, back = _packed(entries, config, strategy, seed, 0 if number == len(starts) - 1 else size)
-        carried = entries.take(back) if len(back) else None
-        entries = entries.take(order)
+        last = number == len(starts) - 1
+        open_before = 0 if carried is None else len(carried)
+        wrapped = None
+        if strategy == WRAPPED:
+            refuse_media(samples, start)
+            length = config.packing_length
+            wrapped = wrap(fresh, carried, (samples, tails), start=start, length=length, seed=seed, last=last)
+            entries, offsets, carried = wrapped.entries, wrapped.offsets, wrapped.open
+        else:
+            entries = fresh if carried is None else carried + fresh
+            order, offsets, back = _packed(entries, config, strategy, seed, 0 if last else size)
+            carried = entries.take(back) if len(back) else None
+            entries = entries.take(order)
+        left_out = () if wrapped is None else wrapped.left_out
+        made = len(entries) + (0 if carried is None else len(carried)) - open_before  # from the rows of this window
         yield WindowPacks(
             entries=entries,
             offsets=offsets,
             loads=loads_of(entries.samples, offsets),
             dropped=tuple(replace(one, row=one.row + start) for one in pieces.dropped),
-            dropped_entries=times,
-            unlabelled=int(weights[[one.reason == UNLABELLED for one in pieces.dropped]].sum()),
-            drawn=len(fresh) + times,
+            dropped_entries=times + len(left_out),
+            unlabelled=int(weights[[one.reason == UNLABELLED for one in pieces.dropped]].sum()) + len(left_out),
+            drawn=made + times + len(left_out),
             rows=stop - start,
-            cut_rows=pieces.cut_rows,
+            cut_rows=pieces.cut_rows + (0 if wrapped is None else wrapped.cut_entries),
             tokens_lost=pieces.tokens_lost,
-            supervised_lost=pieces.supervised_lost,
+            supervised_lost=pieces.supervised_lost + (0 if wrapped is None else wrapped.supervised_lost),
             tokens_drawn=int(samples["tokens"].sum() if repeats is None else samples["tokens"] @ repeats),
+            left_out=left_out,
         )
 
 
@@ -176,6 +160,7 @@ def _packed(
     """Order and offsets of the packs, and what is left over for the next window; 0: there is none."""
     capacities = config.capacities()
     sizes = entries.samples.matrix(tuple(capacities))
+    sizes[:, 0] = config.aligned(sizes[:, 0])  # tokens come first
     limits = np.array(list(capacities.values()), np.int64)
     packs, back = pack_matrix(sizes, limits, strategy, seed, config.effort), np.zeros(0, np.int64)
     if window:

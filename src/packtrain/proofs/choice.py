@@ -22,11 +22,21 @@ class Room:
 
     tokens: int = MOST_TOKENS
     patches: int | None = None  # of the vision tower; None: nobody said
+    alignment: int = 1  # samples are filled up to multiples of it
+
+    def taken(self, samples: Sequence[EncodedSample]) -> int:
+        """Tokens of the row that they fill."""
+        return sum(-(-len(sample) // self.alignment) * self.alignment for sample in samples)
+
+    @property
+    def least(self) -> int:
+        """Tokens that make a sample."""
+        return max(_LEAST_ROOM, self.alignment)
 
     def holds(self, samples: Sequence[EncodedSample]) -> bool:
         """Do these fit into one row?"""
         patches = sum(sample.vision.patches for sample in samples if sample.vision is not None)
-        return sum(map(len, samples)) <= self.tokens and (self.patches is None or patches <= self.patches)
+        return self.taken(samples) <= self.tokens and (self.patches is None or patches <= self.patches)
 
 
 def kind_of(images: int, videos: int) -> str:
@@ -48,7 +58,7 @@ def short_samples(
     Where they are too long, the beginning of their text is taken.
     """
     room = room or Room()
-    piece = max(2, min(room.tokens, MOST_TOKENS) // 4)
+    piece = max(2, min(room.tokens, MOST_TOKENS) // 4 // room.alignment * room.alignment)
     usable = sorted((sample for sample in samples if (sample.labels[1:] != IGNORED).any()), key=len)
     usable = usable or [_text_of(sample, piece, number=0) for sample in samples]
     if not usable:
@@ -59,20 +69,20 @@ def short_samples(
         shortest = next((one for one in usable if kind_of(one.num_images, one.num_videos) == kind), None)
         if shortest is None or kind == "text":
             continue
-        beside = _LEAST_ROOM if not chosen else 0  # a row needs a neighbour
+        beside = room.least if not chosen else 0  # a row needs a neighbour
         if replace(room, tokens=room.tokens - beside).holds([*chosen, shortest]):
             chosen.append(shortest)
         else:
             left_out.append(f"{kind}: the shortest sample of the first packs has {len(shortest):,} tokens, too many")
-    rest = replace(room, tokens=min(room.tokens, sum(map(len, chosen)) + MOST_TOKENS))
+    rest = replace(room, tokens=min(room.tokens, room.taken(chosen) + MOST_TOKENS))
     for sample in sorted(usable, key=lambda one: (bool(one.media), len(one))):
         fresh = len(chosen) < MOST_SAMPLES and all(sample is not one for one in chosen)
         if fresh and rest.holds([*chosen, sample]):
             chosen.append(sample)
-    if len(chosen) == 1 and len(chosen[0]) + _LEAST_ROOM > room.tokens:
+    if len(chosen) == 1 and room.taken(chosen) + room.least > room.tokens:
         chosen = []  # it leaves no room for another
     while len(chosen) < 2:
-        size = min(piece, room.tokens - sum(map(len, chosen)))
+        size = min(piece, (room.tokens - room.taken(chosen)) // room.alignment * room.alignment)
         chosen.append(_text_of(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
     return sorted(chosen, key=len), tuple(left_out)
 

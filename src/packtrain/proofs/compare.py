@@ -163,16 +163,12 @@ def compare_costs(samples: Sequence[EncodedSample], costs: Sequence[Cost], patch
     )
 
 
-def compare_labels(samples: Sequence[EncodedSample], labels: Tensor) -> Finding:
+def compare_labels(samples: Sequence[EncodedSample], labels: Tensor, firsts: Sequence[int]) -> Finding:
     """Every label in its place, none on a sample's first token: the token before it belongs to a neighbour."""
     expected = torch.full_like(labels, IGNORED)
-    start = 0
-    firsts = []
-    for sample in samples:
+    for start, sample in zip(firsts, samples, strict=True):
         expected[start : start + len(sample)] = sample.labels.to(labels.device)
-        firsts.append(start)
-        start += len(sample)
-    expected[firsts] = IGNORED
+    expected[list(firsts)] = IGNORED
     wrong = (labels != expected).nonzero().flatten().tolist()
     across = [at for at in wrong if at in firsts]
     where = ""

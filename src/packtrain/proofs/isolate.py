@@ -111,7 +111,7 @@ def isolate(
 def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
     """The logits of each sample of a packed row, without gradients."""
     with torch.no_grad():
-        return split(forward(model, packed(samples, collate)[0]), samples)
+        return split(forward(model, packed(samples, collate)[0]), samples, collate)
 
 
 def moved_neighbours(
@@ -203,7 +203,7 @@ def _watched_gradient(
         handle.remove()
     everywhere = embedded[0].grad
     assert everywhere is not None, "the loss depends on the embeddings of the row"
-    here = [split(everywhere[0], samples)[at]]
+    here = [split(everywhere[0], row, collate)[at]]
     here += [tensor.grad for name, tensor in media.items() if is_pixels(name) and tensor.grad is not None]
     return gradients, max(map(largest_entry, here)) / max(largest_entry(everywhere), 1e-30)
 

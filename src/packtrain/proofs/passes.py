@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from packtrain.batches.collate import offsets_of
 from packtrain.batches.weights import LOSS_WEIGHTS
 from packtrain.families.contracts import BatchContract
 from packtrain.packs.values import IGNORED, EncodedSample, PackedRow, PackKey
@@ -77,10 +78,15 @@ def is_pixels(name: str) -> bool:
     return name.startswith("pixel_values")
 
 
-def split(row: Tensor, samples: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
+def starts_of(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
+    """Where each sample begins in the row that is made of them."""
+    return offsets_of(samples, getattr(collate, "alignment", 1))
+
+
+def split(row: Tensor, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
     """A packed row cut into its samples; what stands behind them is padding."""
-    lengths = [len(sample) for sample in samples]
-    return row[: sum(lengths)].split(lengths)
+    starts = starts_of(samples, collate)
+    return tuple(row[start : start + len(sample)] for start, sample in zip(starts, samples, strict=True))
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -124,7 +130,7 @@ def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *
         loss = found.sum() / len(found)
     if backward:
         loss.backward()  # type: ignore[no-untyped-call]
-    logits = split(row.detach(), samples)
+    logits = split(row.detach(), samples, collate)
     return Outcome(
         logits=logits,
         losses=tuple(token_losses(one, sample.labels) for one, sample in zip(logits, samples, strict=True)),

@@ -21,7 +21,7 @@ from packtrain.proofs.choice import MOST_SAMPLES, Room, described, kind_of, long
 from packtrain.proofs.compare import compare_labels
 from packtrain.proofs.isolate import Change, changes_of, moved_neighbours, with_change
 from packtrain.proofs.modes import AS_TRAINED, EVALUATION, exact_products, in_mode, is_random_in_training
-from packtrain.proofs.passes import Collate, alone, as_trained, packed, split
+from packtrain.proofs.passes import Collate, alone, as_trained, packed, split, starts_of
 from packtrain.proofs.reference import hidden_states, parity, stock_attention
 from packtrain.proofs.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
 from packtrain.proofs.values import Finding, Verdict
@@ -41,6 +41,7 @@ class Training:
     loss: TrainingLoss
     backward: bool = True  # False: gradients are not made by `loss.backward()` alone
     dtype: torch.dtype | None = None  # of products; None: that of the weights
+    smoothing: float = 0.0  # of the labels
 
 
 def quick_check(
@@ -64,7 +65,7 @@ def quick_check(
     weight = next(model.parameters())
     dtype = training.dtype if training is not None and training.dtype is not None else weight.dtype
     with exact_products():
-        findings = [compare_labels(chosen, packed(chosen, collate)[1].flatten())]
+        findings = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), starts_of(chosen, collate))]
         with in_mode(model, EVALUATION), torch.no_grad():
             findings += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
         if training is None:
@@ -100,7 +101,7 @@ def _without_gradients(
     with hidden_states(model) as hidden:
 
         def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
-            return split(hidden(packed(some, collate)[0]), some)
+            return split(hidden(packed(some, collate)[0]), some, collate)
 
         def by_itself(sample: EncodedSample) -> Tensor:
             return hidden(alone(sample, contract))
@@ -159,7 +160,11 @@ def _with_loss(
         left_out.append(why)
     with in_mode(model, EVALUATION if random else AS_TRAINED):
         return compare_training_loss(
-            model, chosen, collate, contract, training.loss, dtype=dtype, backward=backward, runs=MOST_SAMPLES
+            *(model, chosen, collate, contract, training.loss),
+            dtype=dtype,
+            backward=backward,
+            smoothing=training.smoothing,
+            runs=MOST_SAMPLES,
         )
 
 

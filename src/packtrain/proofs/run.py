@@ -39,6 +39,7 @@ from packtrain.proofs.passes import (
     run_alone,
     run_packed,
     split,
+    starts_of,
     with_media_as,
 )
 from packtrain.proofs.reference import hidden_states, parity, stock_attention
@@ -89,7 +90,7 @@ def verify_model(
         say("each sample alone")
         judge, used = _judge(model, samples, contract, backend, backward)
         findings = [compare_costs(samples, costs, patch_size)] if costs else []
-        findings.append(compare_labels(samples, packed(samples, collate)[1].flatten()))
+        findings.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
         findings += _forwards(model, samples, collate, judge, say)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
@@ -184,7 +185,7 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Fin
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
-        found = split(hidden(packed(samples, row.collate)[0]), samples)
+        found = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
         with stock_attention(model):
             compared = [(one, hidden(alone(one, contract)), ours) for one, ours in zip(samples, found, strict=True)]
     return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]

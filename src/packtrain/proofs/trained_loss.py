@@ -17,7 +17,7 @@ from packtrain.families.contracts import BatchContract
 from packtrain.models.parts import part_of_weight, transformers_model
 from packtrain.packs.values import IGNORED, EncodedSample
 from packtrain.proofs.compare import FP32_TOLERANCE, GRADIENT_FLOOR, largest
-from packtrain.proofs.passes import Collate, alone, as_trained, forward, split
+from packtrain.proofs.passes import Collate, alone, as_trained, forward, split, starts_of
 from packtrain.proofs.reference import stock_attention
 from packtrain.proofs.values import Finding
 
@@ -57,15 +57,17 @@ def compare_training_loss(
     *,
     dtype: torch.dtype,
     backward: bool = True,
+    smoothing: float = 0.0,
     runs: int = 0,
 ) -> list[Finding]:
     """The loss of a packed row as training takes it, where it is taken, and its gradients.
 
     Gradients of the samples alone are taken off those of the row in place, so that there never are two of them: what
-    remains is the difference. `runs` is the least number of samples alone: ranks of a sharded model run equally many.
+    remains is the difference. `smoothing` is that of the labels. `runs` is the least number of samples alone: ranks of
+    a sharded model run equally many.
     """
     batch = as_trained(samples, collate)
-    weights = _weights(batch, samples)
+    weights = _weights(batch, samples, collate)
     whole = float(sum(float(one.sum()) for one in weights)) or 1.0
     model.zero_grad()
     try:
@@ -81,7 +83,7 @@ def compare_training_loss(
             with stock_attention(model):
                 for number in range(max(runs, len(samples))):
                     at = min(number, len(samples) - 1)
-                    losses = _losses_alone(model, samples[at], contract)
+                    losses = _losses_alone(model, samples[at], contract, smoothing)
                     part = (losses * weights[at].to(losses.device)).sum() * float(number < len(samples))
                     if backward:
                         (-part / whole).backward()  # type: ignore[no-untyped-call]
@@ -99,13 +101,15 @@ def compare_training_loss(
         )
     ]
     if taken_at is not None:
-        findings.append(_compare_positions(samples, taken_at, [losses for losses, _ in each]))
+        findings.append(
+            _compare_positions(samples, starts_of(samples, collate), taken_at, [losses for losses, _ in each])
+        )
     if backward and (before or after):  # a loss without gradients is one that the samples alone have
         findings.append(_compare_norms(before, after, dtype, allowed.gradients))
     return findings
 
 
-def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract) -> Tensor:
+def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract, smoothing: float) -> Tensor:
     """The loss of each supervised token of one sample by itself.
 
     Training has logits at supervised tokens only, a chunk of them in 32 bits, so there are no more here. What a model
@@ -124,17 +128,17 @@ def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract) ->
         handle.remove()
     targets = sample.labels[1:][carries].to(logits.device)
     parts = zip(logits.split(_CHUNK), targets.split(_CHUNK), strict=True)
-    return torch.cat([checkpoint(_cross_entropies, *part, use_reentrant=False) for part in parts])
+    return torch.cat([checkpoint(_cross_entropies, *part, smoothing, use_reentrant=False) for part in parts])
 
 
-def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(logits.float(), targets, reduction="none")
+def _cross_entropies(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return cross_entropy(logits.float(), targets, reduction="none", label_smoothing=smoothing)
 
 
-def _weights(batch: Any, samples: Sequence[EncodedSample]) -> list[Tensor]:
+def _weights(batch: Any, samples: Sequence[EncodedSample], collate: Collate) -> list[Tensor]:
     """Of every supervised token of each sample: those of the batch, or 1."""
     given = batch.get(LOSS_WEIGHTS)
-    rows = split(given[0], samples) if given is not None else [torch.ones(len(sample)) for sample in samples]
+    rows = split(given[0], samples, collate) if given is not None else [torch.ones(len(sample)) for sample in samples]
     return [row[1:][sample.labels[1:] != IGNORED].float() for row, sample in zip(rows, samples, strict=True)]
 
 
@@ -169,15 +173,15 @@ def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
     return (into_head[0].grad.flatten(0, -2) != 0).any(-1).cpu()
 
 
-def _compare_positions(samples: Sequence[EncodedSample], found: Tensor, losses: Sequence[Tensor]) -> Finding:
+def _compare_positions(
+    samples: Sequence[EncodedSample], starts: Sequence[int], found: Tensor, losses: Sequence[Tensor]
+) -> Finding:
     """Loss is taken at each supervised token and nowhere else: exact in any precision."""
     expected, sure = torch.zeros_like(found), torch.zeros_like(found)
-    start = 0
-    for sample, lost in zip(samples, losses, strict=False):
+    for sample, start, lost in zip(samples, starts, losses, strict=False):
         places = start + (sample.labels[1:] != IGNORED).nonzero().flatten()
         expected[places] = True
         sure[places] = lost.cpu() < _SURE  # its gradient may be nothing
-        start += len(sample)
     wrong = ((found != expected) & ~sure).nonzero().flatten().tolist()
     where = ""
     if wrong:

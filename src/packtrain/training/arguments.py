@@ -7,14 +7,11 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from packtrain.batches.trainer import OWN_LOSS
 from packtrain.core.errors import ConfigError
 
 SHARDED = "SHARDED_STATE_DICT"
 _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
-    (
-        lambda args: args.label_smoothing_factor,
-        "label_smoothing_factor: the loss is that of the supervised tokens; leave it at 0",
-    ),
     (
         lambda args: args.torch_compile,
         "torch_compile: it compiles the whole model anew for every shape; use `compile`, which takes its layers",
@@ -67,6 +64,8 @@ def refuse_arguments(
             f"compute_loss_func with loss_weighting {weighting!r}: a loss of your own is not given the weights, and "
             "would be divided by their sum; use loss_weighting 'token', or leave compute_loss_func out"
         )
+    if options.get("compute_loss_func") is not None and args.label_smoothing_factor:
+        problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
     if problems:
         raise ConfigError(
             "training arguments",

@@ -44,7 +44,9 @@ def check_first_batch(
     packs = _first_packs(dataset, rank, world)
     _together(None if packs else f"nothing to look at in the first {_PACKS} packs")
     plan = dataset.schedule.plan
-    room = Room(tokens=plan.config.packing_length, patches=int(plan.epoch(0).load("patches").max()))
+    packing = plan.config
+    patches = int(plan.epoch(0).load("patches").max())
+    room = Room(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with kept_random_state(), torch.compiler.set_stance("force_eager"):
         try:

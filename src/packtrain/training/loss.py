@@ -32,8 +32,8 @@ class SumOfLosses(Protocol):
 class InChunks:
     """Inside the wrapped forward, without logits of the whole row."""
 
-    def __init__(self, model: Any, chunk: int) -> None:
-        self._loss = ChunkedLoss.install(model, chunk=chunk)
+    def __init__(self, model: Any, chunk: int, smoothing: float = 0.0) -> None:
+        self._loss = ChunkedLoss.install(model, chunk=chunk, smoothing=smoothing)
 
     def targets(self, inputs: dict[str, Any]) -> Targets:
         return Targets.of(inputs["labels"], inputs.pop(WEIGHTS, None))
@@ -48,6 +48,9 @@ class InChunks:
 class FromLogits:
     """From the logits of the whole row, for models whose head cannot be taken apart."""
 
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self._smoothing = smoothing
+
     def targets(self, inputs: dict[str, Any]) -> None:
         return None
 
@@ -57,15 +60,15 @@ class FromLogits:
         ids = labels[..., 1:]
         supervised = ids != IGNORED
         logits = outputs["logits"][..., :-1, :][supervised].float()
+        losses = cross_entropy(logits, ids[supervised], reduction="none", label_smoothing=self._smoothing)
         if weights is None:
-            return cross_entropy(logits, ids[supervised], reduction="sum"), outputs
-        losses = cross_entropy(logits, ids[supervised], reduction="none")
+            return losses.sum(), outputs
         return (losses * weights[..., 1:][supervised].float()).sum(), outputs
 
 
-def losses_of(model: Any, settings: StepSettings) -> SumOfLosses:
-    """How a run takes the losses of this model."""
-    return InChunks(model, settings.loss_chunk) if settings.chunked_loss else FromLogits()
+def losses_of(model: Any, settings: StepSettings, smoothing: float = 0.0) -> SumOfLosses:
+    """How a run takes the losses of this model; `smoothing` is Trainer's `label_smoothing_factor`."""
+    return InChunks(model, settings.loss_chunk, smoothing) if settings.chunked_loss else FromLogits(smoothing)
 
 
 def loss_on(losses: SumOfLosses, device: torch.device) -> Callable[[Any, Any], Tensor]:

@@ -116,7 +116,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             self.model.config.use_cache = use_cache
         self._losses: SumOfLosses | None = None
         if not given_loss:
-            self._losses = losses_of(model, self.settings)
+            self._losses = losses_of(model, self.settings, args.label_smoothing_factor)
         self._interrupts, self._settled = Interrupts(), SettledObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
@@ -417,7 +417,12 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if self._losses is None:
             return None
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-        return Training(loss=self._sum_of, backward=not self.is_deepspeed_enabled, dtype=mixed)
+        return Training(
+            loss=self._sum_of,
+            backward=not self.is_deepspeed_enabled,
+            dtype=mixed,
+            smoothing=self.args.label_smoothing_factor,
+        )
 
 
 class _Hooks(TrainerCallback):

@@ -41,7 +41,6 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "logging_nan_inf_filter": (bool, "a loss that is not a number must be seen"),
     "auto_find_batch_size": (bool, "the size of a batch is that of a pack; use a shorter data.packing_length"),
     "torch_compile": (bool, "rows of other lengths would be compiled again and again; use training.compile"),
-    "label_smoothing_factor": (bool, "the loss is the sum over supervised tokens, without smoothing"),
     "use_liger_kernel": (bool, "it replaces the loss; training.chunked_loss saves the same memory"),
     "resume_from_checkpoint": (bool, "use --resume"),
     "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would weigh more"),

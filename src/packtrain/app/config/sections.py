@@ -269,7 +269,8 @@ class DatasetSection(Section):
     )
     packing_strategy: str | None = key(
         WORD,
-        "How packs are filled: best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none.",
+        "How packs are filled: best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none, "
+        "wrapped (texts cut where a pack is full), or your own module:function, which is imported and run.",
         default="best_fit",
         verbs=_PACK,
         resume="plan",
@@ -292,6 +293,16 @@ class DatasetSection(Section):
     max_samples_per_pack: int | None = key(COUNT, "Most samples in a pack.", shown="no limit", verbs=_PACK)
     max_attention_per_pack: int | None = key(
         COUNT, "Most attention work: the sum of squared lengths.", shown="no limit", verbs=_PACK
+    )
+    pack_alignment: int | None = key(
+        COUNT, "Fill each sample in a pack up to a multiple of so many tokens.", default=1, verbs=_PACK, resume="plan"
+    )
+    max_packs: int | None = key(
+        COUNT,
+        "Most packs of an epoch; samples of the others go to the ledger.",
+        shown="all packs",
+        verbs=_PACK,
+        resume="plan",
     )
     cutoff_len: int | None = key(
         COUNT,

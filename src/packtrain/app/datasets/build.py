@@ -132,7 +132,9 @@ class _Packs:
         from packtrain.batches.padded import PaddedCollator
 
         capacity, encoder = self.plan.config.packing_length, self._parts()[1]
-        make: Any = PackCollator if self.config.packing else PaddedCollator
+        make: Any = PaddedCollator
+        if self.config.packing:
+            make, options = PackCollator, {"alignment": self.plan.config.pack_alignment, **options}
         return make(encoder.contract, pad_id=encoder.pad_id, capacity=capacity, dtype=dtype, **options)
 
     def loader(self, collator: Any = None, **options: Any) -> PackLoader:

@@ -189,6 +189,7 @@ class DatasetConfig(DatasetSection):
         given.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
         if not self.has_packs:
             given["packing_strategy"] = "none"
+            given.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
         return PackingConfig(**given)
 
 
@@ -267,7 +268,7 @@ def _packing(config: DatasetConfig) -> Iterator[str]:
         object.__setattr__(config, "overlong", meant)
     for name in _PACKING:
         if (value := getattr(config, name)) is not None:
-            yield from _refusals(PackingConfig, {"packing_length": 1, name: value})
+            yield from _refusals(PackingConfig, {"packing_length": 2**61, name: value})  # none is too large for it
 
 
 def _records(config: DatasetConfig) -> Iterator[str]:

@@ -182,6 +182,7 @@ def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, backend: s
         encoder.contract,
         pad_id=encoder.pad_id,
         capacity=plan.config.packing_length,
+        alignment=plan.config.pack_alignment,
         boundaries=backend.startswith(("varlen", "flash")),
         patch_size=_patch_size(encoder.request.settings().config),
     )
@@ -273,16 +274,19 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
 
 
 def _seen(plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, backend: str, texts: _TokenTexts) -> SeenBatch:
+    from packtrain.batches.collate import offsets_of
+
     info, encoder = batch.info, noting.encoder
-    lengths = [*info.lengths, *([info.padding] if info.padding else [])]
-    boundaries = (0, *np.cumsum(lengths).tolist())
+    starts = offsets_of(row.samples, plan.config.pack_alignment)
+    ends = [start + len(sample) for start, sample in zip(starts, row.samples, strict=True)]
+    boundaries = tuple(sorted({0, *starts, *ends, info.tokens + info.padding}))
     samples = tuple(
         SeenSample(
             number=number,
             id=sample.id,
             origin=note.record.origin,
             row=sample.row,
-            first=boundaries[number],
+            first=starts[number],
             tokens=len(sample),
             start=note.start,
             supervised_tokens=int((sample.labels != IGNORED).sum()),
@@ -326,6 +330,7 @@ def _tokens(
     positions = batch["position_ids"].reshape(-1, len(ids)).T.tolist()
     owners: list[tuple[int | None, str, int | None]] = []
     for sample, seen in zip(row.samples, samples, strict=True):
+        owners += [(None, PADDING, None)] * (seen.first - len(owners))
         kinds = map(_KINDS.__getitem__, sample.token_kinds.tolist())
         owners += [
             (seen.number, kind, medium) for kind, medium in zip(kinds, _numbers(sample, seen.media), strict=True)

@@ -479,6 +479,8 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
         return None
     made.model.to(device)
     ready_for_steps(made.model, run.step)
+    smoothing = run.arguments.get("label_smoothing_factor") or 0.0
+    losses = losses_of(made.model, run.step, smoothing)
     return check_first_batch(
         made.model,
         prepared.dataset,
@@ -486,7 +488,7 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
         config=made.model.config,
         rank=0,  # all processes look at the same samples
         world=1,
-        training=Training(loss=loss_on(losses_of(made.model, run.step), device)),
+        training=Training(loss=loss_on(losses, device), smoothing=smoothing),
     )
 
 

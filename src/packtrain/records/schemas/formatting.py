@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import RecordError
+from packtrain.core.user_code import load_function
 from packtrain.records.schemas.recognise import ID_COLUMNS, MEDIA_ALIASES, MEDIA_COLUMNS
 
 Formatting = Callable[[dict[str, Any]], Any]
 
 
 def load_formatting(name: str) -> tuple[Formatting, str]:
-    """The function behind "module:function" and the source text of its module, which holds what it may call."""
-    where = "data.formatting"
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise ConfigError(where, got=name, expected="module:function", fix="for example my_data:to_messages")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module runs here and can fail in any way
-        raise ConfigError(
-            where,
-            got=f"importing {module_name!r} raised {type(error).__name__}: {error}",
-            expected="a module that Python can import",
-            fix="install it, or put its folder on PYTHONPATH",
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        found = "no such name" if function is None else f"a {type(function).__name__}"
-        raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {found}", expected="a function", fix="")
-    try:
-        return function, inspect.getsource(module)
-    except (OSError, TypeError) as error:
-        raise ConfigError(
-            where,
-            got=f"{name}: no source text ({error})",
-            expected="a function written in Python, so that a change of it is noticed",
-            fix="wrap it in a function of your own module",
-        ) from error
+    """The function behind "module:function" and its source text."""
+    return load_function(name, where="data.formatting", example="my_data:to_messages")
 
 
 def apply_formatting(function: Formatting, value: Mapping[str, Any]) -> dict[str, Any]:

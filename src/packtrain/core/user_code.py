@@ -1,0 +1,51 @@
+"""A function of the user's own that a config names as module:function, and the source text that it is known by."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from packtrain.core.errors import ConfigError
+
+_NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def names_function(text: str) -> bool:
+    """Is this module:function? Nothing is imported.
+
+    >>> names_function("my.data:to_messages"), names_function("best_fit"), names_function("a:")
+    (True, False, False)
+    """
+    return _NAMED.fullmatch(text) is not None
+
+
+def load_function(name: str, *, where: str, example: str) -> tuple[Callable[..., Any], str]:
+    """The function behind "module:function" and the source text of its module, which holds what it may call."""
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(where, got=name, expected="module:function", fix=f"for example {example}")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's module runs here and can fail in any way
+        raise ConfigError(
+            where,
+            got=f"importing {module_name!r} raised {type(error).__name__}: {error}",
+            expected="a module that Python can import",
+            fix="install it, or put its folder on PYTHONPATH",
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        found = "no such name" if function is None else f"a {type(function).__name__}"
+        raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {found}", expected="a function", fix="")
+    try:
+        return function, inspect.getsource(module)
+    except (OSError, TypeError) as error:
+        raise ConfigError(
+            where,
+            got=f"{name}: no source text ({error})",
+            expected="a function written in Python, so that a change of it is noticed",
+            fix="wrap it in a function of your own module",
+        ) from error
