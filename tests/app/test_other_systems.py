@@ -792,7 +792,7 @@ class TestConvert:
         names = ("rope_scaling", "learning_rate", "torch_compile", "metric_for_best_model", "greater_is_better")
         for one, words in zip(said["refused"], names, strict=True):
             assert words in one
-        assert said["missing"] == ["data.dataset_path: none instead of a file or folder, or a hub name"]
+        assert said["missing"] == ["data.dataset_path: a file or folder, or a hub name"]
         code, stdout, err = run("config", "convert", path, "--leave-out")
         assert code == 0, err
         assert "SECRET" not in stdout + err

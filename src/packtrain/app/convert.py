@@ -27,7 +27,11 @@ from packtrain.records.yaml_text import Dumper
 _NAMED = re.compile(r"(model|data|training|report)\.(\w+)\b")
 # Settings of a dataset, as an item of a mixture has them.
 _ITEM = {"dataset_path": "path", "subset": "subset", "split": "split", "media_root": "media_root", "max_samples": ""}
-_MISSING = ("model.model_name_or_path", "data.dataset_path")
+# What a run needs, as words for the user, and what stands for it while the rest is checked.
+_NEEDED = {
+    ("model", "model_name_or_path"): ("a model folder, a hub name or tiny:FAMILY", "tiny:llama"),
+    ("data", "dataset_path"): ("a file or folder, or a hub name", "data.jsonl"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +74,10 @@ def convert(path: str | Path) -> Converted:
         config = replace(config, data=replace(config.data, dataset_path="datasets.yaml"))
     read_as, no_effect = tuple(reading.read_as()), dict(reading.unused)
     config, notes = section_defaults(config)
-    missing: list[str] = []
-    while problems := _unresolved(config):  # each round leaves settings out, or is the last
-        missing += [one for one in problems if one.startswith(_MISSING) and one not in missing]
-        others = [one for one in problems if one not in missing]
-        config, left = _without(config, others)
-        refused += others
+    missing = [place for place in _NEEDED if getattr(getattr(config, place[0]), place[1]) is None]
+    while problems := _unresolved(config, missing):  # each round leaves settings out, or is the last
+        config, left = _without(config, problems)
+        refused += problems
         if not left:
             break
     system = counted_in_packs_by(config)
@@ -88,7 +90,7 @@ def convert(path: str | Path) -> Converted:
         read_as=read_as,
         no_effect=no_effect,
         refused=tuple(dict.fromkeys(refused)),
-        missing=tuple(missing),
+        missing=tuple(f"{'.'.join(place)}: {_NEEDED[place][0]}" for place in missing),
         notes=notes,
         mixture=reading.mixture,
     )
@@ -118,8 +120,11 @@ def _wrong_values(reading: Reading) -> list[str]:
     return found
 
 
-def _unresolved(config: RunConfig) -> list[str]:
-    """What a run of it would be refused for."""
+def _unresolved(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
+    """What a run of it would be refused for, beside what is missing."""
+    for section, name in missing:
+        stands = {name: _NEEDED[section, name][1]}
+        config = replace(config, **{section: replace(getattr(config, section), **stands)})  # type: ignore[arg-type]
     try:
         resolve_run(config)
     except ConfigError as error:
