@@ -95,6 +95,7 @@ ANOTHER = {  # settings that this cannot be said of, and why
     **dict.fromkeys(("packing", "packing_length"), "what is recommended"),
     "dataset_path": "the data of the table, whatever the config says",
     **dict.fromkeys(("costs", "plan"), "found by themselves, also where they moved to"),
+    "eval_size": "beside eval_path, which says it otherwise: it has a test of its own",
     "pad_packs": "beside packing: false, which is not a run that is planned for",
 }
 
@@ -171,6 +172,27 @@ def test_a_mixture_with_a_formatting_function(tmp_path: Path) -> None:
     dataset, prepared = trained(recommended)
     assert (dataset.sources, dataset.formatting) == (MIXTURE["sources"], MIXTURE["formatting"])
     same_samples(table, prepared)
+
+
+def test_what_is_held_out_is_not_trained(tmp_path: Path) -> None:
+    """`plan` counts the samples that `train` trains, and evaluation has the others."""
+    data = write_chats(tmp_path / "data.jsonl", 100)
+    table, recommended = chain(tmp_path, data, {"eval_size": 0.25, "max_samples": 80, "seed": 3})
+    assert len(table) == 60
+    dataset, prepared = trained(recommended)
+    assert (dataset.eval_size, dataset.seed) == (0.25, 3)
+    same_samples(table, prepared)
+    evaluated = CostTable.load(prepared.evaluation.plan.summary["cost_table"])
+    assert not {*table.column("id").tolist()} & {*evaluated.column("id").tolist()}
+    numbers = prepared.numbers
+    assert (numbers.held_out, numbers.evaluation_samples, numbers.not_drawn, numbers.left_out) == (20, 20, 20, 0)
+    for said, words in (
+        ("training: {seed: 4}", "training.seed: 4, records were drawn with 3"),
+        ("data: {eval_size: 0.5}", "data.eval_size: 0.5, measured with 0.25"),
+    ):
+        (tmp_path / "other.yaml").write_text(said)
+        with pytest.raises(ConfigError, match=words):
+            plan(table, config=tmp_path / "other.yaml", out=tmp_path / "no", gpu="h100", lengths=(256,))
 
 
 def test_all_that_the_config_says_is_recommended(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from PIL import Image
 from packtrain.app.config import arguments as config_arguments
 from packtrain.app.config import setup as config_setup
 from packtrain.app.config.load import load_config
+from packtrain.app.config.sections import SECTION_ALIASES, SECTIONS
+from packtrain.app.convert import convert
 from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.core.errors import ConfigError
+from packtrain.records.open import open_sources
 
 # A: `extends`, packing keys inside `training`, rates by module, DoRA, DeepSpeed; the data in a section of its own.
 A_BASE = """
@@ -404,6 +408,436 @@ class TestRuns:
         assert {"train-packed-48", "val-packed-48"} <= set(plans), "to be told apart by their names"
         adapter = json.loads((tmp_path / "out" / "final" / "adapter_config.json").read_text())
         assert (adapter["r"], adapter["lora_alpha"], sorted(adapter["target_modules"])) == (4, 8, ["q_proj", "v_proj"])
+
+
+# Examples as their frameworks publish them: all keys in their own structure, with names of models and data replaced.
+LLAMA_FACTORY = """
+model_name_or_path: tiny:qwen3_vl
+image_max_pixels: 262144
+video_max_pixels: 16384
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: mllm_demo,identity
+template: qwen3_vl_nothink
+cutoff_len: 2048
+max_samples: 1000
+overwrite_cache: true
+preprocessing_num_workers: 16
+dataloader_num_workers: 4
+output_dir: saves/lora
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+save_only_model: false
+report_to: none
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 500
+"""
+AXOLOTL_VL = """
+base_model: tiny:qwen2_vl
+processor_type: AutoProcessor
+skip_prepare_dataset: true
+remove_unused_columns: false
+sample_packing: false
+chat_template: qwen2_vl
+datasets: [{path: org/chats, type: chat_template, split: "train[:1%]", field_messages: messages}]
+dataset_prepared_path: last_run_prepared
+val_set_size: 0.0
+output_dir: outputs/out
+adapter: lora
+lora_model_dir:
+sequence_len: 8192
+pad_to_sequence_len: false
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+wandb_project:
+gradient_accumulation_steps: 4
+micro_batch_size: 1
+num_epochs: 1
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+train_on_inputs: false
+bf16: true
+fp16:
+tf32: true
+gradient_checkpointing: true
+local_rank:
+logging_steps: 1
+flash_attention: true
+eager_attention:
+warmup_ratio: 0.1
+evals_per_epoch: 1
+saves_per_epoch: 1
+debug:
+weight_decay: 0.0
+fsdp:
+fsdp_config:
+"""
+AXOLOTL_TEXT = """
+base_model: tiny:llama
+load_in_8bit: false
+strict: false
+datasets: [{path: org/alpaca, type: alpaca, ds_type: json}]
+val_set_size: 0.1
+output_dir: outputs/lora
+adapter: lora
+sequence_len: 2048
+sample_packing: true
+eval_sample_packing: true
+pad_to_sequence_len: true
+lora_r: 16
+lora_alpha: 32
+lora_target_modules: [q_proj, v_proj]
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 2
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+warmup_steps: 10
+evals_per_epoch: 4
+saves_per_epoch: 1
+loss_watchdog_threshold: 5.0
+special_tokens: {pad_token: "<|end_of_text|>"}
+"""
+LMMS_ENGINE = """
+trainer_type: fsdp2_trainer
+dataset_config:
+  dataset_type: vision
+  dataset_format: yaml
+  datasets: [{path: data/debug, data_folder: "", data_type: arrow}]
+  processor_config: {processor_name: tiny:qwen2_5_vl, processor_type: qwen2_5_vl}
+  packing: true
+  packing_strategy: first_fit
+  packing_length: 16384
+model_config: {load_from_pretrained_path: tiny:qwen2_5_vl, attn_implementation: flash_attention_2}
+trainer_args:
+  per_device_train_batch_size: 1
+  learning_rate: 1.0e-06
+  gradient_accumulation_steps: 1
+  num_train_epochs: 1
+  output_dir: output/debug
+  warmup_ratio: 0.0
+  eval_strategy: "no"
+  group_by_length: true
+  bf16: true
+  freeze_modules: [visual]
+  use_liger_kernel: true
+  use_rmpad: true
+  fsdp2: true
+  fsdp_config: {transformer_layer_cls_to_wrap: [Qwen2_5_VLDecoderLayer], reshard_after_forward: false}
+"""
+LMMS_LIST = """
+- type: trainer
+  config:
+    trainer_type: hf_trainer
+    dataset_config:
+      dataset_type: vision
+      dataset_format: json
+      dataset_path: data/chats.json
+      video_backend: qwen_vl_utils
+      filter_overlong: true
+      video_max_frames: 64
+    model_config: {load_from_pretrained_path: tiny:qwen3, monkey_patch_kwargs: {patch_type: [liger]}}
+    per_device_train_batch_size: 1
+    max_steps: 500
+    warmup_ratio: 0.0
+    warmup_steps: 100
+    sp_ulysses_degree: 1
+    enable_profiler: false
+    prediction_loss_only: false
+    remove_unused_columns: true
+    no_cuda: false
+    fp16_opt_level: O1
+    debug: []
+    fsdp: []
+"""
+MS_SWIFT = """
+model: tiny:qwen3
+split_dataset_ratio: 0.01
+train_type: lora
+torch_dtype: bfloat16
+attn_impl: flash_attn
+num_train_epochs: 5
+per_device_train_batch_size: 1
+learning_rate: 1e-4
+dataset: org/chats:zh#1000
+gradient_accumulation_steps: 8
+max_length: 2048
+target_modules: all-linear
+freeze_vit: true
+dataset_num_proc: 8
+deepspeed: zero3
+model_name: swift-bot
+model_author: swift
+"""
+MS_SWIFT_SCRIPT = """
+# arguments of a command, as in their examples
+CUDA_VISIBLE_DEVICES=0 MAX_PIXELS=1003520 \\
+swift sft \\
+    --model tiny:qwen2_5_vl \\
+    --dataset 'org/chats#20000' \\
+    --train_type full --freeze_vit false --freeze_llm false \\
+    --truncation_strategy left --max_length 2048 \\
+    --target_modules all-linear \\
+    --learning_rate 1e-5
+"""
+TRL_SCRIPT = """
+accelerate launch --config_file=configs/deepspeed_zero3.yaml \\
+    examples/scripts/sft_vlm.py \\
+    --dataset_name org/chats \\
+    --model_name_or_path tiny:llava \\
+    --per_device_train_batch_size 8 --gradient_accumulation_steps 8 \\
+    --output_dir sft-llava --bf16 --torch_dtype bfloat16 --gradient_checkpointing \\
+    --use_peft --lora_r 32 --lora_target_modules q_proj v_proj --eval_strategy steps
+"""
+COORDEXP = """
+global_max_length: 20000
+model: {model: tiny:qwen3_vl, torch_dtype: bfloat16, attn_impl: flash_attention_2}
+template: {template: qwen3_vl, truncation_strategy: right, max_pixels: 1572864}
+deepspeed: {enabled: true, config: zero2}
+tuner: {train_type: lora, use_dora: true, freeze_llm: false, freeze_vit: false, freeze_aligner: false,
+  target_modules: [all-linear], target_regex: null, modules_to_save: [], lora_rank: 16, lora_bias: none}
+training: {optimizer: multimodal, learning_rate: 4.0e-4, vit_lr: 2.0e-4, effective_batch_size: 32, packing: true,
+  add_version: true, save_safetensors: true, save_last_epoch: true, output_dir: out}
+data: {dataset: [dummy], val_dataset: [dummy], dataset_num_proc: 8}
+custom: {json_format: standard, emit_norm: none, train_jsonl: train.jsonl, val_jsonl: val.jsonl,
+  dump_conversation_path: out.txt, augmentation: {enabled: false, ops: [{name: hflip}]}}
+debug: {enabled: false}
+"""
+NANOVLM = """
+VLMConfig: {vit_hidden_dim: 768, lm_n_blocks: 32, lm_max_length: 4096, lm_chat_template: "{% x %}", max_img_size: 1536,
+  mp_pixel_shuffle_factor: 4, vlm_extra_tokens: {image_token: "<|image|>"}, hf_repo_name: nanoVLM, model: tiny:smolvlm}
+TrainConfig: {lr_mp: 0.005, lr_vision_backbone: 5.0e-5, lr_language_backbone: 5.0e-5, data_cutoff_idx: null,
+  val_size: 500, batch_size: 2, gradient_accumulation_steps: 8, eval_in_epochs: true, eval_interval: 500,
+  stats_log_interval: 100, max_training_steps: 100, max_images_per_example: 4, max_images_per_knapsack: 18,
+  train_dataset_path: org/cauldron, train_dataset_name: [all], relevance_min_rating: 1, log_wandb: true,
+  wandb_entity: me, use_lmms_eval: true, lmms_eval_tasks: mmstar, resume_from_vlm_checkpoint: false}
+"""
+# What the settings are that others live by, and words of the notes where something is other here.
+PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
+    "LLaMA-Factory": (
+        *("run.yaml", LLAMA_FACTORY),
+        {
+            "method": "lora",
+            "sources": ["mllm_demo", "identity"],
+            "eval_size": 0.1,
+            "cutoff_len": 2048,
+            "packing": False,
+        },
+        ("LLaMA-Factory takes the first of each dataset",),
+    ),
+    "axolotl": (
+        *("run.yml", AXOLOTL_VL),
+        {"packing": False, "packing_length": 8192, "split": "train[:1%]", "eval_size": None, "eval_strategy": "epoch"},
+        (),
+    ),
+    "axolotl, text": (
+        *("run.yml", AXOLOTL_TEXT),
+        {"packing": True, "eval_size": 0.1, "eval_steps": 0.125, "overlong": "drop", "save_strategy": "epoch"},
+        ("in axolotl, batch size counts packs",),
+    ),
+    "lmms-engine": (
+        *("run.yaml", LMMS_ENGINE),
+        {"dataset_path": "data/debug", "train_vision": False, "train_connector": False, "sharding": "fsdp"},
+        ("first_fit looks at every open pack",),
+    ),
+    "lmms-engine, list": (
+        *("run.yaml", LMMS_LIST),
+        {
+            "dataset_format": "json",
+            "processor_config": {"max_frames": 64},
+            "warmup_steps": 100,
+            "packing_length": 32000,
+        },
+        ("packing: false",),
+    ),
+    "ms-swift": (
+        *("run.yaml", MS_SWIFT),
+        {
+            "subset": "zh",
+            "max_samples": 1000,
+            "overlong": "drop",
+            "lora_rank": 8,
+            "lora_alpha": 32,
+            "attention": "flash_attention_2",
+        },
+        ("packing: false",),
+    ),
+    "ms-swift, script": (
+        *("sft.sh", MS_SWIFT_SCRIPT),
+        {
+            "processor_config": {"max_pixels": 1003520},
+            "truncate_side": "left",
+            "train_vision": True,
+            "lora_rank": 8,
+            "train_connector": False,
+            "max_samples": 20000,
+            "learning_rate": 1e-5,
+        },
+        ("train_connector: false",),
+    ),
+    "TRL": (
+        *("sft.sh", TRL_SCRIPT),
+        {
+            "method": "lora",
+            "lora_target_modules": ["q_proj", "v_proj"],
+            "learning_rate": 2e-5,
+            "packing": False,
+            "eval_path": "org/chats",
+            "eval_split": "test",
+            "bf16": True,
+        },
+        ("TRL trains every token of a chat", "TRL cuts samples to max_length 1024"),
+    ),
+    "CoordExp": (
+        *("run.yaml", COORDEXP),
+        {
+            "overlong": "truncate",
+            "packing_length": 20000,
+            "dataset_path": "train.jsonl",
+            "use_dora": True,
+            "deepspeed": "zero2",
+            "effective_batch_size": 32,
+        },
+        (),
+    ),
+    "nanoVLM": (
+        *("config.yaml", NANOVLM),
+        {"vit_lr": 5e-5, "aligner_lr": 0.005, "eval_size": 500, "packing_length": 4096, "logging_steps": 100},
+        ("in nanoVLM, batch size counts packs",),
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", PUBLISHED)
+def test_published_configs(tmp_path: Path, framework: str) -> None:
+    """They load; every key is accounted for; in our own keys they are the same run."""
+    name, text, settings, words = PUBLISHED[framework]
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    found = convert(path)
+    assert (found.refused, found.missing) == ((), ())
+    said = {key: value for values in found.config.sections().values() for key, value in values.items()}
+    assert {key: said.get(key) for key in settings} == settings
+    for one in words:
+        assert one in " | ".join(found.notes), one
+    if name.endswith(("yaml", "yml")):
+        understood = " ".join((*found.read_as, *found.no_effect))
+        said |= said.get("processor_config", {})
+        told = {key for key, value in _flat(yaml.safe_load(text)).items() if value is not None}
+        assert {key for key in told - said.keys() if key not in understood} == set(), "keys that nobody has heard of"
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(found.text(of=name), encoding="utf-8")
+    again, theirs = resolve_run(load_config(ours)), resolve_run(load_config(path))
+    assert not any(note.startswith(("read as", "no effect here")) for note in again.notes), "our own keys"
+    for part in ("model", "data", "evaluation", "step", "arguments", "setup", "size", "length"):
+        assert getattr(again, part) == getattr(theirs, part), part
+
+
+class TestConvert:
+    """The command: what is written, and what is not."""
+
+    def test_a_config_and_its_mixture(self, run: Run, tmp_path: Path) -> None:
+        _chats_with_pictures(tmp_path)
+        (tmp_path / "more").mkdir()
+        write_chats(tmp_path / "more" / "b.jsonl", 30)
+        path, out = tmp_path / "sft.yaml", tmp_path / "more" / "run.yaml"
+        lines = f"['{tmp_path}/train.jsonl#5', '{tmp_path}/more/b.jsonl']"
+        path.write_text(f"model: tiny:qwen2_vl\ntrain_type: full\nmax_length: 512\ndataset: {lines}\n")
+        code, _, err = run("config", "convert", path)
+        assert (code, "name the config's file: --out" in err) == (2, True)
+        code, stdout, err = run("config", "convert", path, "--out", out)
+        assert (code, stdout) == (0, "")
+        assert f"next: packtrain train {out} --dry-run" in err
+        config = load_config(out)
+        specs = open_sources(str(config.data.dataset_path))
+        assert [(spec.path, spec.max_samples) for spec in specs] == [
+            (str(tmp_path / "train.jsonl"), 5),
+            (str(tmp_path / "more" / "b.jsonl"), None),
+        ]
+        written = {name.name: name.read_bytes() for name in out.parent.iterdir()}
+        assert run("config", "convert", path, "--out", out)[0] == 2, "nothing is overwritten"
+        assert {name.name: name.read_bytes() for name in out.parent.iterdir()} == written
+
+    def test_what_cannot_be_is_left_out_when_asked(self, run: Run, tmp_path: Path) -> None:
+        path, out = tmp_path / "sft.yaml", tmp_path / "run.yaml"
+        path.write_text(
+            "stage: sft\nrope_scaling: linear\nlearning_rate: high\ntorch_compile: true\nseed: 3\n"
+            "metric_for_best_model: eval_token_acc\ngreater_is_better: true\nhub_token: hf_SECRET\n"
+            "model_name_or_path: tiny:llama\n"
+        )
+        code, stdout, err = run("config", "convert", path, "--out", out, "--json")
+        said = json.loads(stdout)
+        assert (code, said["written"], out.exists()) == (2, None, False)
+        names = ("rope_scaling", "learning_rate", "torch_compile", "metric_for_best_model", "greater_is_better")
+        for one, words in zip(said["refused"], names, strict=True):
+            assert words in one
+        assert said["missing"] == ["data.dataset_path: a file or folder, or a hub name"]
+        code, stdout, err = run("config", "convert", path, "--leave-out")
+        assert code == 0, err
+        assert "SECRET" not in stdout + err
+        assert "# left out: sft.yaml:2: rope_scaling: not here" in stdout
+        assert yaml.safe_load(stdout)["training"] == {
+            "seed": 3,
+            "num_train_epochs": 3,
+            "per_device_train_batch_size": 8,
+        }
+        code, _, err = run("config", "convert", path)
+        assert (code, err.count("rope_scaling")) == (2, 1), "said once"
+
+    def test_show(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "base.yaml").write_text("sample_packing: true\ntraining: {seed: 3}")
+        (tmp_path / "run.yaml").write_text("extends: base.yaml\nmodel: tiny:llama")
+        code, stdout, err = run("config", "show", tmp_path / "run.yaml", "training.seed=4")
+        assert (code, yaml.safe_load(stdout)) == (
+            0,
+            {"model": {"model_name_or_path": "tiny:llama"}, "data": {"packing": True}, "training": {"seed": 4}},
+        )
+        assert "sample_packing is data.packing" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trl sft --learning_rate $LR", "write the value"),
+        ("trl sft --seed 1 --seed 2", "--seed twice"),
+        ("trl sft 'x", "No closing quotation"),
+        ("echo hello", "no argument"),
+    ],
+)
+def test_scripts_that_are_not_read(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "sft.sh").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config(tmp_path / "sft.sh")
+
+
+def _flat(content: Any) -> dict[str, Any]:
+    """Every key that a file says, in whatever section."""
+    found: dict[str, Any] = {}
+    for name, value in (content[0]["config"] if isinstance(content, list) else content).items():
+        is_section = SECTION_ALIASES.get(name, name) in SECTIONS and isinstance(value, dict)
+        found |= value if is_section else {name: value}
+    return {name: value for name, value in found.items() if name != "processor_config"}
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"

@@ -410,7 +410,7 @@ class TestRun:
 
     @pytest.mark.full
     def test_a_damaged_checkpoint_is_passed_over(self, run: Run, config: Path, tmp_path: Path) -> None:
-        given = ("training.save_steps=1", "training.effective_batch_size=6")
+        given = ("training.save_steps=1", "training.effective_batch_size=6", "data.eval_size=0.1")
         whole, out = tmp_path / "whole", tmp_path / "out"
         assert run("train", config, *given, f"training.output_dir={whole}")[0] == 0
         assert run("train", config, *given, "training.max_steps=2")[0] == 0
@@ -424,6 +424,7 @@ class TestRun:
         assert "passed over" in notes
         assert "checkpoint-2: the bytes of model.safetensors are not those that were written" in notes
         assert weights_of(out) == weights_of(whole)
+        assert (json.loads(said)["numbers"]["held_out"], json.loads(said)["numbers"]["samples"]) == (4, 36)
 
     @pytest.mark.full
     def test_stopped_early_it_says_so_and_is_not_trained_on(self, run: Run, config: Path, tmp_path: Path) -> None:

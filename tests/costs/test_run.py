@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,47 @@ def test_limit_depends_on_the_seed_alone(tmp_path: Path, qwen: Path) -> None:
         for at, seed in enumerate((0, 0, 1))
     ]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(("size", "limit", "held"), [(0.1, None, 0.1), (7, None, 7), (0.25, 40, 10)])
+def test_what_is_held_out_is_in_no_other_part(
+    tmp_path: Path, qwen: Path, size: float, limit: int | None, held: float
+) -> None:
+    """Both parts together are all that is drawn; they are the same for the same seed."""
+    data = as_jsonl(tmp_path)
+    given = {"eval_size": size, "max_samples": limit, "max_failure_rate": 0.9}
+
+    def part(name: str, *, seed: int = 0) -> tuple[set[int], list[dict[str, object]]]:
+        table = measured(data, tmp_path / f"{name}-{seed}", qwen, part=name, seed=seed, **given)
+        assert table.summary["told"]["data"]["eval_size"] == size
+        assert "part" not in table.summary["told"]["data"]
+        return set(table.column("index").tolist()), ledger(tmp_path / f"{name}-{seed}")
+
+    (train, of_train), (evaluated, of_eval) = part("train"), part("eval")
+    unusable = [line for line in (*of_train, *of_eval) if not line["filtered"]]
+    assert not train & evaluated
+    assert len(train) + len(evaluated) + len(unusable) == (limit or RECORDS)
+    other = sum(line["reason"] == "in the other part of eval_size" for line in of_train)
+    assert other == (math.ceil(held * RECORDS) if held < 1 else held)
+    assert part("train", seed=1)[0] != train, "drawn by the seed"
+
+
+def test_held_out_records_leave_some_to_train_on(tmp_path: Path, qwen: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.eval_size"):
+        measured(as_jsonl(tmp_path), tmp_path / "out", qwen, eval_size=RECORDS)
+
+
+def test_a_number_of_samples_of_one_source(tmp_path: Path, qwen: Path) -> None:
+    data = as_jsonl(tmp_path)
+    mixture = tmp_path / "mix.yaml"
+    mixture.write_text(f"- {data.name}#30\n- {{path: {data.name}, name: whole}}\n")
+    table = measured(mixture, tmp_path / "out", qwen, max_failure_rate=0.9)
+    assert table.summary["counts"]["reasons"]["filter: not drawn by limit"] == RECORDS - 30
+    again = measured(mixture, tmp_path / "again", qwen, max_failure_rate=0.9, seed=1)
+    assert again.column("id").tolist() != table.column("id").tolist(), "drawn by the seed"
+    mixture.write_text(f"- {data.name}#{RECORDS + 5}\n")
+    with pytest.raises(ConfigError, match=r"repeats: 1\.\d+ uses records more than once"):
+        measured(mixture, tmp_path / "more", qwen)
 
 
 def test_a_stopped_run_continues_where_it_was(tmp_path: Path, qwen: Path) -> None:

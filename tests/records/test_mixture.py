@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from packtrain.core.errors import ConfigError
+from packtrain.records.formats.files import list_files
 from packtrain.records.mixture import KEYS
 from packtrain.records.open import iter_units, open_sources, read_unit, recognise
 
@@ -190,7 +191,7 @@ def test_the_registry_of_llama_factory_is_a_mixture(folder: Path) -> None:
         ({"columns": {"prompt": "article"}}, "a.columns.prompt: 'article' is not read as prompt; data.columns"),
         ({"tags": {"user_tag": "boss"}}, "a.tags.user_tag"),
         ({"columns": {"chosen": "good"}}, "a.columns.chosen"),
-        ({"num_samples": 10}, "repeats in a YAML mixture"),
+        ({"num_samples": "ten"}, "max_samples: 'ten' instead of a positive whole number"),
         ({"formatting": "own"}, "a.formatting"),
         ({"strange": 1}, "a.strange: unknown key"),
     ],
@@ -234,11 +235,18 @@ def test_the_items_of_lmms_engine(folder: Path) -> None:
         open_sources(mixture(folder, text.replace("all", "'first:10%'")))
 
 
+ENERGON = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: "
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- a.jsonl#500", "takes 500 samples, as ms-swift writes it; path: a.jsonl with repeats"),
-        ("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: ./coco}}", "Energon"),
+        (ENERGON + "{train: {join: [{path: a}]}}", "a metadataset of Energon with join"),
+        (ENERGON + "{val: {path: a.jsonl}}", "expected: the split train"),
+        (ENERGON + "{train: {blend: [{path: sub, weight: 1}]}}", "split.yaml has no shards of the split train"),
+        (ENERGON + "{train: {blend: [{path: a.jsonl, weight: 0}]}}", "weight: 0 instead of a number above 0"),
+        (ENERGON + "{train: {blend: [{path: m.yaml}]}}", "a metadataset inside a metadataset"),
+        (ENERGON + "{train: {path: a.jsonl, aux: {x: y}}}", "with aux"),
     ],
 )
 def test_lists_that_are_refused_by_name(folder: Path, text: str, words: str) -> None:
@@ -248,4 +256,30 @@ def test_lists_that_are_refused_by_name(folder: Path, text: str, words: str) -> 
 
 
 def test_the_keys_of_an_item_are_public() -> None:
-    assert KEYS == ("path", "name", "format", "media_root", "split", "subset", "weight", "repeats")
+    assert KEYS == ("path", "name", "format", "media_root", "split", "subset", "weight", "repeats", "max_samples")
+
+
+def test_a_metadataset_of_energon_is_a_mixture(folder: Path) -> None:
+    coco = folder / "coco"
+    (coco / ".nv-meta").mkdir(parents=True)
+    for name in ("s_0.tar", "s_1.tar", "s_2.tar"):
+        (coco / name).write_bytes(b"")
+    parts = "split_parts: {train: ['s_{0..1}.tar'], val: [s_2.tar]}\nexclude: [s_0.tar]"
+    (coco / ".nv-meta" / "split.yaml").write_text(parts)
+    members = "[{path: ./coco, SHARE: 3}, {path: ./coco, SHARE: 1, split_part: val, subflavors: {x: y}}]"
+    for kind, share, found in (
+        ("blend", "weight", [(0.75, None), (0.25, None)]),
+        ("blend_epochized", "repetitions", [(None, 3), (None, 1)]),
+    ):
+        text = f"{ENERGON}{{train: {{{kind}: {members.replace('SHARE', share)}}}}}"
+        specs = open_sources(mixture(folder, text))
+        assert [spec.path for spec in specs] == [str(coco / "s_1.tar"), str(coco / "s_2.tar")]
+        assert [(spec.weight, spec.repeats) for spec in specs] == found
+        assert [spec.name for spec in specs] == ["coco", "coco-2"]
+    (coco / ".nv-meta" / "split.yaml").write_text("split_parts: {train: [s_0.tar, s_2.tar]}")
+    (spec,) = open_sources(mixture(folder, ENERGON + "{train: {path: coco}}"))
+    assert list_files(spec.path, "webdataset") == [str(coco / "s_0.tar"), str(coco / "s_2.tar")]
+    for text in ("split_parts: {train: [../a.tar]}", "split_parts: {train: [s_0.tar]}\nexclude: [s_0.tar/x]"):
+        (coco / ".nv-meta" / "split.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=r"split\.yaml"):
+            open_sources(mixture(folder, ENERGON + "{train: {path: coco}}"))

@@ -133,7 +133,10 @@ def _different(question: Question, names: tuple[str, ...]) -> dict[str, Any]:
 def _training(draft: Draft, intervals: Intervals, *, packed: bool) -> dict[str, Any]:
     question = draft.question
     setup, base = question.setup, question.base
-    said, evaluates = base.get("training", {}), bool(base.get("data", {}).get("eval_path"))
+    said, evaluates = (
+        base.get("training", {}),
+        any(base.get("data", {}).get(name) for name in ("eval_path", "eval_size")),
+    )
     found: dict[str, Any] = {} if (said.get("max_steps") or 0) > 0 else {"num_train_epochs": question.epochs}
     found |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
     if intervals.warmup_steps is not None:

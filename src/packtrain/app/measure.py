@@ -98,6 +98,9 @@ def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Requ
         streaming=streaming,
         sources=config.sources or (),
     )
+    if config.part == "eval":  # every record of it once, however often its source is trained
+        specs = [replace(spec, repeats=None, weight=None) for spec in specs]
+    draws = any(spec.max_samples for spec in specs)
     return Request(
         specs=tuple(specs),
         model=str(resolve(config.model_name, cache_dir() / "models").absolute()),
@@ -111,7 +114,7 @@ def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Requ
         max_image_pixels=config.max_image_pixels or MAX_IMAGE_PIXELS,
         template_date=config.template_date,
         chat_template=config.own_template(),
-        seed=config.measured_seed,
+        seed=config.seed if draws else config.measured_seed,
     )
 
 

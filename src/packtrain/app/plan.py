@@ -14,7 +14,7 @@ import numpy as np
 from packtrain.advice.baseline import Baseline
 from packtrain.advice.study import Progress, study_outcome
 from packtrain.advice.values import Study
-from packtrain.app.config.data import section_defaults
+from packtrain.app.config.data import data_seed, section_defaults
 from packtrain.app.config.load import RunConfig, absolute_paths, load_config
 from packtrain.app.config.sections import DataSection
 from packtrain.app.config.setup import ATTENTION, compiles, sharding_notes, training_setup
@@ -153,6 +153,9 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
         for name, usual in MEASURED_DEFAULTS.items()
         if measured and name in said["data"] and _plain(said["data"][name]) != _plain(measured.get(name, usual))
     ]
+    seed, own = table.told.get("training", {}).get("seed", 0), given.training.given("seed", "data_seed")
+    if own and data_seed(given) != seed and any(measured.get(name) for name in ("eval_size", "max_samples")):
+        problems.append(f"training.seed: {data_seed(given)}, records were drawn with {seed}")
     if problems:
         raise ConfigError(
             "--config",

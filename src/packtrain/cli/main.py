@@ -9,6 +9,7 @@ import typer
 import packtrain
 from packtrain.cli import bench as benchmarks
 from packtrain.cli import cache as caches
+from packtrain.cli import config as configs
 from packtrain.cli.calibrate import calibrate
 from packtrain.cli.common import run
 from packtrain.cli.demo import demo
@@ -39,6 +40,12 @@ cache = typer.Typer(
     help="What packtrain keeps to use it again: look, clear, verify.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(cache, name="cache")
+config = typer.Typer(
+    help="Configs of other systems in packtrain's own keys: convert, show.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(config, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -67,6 +74,10 @@ app.command("train", short_help="Train: from a config to a model, a run folder a
 app.command("report", short_help="The page of a run, or of several side by side.")(report)
 app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
 app.command("doctor", short_help="What is there: GPU, kernels, packages; what missing ones would give.")(doctor)
+config.command("convert", short_help="Another system's config in our own keys, every key accounted for.")(
+    configs.convert
+)
+config.command("show", short_help="What a config says, with all that it extends.")(configs.show)
 cache.command("ls")(caches.ls)
 cache.command("clear")(caches.clear)
 cache.command("verify")(caches.verify)

@@ -31,6 +31,8 @@ class Filters:
     max_images_per_sample: int | None = None
     max_sample_length: int | None = None  # tokens
     limit: int | None = None  # keep this many records, drawn at random
+    eval_size: float | None = None  # records that are held out: a share below 1, or so many
+    eval_part: bool = False  # keep those instead of the others
 
     def __post_init__(self) -> None:
         for name in ("max_images_per_sample", "max_sample_length", "limit"):
@@ -95,12 +97,22 @@ class Request:
         for name in ("template_date", "chat_template", "strict_columns"):
             if not plain[name]:  # as of most: what they are known by has no such name
                 del plain[name]
+        if not plain["filters"]["eval_size"]:
+            del plain["filters"]["eval_size"], plain["filters"]["eval_part"]
         for spec, place in zip(plain["specs"], self.places().sources, strict=True):
             del spec["repeats"], spec["weight"]
+            if spec["max_samples"] is None:
+                del spec["max_samples"]
             if place.root is not None:
                 del spec["path"]
                 spec["media_root"] = os.path.relpath(place.media_root, place.root)
         return plain
+
+    @property
+    def draws(self) -> bool:
+        """Are some records drawn at random, so that all have to be counted first?"""
+        filters = self.filters
+        return bool(filters.limit or filters.eval_size or any(spec.max_samples for spec in self.specs))
 
     def places(self) -> Places:
         """Where everything lies that `describe` says nothing of."""

@@ -15,8 +15,8 @@ from packtrain.records.open import read_unit
 from packtrain.records.source import Unit
 
 FAMILY_RULE = "packtrain.costs.measurer:FamilyRule"
-_FILTER, _LIMIT = "filter", "not drawn by limit"
-NOT_DRAWN = f"{_FILTER}: {_LIMIT}"  # as counts of reasons name it
+_FILTER, _LIMIT, _OTHER = "filter", "not drawn by limit", "in the other part of eval_size"
+NOT_DRAWN, OTHER_PART = (f"{_FILTER}: {reason}" for reason in (_LIMIT, _OTHER))  # as counts of reasons name them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class WorkItem:
 
     unit: Unit
     drawn: frozenset[int] | None = None
+    other: frozenset[int] = frozenset()  # entries of the other part, where some are held out
 
 
 _latest: list[tuple[Task, Measurer]] = []  # one process measures one task, so its tokenizer is loaded once
@@ -61,7 +62,7 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
             if position in item.drawn:
                 rows.add(next(measurer.measure([entry], item.unit.source)))
             else:
-                rows.add(_not_drawn(entry.origin))
+                rows.add(_not_drawn(entry.origin, _OTHER if position in item.other else _LIMIT))
     failures = [entry for entry in rows.ledger if not entry.filtered]
     return UnitResult(
         number=item.unit.number,
@@ -80,5 +81,5 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
     )
 
 
-def _not_drawn(origin: str) -> LedgerEntry:
-    return LedgerEntry(id=origin, origin=origin, stage=_FILTER, reason=_LIMIT, filtered=True)
+def _not_drawn(origin: str, reason: str) -> LedgerEntry:
+    return LedgerEntry(id=origin, origin=origin, stage=_FILTER, reason=reason, filtered=True)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.records.energon import is_metadataset, metadataset_items
 from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
-from packtrain.records.registry import is_registry, refuse_named, registry_items
+from packtrain.records.registry import is_registry, registry_items
 from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import brief, read_any
@@ -29,7 +30,7 @@ _ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     **{"data_folder": ("", None), "data_type": (*_DATA_TYPES, None), "sampling_strategy": ("all", None)},
 }
 SHARE_KEYS = ("weight", "repeats")
-KEYS = (*TEXT_KEYS, *SHARE_KEYS)
+KEYS = (*TEXT_KEYS, *SHARE_KEYS, "max_samples")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +45,17 @@ class MixtureItem:
     subset: str | None = None
     weight: float | None = None
     repeats: float | None = None
+    max_samples: int | None = None
 
 
-def read_mixture(file: str, names: Sequence[str] = ()) -> list[MixtureItem]:
-    """The items of a mixture file; of another system's list of datasets, those of these names.
+def read_mixture(file: str, names: Sequence[str] = (), split: str = "train") -> list[MixtureItem]:
+    """The items of a mixture file; of another system's list of datasets, those of these names, or of this split.
 
     Raises ConfigError that lists every problem.
     """
     folder = os.path.dirname(os.path.abspath(file))
     problems: list[str] = []
-    items = list(registry_items(file, names, problems)) if is_registry(file) else _items(file)
+    items = list(registry_items(file, names, problems)) if is_registry(file) else _items(file, split, problems)
     read = [_item(item, f"datasets[{number}]", folder, problems) for number, item in enumerate(items)]
     if problems:
         raise mixture_error(file, problems)
@@ -65,11 +67,12 @@ def mixture_error(file: str, problems: list[str]) -> ConfigError:
     return ConfigError(file, problems=problems, expected="items of " + ", ".join(KEYS))
 
 
-def _items(file: str) -> list[Any]:
+def _items(file: str, split: str, problems: list[str]) -> list[Any]:
     """The list in the file, either at the top or under `datasets:`."""
     shape = "a list of datasets, or `datasets:` with such a list"
     content = read_any(Path(file), "a YAML file with " + shape)
-    refuse_named(file, content)
+    if is_metadataset(content):
+        return metadataset_items(file, content, split, problems)
     if isinstance(content, Mapping):
         if unknown := [str(key) for key in content if key != "datasets"]:
             hint = nearest(unknown[0], ["datasets"]) or "remove it, or move it into the run's config"
@@ -83,11 +86,11 @@ def _items(file: str) -> list[Any]:
 def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureItem | None:
     """One item of the list; what is wrong with it is added to `problems`."""
     if isinstance(item, str):
-        if (counted := _COUNTED.fullmatch(item)) and not os.path.lexists(os.path.join(folder, item)):
-            way = f"path: {counted[1]} with repeats takes a share of its records"
-            problems.append(f"{where}: {brief(item)} takes {counted[2]} samples, as ms-swift writes it; {way}")
-            return None
-        item = {"path": item}
+        counted = _COUNTED.fullmatch(item)  # as ms-swift writes it
+        if counted and not os.path.lexists(os.path.join(folder, item)):
+            item = {"path": counted[1], "max_samples": int(counted[2])}
+        else:
+            item = {"path": item}
     if not isinstance(item, Mapping):
         problems.append(f"{where}: {type(item).__name__} instead of a dataset")
         return None
@@ -134,6 +137,9 @@ def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
             continue
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
             problems.append(f"{where}.{key}: {brief(share)} instead of a number above 0")
+    most = values.get("max_samples")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        problems.append(f"{where}.max_samples: {brief(most)} instead of a positive whole number")
     if all(key in values for key in SHARE_KEYS):
         problems.append(f"{where}: weight and repeats exclude each other")
 

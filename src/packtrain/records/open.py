@@ -88,7 +88,7 @@ def open_sources(
     specs: list[SourceSpec] = []
     problems: list[str] = []
     taken: set[str] = set()
-    for number, item in enumerate(read_mixture(os.path.expanduser(path), sources)):
+    for number, item in enumerate(read_mixture(os.path.expanduser(path), sources, split)):
         try:
             spec = _source(item, format, media_root, split, streaming, subset)
         except ConfigError as error:
@@ -237,6 +237,7 @@ def _source(
         split=item.split or split,
         subset=item.subset or subset,
         streaming=bool(streaming),
+        max_samples=item.max_samples,
         repeats=item.repeats,
         weight=item.weight,
     )

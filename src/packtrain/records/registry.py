@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.errors import nearest
 from packtrain.records.yaml_text import brief
 
 MOST = 1 << 22  # bytes; a longer file is data
@@ -30,7 +30,6 @@ _ONE_BY_ONE = "name those that you want with data.sources, or --source"
 # Keys that would change what is trained: why they are refused, and what to do.
 _REFUSED: Mapping[str, str] = {
     "ranking": "preference data are not trained here",
-    "num_samples": "no number of samples is taken from one source; repeats in a YAML mixture takes a share",
     "folder": "name the folder as path in a YAML mixture",
     "max_dynamic_patch": "images are cut as the model's own processor does; leave it out",
     "min_dynamic_patch": "images are cut as the model's own processor does; leave it out",
@@ -84,7 +83,7 @@ def _kind(content: dict[str, Any] | None) -> Callable[[str, Any, str, list[str]]
 
 def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list[str]) -> dict[str, Any]:
     """An entry of dataset_info.json; media are relative to its folder."""
-    known = {"formatting", "columns", "tags", "split", "subset", *_FACTORY}
+    known = {"formatting", "columns", "tags", "split", "subset", "num_samples", *_FACTORY}
     problems += _strange(name, entry, known)
     for part, table in (("columns", _COLUMNS), ("tags", _TAGS)):
         given = entry.get(part) or {}
@@ -97,6 +96,7 @@ def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list
             f"{name}.formatting: {brief(entry['formatting'])} is not known; alpaca, sharegpt and openai are"
         )
     shared = {key: entry[key] for key in ("split", "subset") if entry.get(key) is not None}
+    shared |= {"max_samples": entry["num_samples"]} if entry.get("num_samples") else {}
     if "file_name" in entry:
         return {"name": name, "path": entry["file_name"], "media_root": folder, **shared}
     if "hf_hub_url" in entry:
@@ -127,14 +127,3 @@ def _strange(name: str, entry: Mapping[str, Any], known: set[str]) -> list[str]:
         for key, value in entry.items()
         if key not in known and value
     ]
-
-
-def refuse_named(file: str, content: Any) -> None:
-    """Lists that are not read, by what they are, and what to write instead."""
-    if isinstance(content, Mapping) and str(content.get("__module__", "")).startswith("megatron.energon"):
-        raise ConfigError(
-            file,
-            got="a metadataset of Energon, which chooses shards of each dataset by its .nv-meta/split.yaml",
-            expected="a YAML mixture",
-            fix="list the shards of the split: {path: coco/shard-{000..099}.tar, weight: 0.6}; weights are shares",
-        )

@@ -23,6 +23,7 @@ class SourceSpec:
     split: str = "train"  # of Hugging Face datasets, and of folders whose files are named after splits
     subset: str | None = None  # for Hugging Face datasets that have several configurations
     streaming: bool = False
+    max_samples: int | None = None  # use so many of its records, drawn at random
     repeats: float | None = None  # how often each record is to be used; applied when packing
     weight: float | None = None  # share of the mixture; applied when packing
 

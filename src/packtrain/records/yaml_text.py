@@ -64,8 +64,12 @@ def _near(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:
-    """The mapping in a YAML file; an empty file is an empty one."""
-    content = read_any(path)
+    """The mapping in a YAML file."""
+    return as_sections(path, read_any(path))
+
+
+def as_sections(path: Path, content: Any) -> dict[Any, Any]:
+    """The mapping that a file holds; an empty file is an empty one."""
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -83,13 +83,15 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], 
 
 def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
     """When evaluation happens; without data for it, never."""
-    if config.data.eval_path:
+    if config.evaluates:
         found.setdefault("eval_strategy", "steps" if "eval_steps" in found else "epoch")
         return []
     ignored = [name for name in _EVALUATION if found.pop(name, None) is not None]
     if not ignored:
         return []
-    return [f"there is no data.eval_path, so nothing is evaluated: {', '.join(ignored)} has no effect"]
+    return [
+        f"there is no data.eval_path or data.eval_size, so nothing is evaluated: {', '.join(ignored)} has no effect"
+    ]
 
 
 def _no_adapters(config: RunConfig) -> list[str]:
@@ -104,7 +106,7 @@ def _no_adapters(config: RunConfig) -> list[str]:
 def _warmup(config: RunConfig) -> dict[str, Any]:
     """Steps, or a share of all steps as the trainer takes it: a number below one."""
     training = config.training
-    if training.warmup_ratio is not None:
+    if training.warmup_ratio:
         return {"warmup_steps": float(training.warmup_ratio)}
     return training.given("warmup_steps")
 
@@ -155,11 +157,15 @@ def _contradictions(config: RunConfig) -> list[str]:
         given = getattr(training, rate)
         if given and getattr(model, part) is False:
             found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or let it learn")
-    if training.warmup_ratio is not None and training.warmup_steps:
+    if training.warmup_ratio and training.warmup_steps:
         found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
-    if not data.eval_path:
+    if data.eval_path and data.eval_size:
+        found.append("data.eval_path and data.eval_size: leave one of them out")
+    if data.eval_size and data.max_eval_samples:
+        found.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
+    if not config.evaluates:
         found += [
-            f"training.{name} without data.eval_path: there is nothing to judge by"
+            f"training.{name} without data.eval_path or data.eval_size: there is nothing to judge by"
             for name, value in training.given(*_NEED_EVALUATION).items()
             if value
         ]
@@ -168,6 +174,11 @@ def _contradictions(config: RunConfig) -> list[str]:
             "training.neftune_noise_alpha with packed rows: its noise shrinks with the length of a row, so a sample "
             "would get less of it than alone: leave it out, or set data.packing: false"
         )
+    metric = training.metric_for_best_model
+    if metric not in (None, "loss", "eval_loss"):
+        found.append(f"training.metric_for_best_model {metric}: evaluation gives the loss over tokens alone: eval_loss")
+    if training.greater_is_better:
+        found.append("training.greater_is_better true: what is evaluated is the loss, of which less is better")
     if training.fp16 and training.bf16:
         found.append("training.fp16 and training.bf16: leave one of them out")
     if training.fp16 and model.dtype in ("bf16", "bfloat16"):

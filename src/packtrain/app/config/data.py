@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packtrain.app.config.load import RunConfig
-from packtrain.app.config.sections import DatasetSection
-from packtrain.app.config.theirs import SYSTEMS, THEIR_DEFAULTS
+from packtrain.app.config.sections import HOMES, DatasetSection
+from packtrain.app.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
 from packtrain.app.datasets.config import DatasetConfig
 from packtrain.core.errors import ConfigError
 from packtrain.core.places import cache_dir
@@ -24,18 +25,41 @@ _PACKS_ONLY = (
 def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with what its sections mean where they come from, and what is different here."""
     notes: list[str] = []
-    systems = list(dict.fromkeys(SYSTEMS[name] for name in config.written_as if name in SYSTEMS))
+    systems, sure = systems_of(config.written_as), systems_of(config.written_as, sure=True)
     for system in systems:
-        usual = THEIR_DEFAULTS[system]
-        missing = {name: value for name, value in usual.items() if getattr(config.data, name) is None}
-        config = replace(config, data=replace(config.data, **missing))
+        missing: dict[str, Any] = {}
+        for name, value in THEIR_DEFAULTS[system].items():
+            if _is_open(config, name) and (system in sure or (HOMES[name] == "data" and name != "cutoff_len")):
+                if isinstance(value, Mapping) and "" in value:
+                    value = value.get(config.model.method, value[""])
+                missing[name] = value
+                values = replace(getattr(config, HOMES[name]), **{name: value})
+                config = replace(config, **{HOMES[name]: values})  # type: ignore[arg-type]
         if missing:
             said = ", ".join(f"{name}: {str(value).lower()}" for name, value in missing.items())
             way = "; data.packing: true packs" if "packing" in missing else ""
             notes.append(f"{said}: what {system} means where it is left out{way}")
     if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
         notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
+    for system in sure:
+        notes += [said for name, said in UNSAID.get(system, {}).items() if _setting(config, name) is None]
+        notes += [
+            said.format(value)
+            for name, said in OTHERWISE.get(system, {}).items()
+            if (value := _setting(config, name)) is not None
+        ]
     return config, (*notes, *_meanings(config))
+
+
+def _setting(config: RunConfig, name: str) -> Any:
+    return getattr(getattr(config, HOMES[name]), name)
+
+
+def _is_open(config: RunConfig, name: str) -> bool:
+    """Is a setting said neither by itself nor in another way? Beside adapters, other parts rest anyway."""
+    if name in ("train_vision", "train_connector") and config.model.method not in (None, "full"):
+        return False
+    return all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 
 
 def _meanings(config: RunConfig) -> list[str]:
@@ -54,7 +78,7 @@ def _meanings(config: RunConfig) -> list[str]:
                     f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are left out of an epoch"
                 )
             found.append(f"packing_min_fill_ratio {drops}")
-        if any(name in config.written_as for name in ("TrainConfig", "VLMConfig")):
+        if "nanoVLM" in systems_of(config.written_as):
             found.append("samples that share a pack do not see each other here")
     if data.max_sample_length is not None:
         found.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
@@ -104,15 +128,17 @@ def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
 def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetConfig | None:
     """The dataset that is evaluated on, in its own order, with its own cost table and plan."""
     data = config.data
-    if not data.eval_path:
+    if not config.evaluates:
         return None
+    own: dict[str, Any] = {"part": "eval"}
+    if data.eval_path:
+        own = {"dataset_path": data.eval_path, "split": data.eval_split or data.split, "eval_size": None}
+        own |= {"max_samples": data.max_eval_samples, "dataset_format": None}  # it is recognised, and may be another
     packing = data.eval_packing if data.eval_packing is not None else config.packs
     size = config.training.per_device_eval_batch_size or rows
     return _dataset(
         config,
-        dataset_path=data.eval_path,
-        split=data.eval_split or data.split,
-        dataset_format=None,  # it is recognised, and may be another
+        **own,
         costs=None,
         plan=None,
         packing=packing,
@@ -120,7 +146,6 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
         shuffle=False,
         balance=None,
         rows_per_batch=1 if packing else size,
-        max_samples=data.max_eval_samples,
         packing_drop_last=None,  # every sample is evaluated
         packs_per_step=world * (1 if packing else size),  # a batch for every process
         **_pack_length(config)[0],

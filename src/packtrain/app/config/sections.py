@@ -15,6 +15,7 @@ from packtrain.app.config.kinds import (
     DAY,
     FLAG,
     FOLDER,
+    HELD,
     LIMITS,
     NAMES,
     PLACE,
@@ -69,7 +70,7 @@ class ModelSection(Section):
         either(WORD, WORDS),
         "Modules with adapters, by the ends of their names.",
         shown="every matrix of the decoder",
-        aliases=("lora_target",),
+        aliases=("lora_target", "target_modules"),
         resume="refused",
     )
     train_vision: bool | None = key(
@@ -190,6 +191,14 @@ class DatasetSection(Section):
         aliases=("max_train_samples",),
         verbs=_MEASURE,
         options=("--max-samples", "--limit"),
+    )
+    eval_size: float | None = key(
+        HELD,
+        "Hold out a share of the records, or so many, and evaluate those; they are drawn by the seed.",
+        shown="none",
+        aliases=("val_size", "val_set_size", "split_dataset_ratio", "val_ratio"),
+        verbs=_MEASURE,
+        resume="plan",
     )
     min_seconds: float | None = key(SECONDS, "Leave out records with shorter videos.", verbs=_MEASURE)
     max_seconds: float | None = key(SECONDS, "Leave out records with longer videos.", verbs=_MEASURE)
@@ -547,7 +556,7 @@ class TrainingSection(StepSection):
     )
     eval_strategy: str | None = key(
         choice("no", "steps", "epoch"),
-        "When data.eval_path is evaluated: no, steps or epoch.",
+        "When data.eval_path or eval_size is evaluated: no, steps or epoch.",
         shown="steps with eval_steps, else epoch",
         aliases=("evaluation_strategy",),
     )
@@ -670,9 +679,9 @@ SECTIONS: Mapping[str, type[Section]] = {
     "report": ReportSection,
 }
 SECTION_ALIASES: Mapping[str, str] = {
-    **dict.fromkeys(("dataset", "dataset_config", "custom"), "data"),
-    **dict.fromkeys(("TrainConfig", "trainer_args"), "training"),
-    **dict.fromkeys(("VLMConfig", "model_config", "tuner"), "model"),
+    **dict.fromkeys(("dataset", "dataset_config", "custom", "template"), "data"),
+    **dict.fromkeys(("TrainConfig", "train_config", "trainer_args"), "training"),
+    **dict.fromkeys(("VLMConfig", "vlm_config", "model_config", "tuner"), "model"),
 }
 HOMES: Mapping[str, str] = {name: section for section, cls in SECTIONS.items() for name in cls.known()}
 KEYS: Mapping[str, Key] = {name: one for cls in SECTIONS.values() for name, one in cls.known().items()}

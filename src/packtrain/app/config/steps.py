@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packtrain.advice.sweep import KEPT, StepShape, step_shape
 from packtrain.app.config.load import RunConfig
-from packtrain.app.config.theirs import BATCHES_OF_PACKS, SYSTEMS
+from packtrain.app.config.systems import BATCHES_OF_PACKS, systems_of
 from packtrain.core.errors import ConfigError, nearest
 
 ROWS = 2  # samples of a padded batch where nothing is said, as plans for padded runs assume
@@ -169,7 +169,7 @@ def counted_in_packs_by(config: RunConfig) -> str:
     training = config.training
     if not config.packs or training.effective_batch_size is not None or in_packs(config):
         return ""
-    return next((SYSTEMS[name] for name in config.written_as if SYSTEMS.get(name) in BATCHES_OF_PACKS), "")
+    return next((name for name in systems_of(config.written_as) if name in BATCHES_OF_PACKS), "")
 
 
 def said_packs(config: RunConfig, world: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from packtrain.app.config.kinds import COUNT, FLAG, SEED, WORD
+from packtrain.app.config.kinds import COUNT, FLAG, SEED, WORD, choice
 from packtrain.app.config.section import key
 from packtrain.app.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection, names_model
 from packtrain.core.errors import ConfigError, nearest
@@ -27,12 +27,22 @@ LONGEST_DEFAULT = 32_000  # tokens of a pack where the model could take more
 DATASET_TYPES = ("vision", "vision_audio", "fineweb_edu")
 _FORMATS = (*FORMATS, "yaml")
 _SCHEMA = tuple(one.name for one in fields(SchemaOptions))
-_FILTERS = tuple(one.name for one in fields(Filters) if one.name != "limit")
+_FILTERS = tuple(one.name for one in fields(Filters) if one.name not in ("limit", "eval_part"))
 _PACKING = tuple(one.name for one in fields(PackingConfig))
 # What decides the costs of samples, and how they are found out.
 _MEASURED = (
     *("dataset_path", "dataset_type", "dataset_format", "media_root", "split", "subset", *_SCHEMA, *_FILTERS),
-    *("loss_on", "add_eos", "template_date", "processor_config", "max_samples", "allow_outside_root", "seed"),
+    *(
+        "loss_on",
+        "add_eos",
+        "template_date",
+        "processor_config",
+        "max_samples",
+        "eval_size",
+        "part",
+        "allow_outside_root",
+        "seed",
+    ),
     *("max_image_pixels", "chat_template", "strict_columns"),
 )
 
@@ -68,6 +78,9 @@ class DatasetConfig(DatasetSection):
     group_by_length: bool = key(FLAG, "Padded: similar lengths share a step; packs: similar work.", default=False)
     epochs: int = key(COUNT, "Epochs that packs are made for.", default=1)
     packs_per_step: int = key(COUNT, "Of an optimizer step, over all ranks; when padded, its samples.", default=1)
+    part: str = key(
+        choice("train", "eval"), "With eval_size: the records that are held out, or the others.", default="train"
+    )
     seed: int = key(SEED, "Of everything that is drawn at random.", default=0)
     # Settings that were given, with whatever value; it stays when some are replaced.
     said: frozenset[str] | None = field(default=None, compare=False, repr=False)
@@ -161,12 +174,13 @@ class DatasetConfig(DatasetSection):
     def filters(self) -> Filters:
         """Which records are left out."""
         given = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
-        return Filters(limit=self.max_samples, **given)
+        return Filters(limit=self.max_samples, eval_part=self.part == "eval", **given)
 
     @property
     def measured_seed(self) -> int:
         """The seed of what measuring draws; of no matter where it draws nothing."""
-        return self.seed if self.max_samples is not None or self.object_ordering == "random" else 0
+        draws = self.max_samples is not None or self.eval_size is not None or self.object_ordering == "random"
+        return self.seed if draws else 0
 
     def measured_by(self) -> dict[str, Any]:
         """The settings that costs follow from."""
@@ -175,7 +189,11 @@ class DatasetConfig(DatasetSection):
     def told(self) -> dict[str, dict[str, Any]]:
         """What was said about the data, as sections of a config: what is not the default."""
         known = self.known()
-        data = {name: value for name in (*_MEASURED, *_JUDGED) if (value := getattr(self, name)) != known[name].default}
+        data = {
+            name: value
+            for name in (*_MEASURED, *_JUDGED)
+            if name != "part" and (value := getattr(self, name)) != known[name].default
+        }
         training = {"seed": seed} if (seed := data.pop("seed", 0)) and self.measured_seed else {}
         return {
             "model": {"model_name_or_path": absolute(self.model_name)},

@@ -79,6 +79,7 @@ def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     tokens = f"{counted(numbers.tokens, 'token')} ({numbers.supervised_tokens:,} supervised)"
     data = f"{counted(numbers.samples, 'sample')}, {tokens}"
     ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
+    ledger += f"; {numbers.held_out:,} held out for evaluation (eval_size)" if numbers.held_out else ""
     ledger += _in_the_ledger(numbers.left_out)
     if numbers.too_large:
         ledger += f", {numbers.too_large:,} of them too large for a pack"

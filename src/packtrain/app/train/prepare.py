@@ -22,7 +22,7 @@ from packtrain.app.train.settings import ResolvedRun
 from packtrain.core.places import cache_dir
 from packtrain.costs.run import Outcome
 from packtrain.costs.run import Progress as Measuring
-from packtrain.costs.worker import NOT_DRAWN
+from packtrain.costs.worker import NOT_DRAWN, OTHER_PART
 from packtrain.families.settings import read_settings
 from packtrain.models.input_limits import limited_parts
 from packtrain.models.tiny import resolve
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from packtrain.packs.token_table import TokenTable
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
-_KEYS = {"data": "dataset_path", "evaluation data": "eval_path"}  # of a config, by what a dataset is called
 _MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said
 _FIRST = 4  # packs that are shown
 _NAMED = 5  # reasons why something was made again
@@ -55,6 +54,7 @@ class RunNumbers:
     cut_tokens: int  # behind the cut, and trained nowhere
     cut_supervised: int  # labels lost by cutting
     not_drawn: int  # records beyond max_samples
+    held_out: int  # records that are evaluated instead, by eval_size
     waiting: int  # samples that this epoch does not use, because their source is used in part
     packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
     packing_length: int
@@ -233,7 +233,8 @@ class _Builder:
             seen[type(state)] = state
             self.progress(state)
 
-        with data_of(self.config, _KEYS[name], str(config.dataset_path)):
+        key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
+        with data_of(self.config, key, str(config.dataset_path)):
             dataset.build(watch)
         table, plan = str(dataset.plan.summary["cost_table"]), str(dataset.plan.folder)
         if Measuring in seen:
@@ -286,7 +287,8 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         cut=counts["cut_rows"],
         cut_tokens=counts["tokens_lost"],
         cut_supervised=counts["supervised_lost"],
-        not_drawn=_not_drawn(dataset),
+        not_drawn=_counted(dataset, NOT_DRAWN),
+        held_out=_counted(dataset, OTHER_PART),
         waiting=counts["waiting"],
         packs=counts["packs"],
         packing_length=plan.config.packing_length,
@@ -332,11 +334,12 @@ def _first_packs(schedule: Schedule) -> tuple[tuple[int, float], ...]:
 
 def _left_out(dataset: Dataset) -> int:
     counts, ledger = dataset.plan.summary["epochs"][0], dataset.plan.summary["ledger"]
-    return int(counts["dropped"] + counts["tail"] + ledger["measured"]) - _not_drawn(dataset)
+    chosen = _counted(dataset, NOT_DRAWN) + _counted(dataset, OTHER_PART)
+    return int(counts["dropped"] + counts["tail"] + ledger["measured"]) - chosen
 
 
-def _not_drawn(dataset: Dataset) -> int:
-    return int(dataset.measured["reasons"].get(NOT_DRAWN, 0))
+def _counted(dataset: Dataset, reason: str) -> int:
+    return int(dataset.measured["reasons"].get(reason, 0))
 
 
 def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:

@@ -1,0 +1,65 @@
+"""Configs that are arguments of a command: `trl sft --model_name_or_path X`, `swift sft ...`; read, never run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.errors import ConfigError
+from packtrain.records.yaml_text import read_value
+
+ENDINGS = (".sh", ".txt", ".args")
+_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
+_STARTS = re.compile(r"(.*/)?(sft|pt|\S+\.py)$")  # what the arguments of the training itself follow
+_EXPECTED = "the arguments of one command, such as trl sft --model_name_or_path MODEL --dataset_name DATA"
+
+
+def read_script(path: Path) -> dict[str, Any]:
+    """Arguments by name, and variables that are set before the command."""
+    try:
+        words = shlex.split(path.read_text(encoding="utf-8").replace("\\\n", " "), comments=True)
+    except OSError as error:
+        raise ConfigError(str(path), got=error.strerror, expected=_EXPECTED) from None
+    except ValueError as error:
+        raise ConfigError(str(path), got=str(error), expected=_EXPECTED) from None
+    found: dict[str, Any] = {}
+    first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    for word in words[:first]:
+        if named := _VARIABLE.fullmatch(word):
+            found[named[1]] = _value(path, named[1], named[2])
+    starts = [at for at, word in enumerate(words) if _STARTS.fullmatch(word) and not _is_option(words[at - 1])]
+    arguments = words[starts[-1] + 1 if starts else first :]
+    name = ""
+    for word in arguments:
+        if word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            name = name.replace("-", "_")
+            if name in found:
+                raise ConfigError(str(path), got=f"--{name} twice", expected=_EXPECTED)
+            found[name] = _value(path, name, text) if equals else True
+        elif not name:
+            raise ConfigError(str(path), got=f"{word[:100]!r} before the first argument", expected=_EXPECTED)
+        else:  # further values make a list
+            value, before = _value(path, name, word), found[name]
+            found[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
+    if not name:
+        raise ConfigError(str(path), got="no argument", expected=_EXPECTED)
+    return found
+
+
+def _is_option(word: str) -> bool:
+    """Is it an argument whose value follows?"""
+    return word.startswith("--") and "=" not in word
+
+
+def _value(path: Path, name: str, text: str) -> Any:
+    """One value, as YAML has it; what only a shell would know is not guessed."""
+    if "$" in text or "`" in text:
+        got = f"{name}: {text[:100]}"
+        raise ConfigError(str(path), got=got, expected="values, since the script is not run", fix="write the value")
+    try:
+        return read_value(text)
+    except ValueError:
+        return text

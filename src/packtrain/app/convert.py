@@ -1,0 +1,166 @@
+"""A config of another system -> one in our own form, and an account of every key: none is left out without a word."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from packtrain.app.config.data import section_defaults
+from packtrain.app.config.load import Reading, RunConfig, config_files
+from packtrain.app.config.section import Section
+from packtrain.app.config.sections import SECTIONS
+from packtrain.app.config.steps import counted_in_packs_by
+from packtrain.app.config.systems import systems_of
+from packtrain.app.train.settings import resolve_run
+from packtrain.core.errors import ConfigError
+from packtrain.core.secrets import without_secrets
+from packtrain.records.formats.files import is_hub_name
+from packtrain.records.shards.address import is_remote
+from packtrain.records.yaml_text import Dumper
+
+_NAMED = re.compile(r"(model|data|training|report)\.(\w+)\b")
+# Settings of a dataset, as an item of a mixture has them.
+_ITEM = {"dataset_path": "path", "subset": "subset", "split": "split", "media_root": "media_root", "max_samples": ""}
+# What a run needs, as words for the user, and what stands for it while the rest is checked.
+_NEEDED = {
+    ("model", "model_name_or_path"): ("a model folder, a hub name or tiny:FAMILY", "tiny:llama"),
+    ("data", "dataset_path"): ("a file or folder, or a hub name", "data.jsonl"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """A config in our own form, and what became of the keys that it was written with."""
+
+    config: RunConfig
+    systems: tuple[str, ...]
+    read_as: tuple[str, ...]  # what keys of other names mean
+    no_effect: Mapping[str, str]  # keys that change nothing here, and why
+    refused: tuple[str, ...]  # keys that ask for what cannot be, and why
+    missing: tuple[str, ...]  # what a run needs and nobody has said
+    notes: tuple[str, ...]  # what is other here than where it comes from
+    mixture: tuple[Mapping[str, Any], ...] = ()  # several datasets, which are a file of their own
+
+    def text(self, *, of: str) -> str:
+        """The config as a file; what was left out stands in it as comments."""
+        system = f", a config of {' and '.join(self.systems)}" if self.systems else ""
+        head = [f"# From {of}{system}."]
+        head += [f"# left out: {line}" for one in self.refused for line in one.splitlines()]
+        head += [f"# to be said: {one}" for one in self.missing]
+        return "\n".join([*head, "", sections_text(self.config)])
+
+    def mixture_text(self, *, beside: Path) -> str:
+        """The datasets as a mixture that stands in this folder."""
+        return _yaml({"datasets": [_item(one, beside) for one in self.mixture]})
+
+
+def convert(path: str | Path) -> Converted:
+    """Read a config of any system as `train` does, but go on where a key cannot be, and account for it."""
+    reading = Reading(takes_mixture=True)
+    for written in config_files(Path(path)):
+        reading.file(written)
+    refused = list(dict.fromkeys(reading.problems))
+    reading.problems.clear()
+    reading.mixture, problems = _as_items(reading)
+    refused += [*problems, *_wrong_values(reading)]
+    config = reading.finished(str(path))
+    if reading.mixture:
+        config = replace(config, data=replace(config.data, dataset_path="datasets.yaml"))
+    read_as, no_effect = tuple(reading.read_as()), dict(reading.unused)
+    config, notes = section_defaults(config)
+    missing = [place for place in _NEEDED if getattr(getattr(config, place[0]), place[1]) is None]
+    while problems := _unresolved(config, missing):  # each round leaves settings out, or is the last
+        config, left = _without(config, problems)
+        refused += problems
+        if not left:
+            break
+    system = counted_in_packs_by(config)
+    if system:
+        way = "training.effective_batch_unit: packs counts them here too"
+        notes = (*notes, f"a step is counted in samples; in {system}, batch size counts packs: {way}")
+    return Converted(
+        config=config,
+        systems=tuple(systems_of(config.written_as)),
+        read_as=read_as,
+        no_effect=no_effect,
+        refused=tuple(dict.fromkeys(refused)),
+        missing=tuple(f"{'.'.join(place)}: {_NEEDED[place][0]}" for place in missing),
+        notes=notes,
+        mixture=reading.mixture,
+    )
+
+
+def _as_items(reading: Reading) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+    """The datasets of a mixture; what an item cannot say is a setting of all, where all say the same."""
+    items, problems = reading.mixture, []
+    for name in dict.fromkeys(name for item in items for name in item if name not in _ITEM):
+        values = [item.get(name) for item in items]
+        if any(value != values[0] for value in values):
+            problems.append(f"datasets: {name} is one setting of all sources; measure these apart, or make it the same")
+        else:
+            reading.merged.setdefault("data", {}).setdefault(name, values[0])
+    return tuple({name: value for name, value in item.items() if name in _ITEM} for item in items), problems
+
+
+def _wrong_values(reading: Reading) -> list[str]:
+    """Values that a key cannot have; the keys are taken out."""
+    found = []
+    for section, values in reading.merged.items():
+        for name, value in list(values.items()):
+            wrong = [] if value is None else [*SECTIONS[section].problems({name: value}, f"{section}.")]
+            if wrong:
+                found += wrong
+                del values[name]
+    return found
+
+
+def _unresolved(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
+    """What a run of it would be refused for, beside what is missing."""
+    for section, name in missing:
+        stands = {name: _NEEDED[section, name][1]}
+        config = replace(config, **{section: replace(getattr(config, section), **stands)})  # type: ignore[arg-type]
+    try:
+        resolve_run(config)
+    except ConfigError as error:
+        return list(error.problems) or [str(error)]
+    return []
+
+
+def _without(config: RunConfig, problems: list[str]) -> tuple[RunConfig, bool]:
+    """The config without the settings that these problems begin with, and whether there were any."""
+    left = False
+    for named in filter(None, map(_NAMED.match, problems)):
+        section: Section = getattr(config, named[1])
+        if getattr(section, named[2], None) is not None:
+            config, left = replace(config, **{named[1]: replace(section, **{named[2]: None})}), True  # type: ignore[arg-type]
+    return config, left
+
+
+def sections_of(config: RunConfig) -> dict[str, Any]:
+    """What was said, without secrets and sections that say nothing."""
+    found = {name: {key: one for key, one in values.items() if one != {}} for name, values in config.sections().items()}
+    return {name: dict(without_secrets(values)) for name, values in found.items() if values}
+
+
+def sections_text(config: RunConfig) -> str:
+    """The same as YAML."""
+    return _yaml(sections_of(config))
+
+
+def _item(given: Mapping[str, Any], beside: Path) -> dict[str, Any]:
+    found = {_ITEM[name] or name: value for name, value in given.items()}
+    for name in ("path", "media_root"):
+        place = found.get(name)
+        if isinstance(place, str) and not is_remote(place) and (os.path.lexists(place) or not is_hub_name(place)):
+            found[name] = os.path.relpath(os.path.expanduser(place), beside)
+    return dict(without_secrets(found))
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    return str(yaml.dump(dict(value), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110))

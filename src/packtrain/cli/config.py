@@ -1,0 +1,133 @@
+"""`packtrain config`: configs of other systems in our own form, and what a config says."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from packtrain.cli.common import Json, errors, print_json
+from packtrain.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from packtrain.app.convert import Converted
+
+_File = Annotated[Path, typer.Argument(help="A YAML file, a .py file with dataclasses, or a .sh file with arguments.")]
+
+
+def convert(
+    file: _File,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The config to write. Default: it is printed.")
+    ] = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Go on without the keys that cannot be; they are listed in the file.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a config of LLaMA-Factory, axolotl, TRL, ms-swift, lmms-engine or nanoVLM in packtrain's own keys.
+
+    Every key is accounted for: what it is read as, why it has no effect, or why it cannot be. Where one cannot be,
+    nothing is written without --leave-out. Several datasets become a mixture in a file beside the config.
+
+    packtrain train and packtrain plan --config take such a file as it is, too.
+
+    Example: packtrain config convert qwen2vl_lora_sft.yaml --out run.yaml
+
+    Example: packtrain config convert sft.sh --leave-out > run.yaml
+    """
+    from packtrain.app.convert import convert as read
+
+    found = read(file)
+    if found.mixture and out is None:
+        got = f"{len(found.mixture)} datasets, which are a mixture in a file of its own"
+        raise ConfigError("config convert", got=got, fix="name the config's file: --out run.yaml")
+    mixture = out.with_name(f"{out.stem}.datasets.yaml") if found.mixture and out is not None else None
+    if mixture is not None:
+        found = replace(found, config=replace(found.config, data=replace(found.config.data, dataset_path=str(mixture))))
+    refused = bool(found.refused) and not leave_out
+    if as_json:
+        print_json(_plain(found) | {"written": None if refused or out is None else str(out)})
+    else:
+        _show(replace(found, refused=()) if refused else found)  # then the error says it
+    if refused:
+        if as_json:
+            raise typer.Exit(2)
+        fix = "change these keys, or go on without them: --leave-out"
+        raise ConfigError(str(file), problems=found.refused, expected="keys that mean something here", fix=fix)
+    text = found.text(of=file.name)
+    if out is None:
+        if not as_json:
+            sys.stdout.write(text)
+        return
+    for path, content in ((out, text), (mixture, found.mixture_text(beside=out.parent) if mixture else "")):
+        if path is not None:
+            _write(path, content)
+            errors.print(f"Wrote [bold]{escape(str(path))}[/].", soft_wrap=True)
+    errors.print(f"next: packtrain train {escape(str(out))} --dry-run", soft_wrap=True)
+
+
+def show(
+    file: _File,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings over the config, such as data.packing=false.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a config says, with all that it extends, in packtrain's own keys.
+
+    Example: packtrain config show leaf.yaml training.learning_rate=1e-5
+    """
+    from packtrain.app.config.data import section_defaults
+    from packtrain.app.config.load import load_config
+    from packtrain.app.convert import sections_of, sections_text
+
+    config, notes = section_defaults(load_config(file, overrides or ()))
+    if as_json:
+        print_json({"config": sections_of(config), "notes": [*config.notes, *notes]})
+        return
+    for note in (*config.notes, *notes):
+        errors.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
+    sys.stdout.write(sections_text(config))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise ConfigError(str(path), got="a file of that name", fix="name another one; it is not overwritten") from None
+
+
+def _plain(found: Converted) -> dict[str, object]:
+    from packtrain.app.convert import sections_of
+
+    return {
+        "config": sections_of(found.config),
+        "systems": list(found.systems),
+        "read_as": list(found.read_as),
+        "no_effect": dict(found.no_effect),
+        "refused": list(found.refused),
+        "missing": list(found.missing),
+        "notes": list(found.notes),
+        "mixture": [dict(one) for one in found.mixture],
+    }
+
+
+def _show(found: Converted) -> None:
+    """The account, on stderr: stdout may be the config."""
+    for title, lines in (
+        (f"read as ({' and '.join(found.systems) or 'packtrain'})", found.read_as),
+        ("no effect here", [f"{key}: {why}" for key, why in found.no_effect.items()]),
+        ("other here", found.notes),
+        ("to be said", found.missing),
+        ("cannot be", found.refused),
+    ):
+        if lines:
+            errors.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+        for line in lines:
+            errors.print(f"  {escape(line)}", soft_wrap=True)
