@@ -11,7 +11,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
+from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text, TokenIds
 from packtrain.costs.request import Request
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
@@ -50,6 +50,8 @@ TEXTS = {
     "text": record("hello there"),
     "turns": twice(record("one", answer="two"), record("three", answer="four 北京")),
     "empty question": record("", answer="something"),
+    "plain pair": replace(record("The sky is\n", answer="\nblue."), plain=True),
+    "tokens": replace(record(), messages=(), tokens=TokenIds(ids=tuple(range(40, 50)), learned=((0, 2), (5, 10)))),
 }
 SHOWN = {
     "image": record("photo.png", "what?\n"),

@@ -25,7 +25,8 @@ from encoding import (
     twice,
 )
 
-from packtrain.core.values import Message, Record, Text
+from packtrain.core.errors import RecordError
+from packtrain.core.values import Message, Record, Text, TokenIds
 from packtrain.families.encoder import RecordEncoder
 from packtrain.models import tiny
 from packtrain.packs.encode import SampleEncoder
@@ -123,6 +124,44 @@ def test_what_carries_loss(loss_on: str, family: str, media: Path, model: Folder
     everything = SampleEncoder(request_for(model(family), media, add_eos=True)).encode(TEXTS["turns"], store)
     fewer = int(taught.sum()) < int((everything.labels != IGNORED).sum())
     assert fewer if loss_on == "completion" else int(taught.sum()) == len(last) - 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_vl"])
+@pytest.mark.parametrize(("prompt", "answer"), [("The sky is", " blue."), ("a\n", "\nb"), ("", "b"), ("a b", "<eos>")])
+def test_a_prompt_and_its_completion_are_trained_as_trl_does(
+    family: str, prompt: str, answer: str, media: Path, model: Folder
+) -> None:
+    """Joined, ended once; the completion begins where the prompt's own tokens and those of both depart."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model(family))
+    answer = answer.replace("<eos>", tokenizer.eos_token)
+    sample = SampleEncoder(request_for(model(family), media)).encode(
+        replace(record(prompt, answer=answer), plain=True), MediaStore(str(media))
+    )
+    asked = tokenizer(prompt)["input_ids"]
+    ids = tokenizer(prompt + answer.removesuffix(tokenizer.eos_token) + tokenizer.eos_token)["input_ids"]
+    same = next((at for at, pair in enumerate(zip(asked, ids, strict=False)) if pair[0] != pair[1]), len(asked))
+    assert sample.input_ids.tolist() == ids
+    assert sample.labels.tolist() == [IGNORED if at < max(same, 1) else one for at, one in enumerate(ids)]
+
+
+def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> None:
+    from transformers import AutoTokenizer
+
+    encoder, store = SampleEncoder(request_for(model("qwen3_vl"), media)), MediaStore(str(media))
+    shown = TEXTS["tokens"]
+    sample = encoder.encode(shown, store)
+    assert sample.input_ids.tolist() == list(range(40, 50))
+    assert sample.labels.tolist() == [IGNORED, 41, IGNORED, IGNORED, IGNORED, 45, 46, 47, 48, 49]
+    assert pricing(encoder).cost(shown, ())[0].tail_runs == "1,1,3,5"
+    piece = encoder.encode(shown, store, start=6, tokens=3)
+    assert (piece.input_ids.tolist(), piece.labels.tolist()) == ([46, 47, 48], [IGNORED, 47, 48])
+    picture = AutoTokenizer.from_pretrained(model("qwen3_vl")).convert_tokens_to_ids("<|image_pad|>")
+    for wrong, expected in ((10**6, "outside of the vocabulary"), (picture, "stands for a medium")):
+        for refused in (encoder.encode, lambda one, store: pricing(encoder).cost(one, ())):
+            with pytest.raises(RecordError, match=expected):
+                refused(replace(shown, tokens=TokenIds(ids=(5, wrong), learned=((0, 2),))), store)
 
 
 def test_labels_are_the_answers(media: Path, model: Folder) -> None:

@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.core.values import ROLES, Media, MediaRef, Message, Record, Text
+from packtrain.core.values import ROLES, Media, MediaRef, Message, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
 from packtrain.records.schemas.unread import Unread, unread_of
@@ -103,7 +104,8 @@ def test_one_conversation_is_one_record_in_every_schema(chat: tuple[list[tuple[s
     }
     if len(exchanges) == 1:
         question, answer = exchanges[0]
-        forms["prompt"] = {"prompt": question, "completion": answer, "images": images}
+        if images:  # without any they are plain text
+            forms["prompt"] = {"prompt": question, "completion": answer, "images": images}
         forms["prompt list"] = {"prompt": strings[:1], "completion": strings[1:], "images": images}
         forms["question"] = {"question": question, "answer": answer, "images": images}
         forms["alpaca"] = {"instruction": question, "input": "", "output": answer, "images": images}
@@ -521,6 +523,82 @@ def test_alpaca_puts_the_input_below_the_instruction() -> None:
     assert reason({"messages": [{"role": "system", "content": "x"}], "system": "y"}) == "two system messages"
 
 
+def test_a_prompt_and_its_completion_as_strings_are_plain_text() -> None:
+    record = convert({"prompt": "The sky is", "completion": " blue."})
+    assert record.plain
+    assert shape(record) == [("user", ["The sky is"]), ("assistant", [" blue."])]
+    for turns in ({"prompt": user("x")[:1]}, {"completion": user("x")[1:]}, {"image": "a.png"}):
+        assert not convert({"prompt": "The sky is", "completion": " blue.", **turns}).plain
+    assert reason({"prompt": "a", "completion": "b", "system": "c"}) == "a system column beside plain text"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "describes a task. Write"),
+        ({"input": ""}, "describes a task. Write"),
+        ({"input": "1 2"}, "describes a task, paired with an input that provides further context. Write"),
+    ],
+)
+def test_alpacas_own_prompt_is_had_by_its_name(given: dict[str, Any], expected: str) -> None:
+    schemas: Counter[str] = Counter()
+    entry = Entry(origin="x", value={"instruction": "Add.", "output": "3", **given})
+    record = to_record(entry, source="s", options=SchemaOptions(schema="alpaca"), schemas=schemas)
+    (asked,), (told,) = (texts for _, texts in shape(record))
+    lead, *sections = asked.split("\n\n### ")
+    assert lead.startswith(f"Below is an instruction that {expected} a response")
+    assert sections == ["Instruction:\nAdd.", *(["Input:\n1 2"] if given.get("input") else []), "Response:\n"]
+    assert (told, record.plain, dict(schemas)) == ("3", True, {"alpaca (### Instruction)": 1})
+    assert reason({**entry.value, "image": "a.png"}, schema="alpaca") == "media or history in Alpaca's prompt"  # type: ignore[dict-item]
+
+
+IDS = {"input_ids": [5, 6, 7, 8]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "learned"),
+    [
+        ({}, ((0, 4),)),
+        ({"labels": [-100, 6, -100, 8], "attention_mask": [1] * 4, "length": 4}, ((1, 2), (3, 4))),
+        ({"completion_mask": [0, 0, 1, 1], "assistant_masks": [1, 1, 1, 0]}, ((2, 3),)),
+        ({"loss_mask": [False, True, True, False], "position_ids": [0, 1, 2, 3], "seq_lengths": [4]}, ((1, 3),)),
+        ({"labels": None, "token_type_ids": [0] * 4, "messages": user("another")}, ((0, 4),)),
+    ],
+)
+def test_tokens_are_taken_as_they_are(columns: dict[str, Any], learned: tuple[tuple[int, int], ...]) -> None:
+    record = convert({**IDS, **columns})
+    assert record.tokens == TokenIds(ids=(5, 6, 7, 8), learned=learned)
+    assert not record.messages
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"labels": [6, 7, 8, -100]}, "a label is neither its token nor -100"),
+        ({"labels": [5, 6, 7]}, "columns of different lengths"),
+        ({"loss_mask": [1] * 5}, "columns of different lengths"),
+        ({"loss_mask": [0, 1, 2, 1]}, "a loss mask is neither 0 nor 1"),
+        ({"attention_mask": [1, 1, 1, 0]}, "attention_mask is not 1 for every token"),
+        ({"attention_mask": [1, 1]}, "attention_mask is not 1 for every token"),
+        ({"position_ids": [0, 1, 0, 1]}, "samples that are packed already"),
+        ({"seq_lengths": [2, 2]}, "samples that are packed already"),
+        ({"mask": [0, 0, 1, 1]}, "a column of a number for each token is not known"),
+        ({"token_type_ids": [0, 1, 0, 0]}, "a column of a number for each token is not known"),
+        ({"images": ["a.png"]}, "media beside input_ids"),
+        ({"image_grid_thw": [[1, 2, 2]]}, "media beside input_ids"),
+        ({"input_ids": []}, "no tokens"),
+        ({"input_ids": [5, True]}, "a column has the wrong type"),
+        ({"input_ids": [[5, 6]]}, "a column has the wrong type"),
+        ({"input_ids": [5.0]}, "a column has the wrong type"),
+        ({"input_ids": "5 6"}, "a column has the wrong type"),
+        ({"input_ids": [5, -6]}, "an id outside of the vocabulary"),
+        ({"input_ids": [2**31]}, "an id outside of the vocabulary"),
+    ],
+)
+def test_tokens_that_mean_something_else_are_refused(columns: dict[str, Any], expected: str) -> None:
+    assert reason({**IDS, **columns}) == expected
+
+
 def test_plain_text_is_one_message_that_carries_loss() -> None:
     record = convert({"text": "Once upon a time"})
     assert record.plain
@@ -538,7 +616,8 @@ def test_recognition_follows_the_order_of_the_table() -> None:
     order = [columns for sets in SCHEMA_COLUMNS.values() for columns in sets[:1]]
     for (i, first), (j, second) in itertools.combinations(enumerate(order), 2):
         name = recognise_schema(dict.fromkeys((*second, *first), "x"))
-        assert name == list(SCHEMA_COLUMNS)[min(i, j)]
+        expected = list(SCHEMA_COLUMNS)[min(i, j)]
+        assert name == ("instruction" if expected == "alpaca" else expected), "that one is only asked for by name"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ Part = Text | Media
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenIds:
+    """Tokens that came as such, never templated. Every one that carries loss is its own label."""
+
+    ids: tuple[int, ...]
+    learned: tuple[tuple[int, int], ...]  # stretches that carry loss: the first token, and the one behind the last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
@@ -55,7 +63,8 @@ class Message:
 class Record:
     """One training sample as the user means it, before any processor has seen it.
 
-    `plain` records hold running text in one message and never pass through a chat template.
+    `plain` records hold running text in one message, or a prompt and its completion in two, and never pass through a
+    chat template. Records of `tokens` have no messages.
     """
 
     id: str
@@ -64,6 +73,7 @@ class Record:
     messages: tuple[Message, ...]
     plain: bool = False
     objects: int = 0  # annotated objects, where the schema has them
+    tokens: TokenIds | None = None
 
     def media(self) -> Iterator[Media]:
         """Every medium in the order in which the conversation shows it."""

@@ -131,14 +131,20 @@ class Measurer:
         """What nothing reads of the records since the last call, as `Unread` counts it."""
         return self._converter.unread.handed_over()
 
+    def schemas(self) -> dict[str, int]:
+        """What the records since the last call were read as."""
+        found = dict(self._converter.schemas)
+        self._converter.schemas.clear()
+        return found
+
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)
 
 
 def _characters(record: Record) -> int:
-    """How much text a record has."""
-    return sum(map(len, texts_of(record)))
+    """How much text a record has, or how many tokens."""
+    return sum(map(len, texts_of(record))) + (len(record.tokens.ids) if record.tokens is not None else 0)
 
 
 def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:

@@ -201,7 +201,7 @@ class SampleEncoder:
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
         """The text side of a record whose media have these headers."""
-        return SampleTokens.of(self._layout(record, headers), self._text.tokenizer, record_code(record))
+        return self._tokenized(record, headers, record_code(record))[0]
 
     def _text_side(
         self, record: Record, headers: Sequence[MediaHeader], row: int
@@ -213,6 +213,14 @@ class SampleEncoder:
             expansions = self._text.layouter.expansions(headers)
             if known.media == expansions_code(expansions):
                 return known, expansions
+        return self._tokenized(record, headers, code)
+
+    def _tokenized(
+        self, record: Record, headers: Sequence[MediaHeader], code: int
+    ) -> tuple[SampleTokens, Sequence[Expansion]]:
+        if record.tokens is not None:
+            self._text.require_usable(record.tokens)
+            return SampleTokens.of_ids(record.tokens, code), ()
         layout = self._layout(record, headers)
         return SampleTokens.of(layout, self._text.tokenizer, code), layout.expansions
 

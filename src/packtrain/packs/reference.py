@@ -81,6 +81,7 @@ class RealProcessor:
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
         self._sampling = sampling_settings(self._processor, self._kwargs)
         self._eos = self._tokenizer.eos_token if request.add_eos else None
+        self._plain_eos = None if request.add_eos is False else self._tokenizer.eos_token
         if settings.own_template:
             self._processor.chat_template = self._tokenizer.chat_template = settings.chat_template
         # A processor ignores a template that only its tokenizer has.
@@ -112,17 +113,19 @@ class RealProcessor:
 
     def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
         """Everything the processor returns, `input_ids` as a flat list."""
+        if record.tokens is not None:
+            return {"input_ids": list(record.tokens.ids)}
         if record.plain or self._template() is None:
             text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
             ids = self._tokenizer(text)["input_ids"]
-            return {"input_ids": self._ended(ids, text)}
+            return {"input_ids": self._ended(ids, text, self._plain_eos)}
         if not self._multimodal:
             messages = [{"role": m.role, "content": "".join(_texts(m.parts))} for m in record.messages]
             outputs = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._own_template, tokenize=True, return_dict=True
             )
             ids = outputs["input_ids"]
-            return {"input_ids": self._ended(ids, self._rendered(messages))}
+            return {"input_ids": self._ended(ids, self._rendered(messages), self._eos)}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
         if metadata:
@@ -136,7 +139,7 @@ class RealProcessor:
             processor_kwargs=kwargs,
         )
         found = dict(outputs)
-        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages))
+        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages), self._eos)
         found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
         return found
 
@@ -165,9 +168,9 @@ class RealProcessor:
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
 
-    def _ended(self, ids: list[int], text: str) -> list[int]:
-        """`add_eos`: the end token once, never twice."""
-        if self._eos is None or text.rstrip().endswith(self._eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
+    def _ended(self, ids: list[int], text: str, eos: str | None) -> list[int]:
+        """With the end token once, never twice."""
+        if eos is None or text.rstrip().endswith(eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
             return list(ids)
         return [*ids, self._tokenizer.eos_token_id]
 
@@ -240,6 +243,8 @@ class ProcessorRule:
         return found
 
     def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+        if record.tokens is not None:
+            return self._text.cost(record, headers)
         try:
             real = self._real.encode(record, store)
         except (RecordError, ConfigError):

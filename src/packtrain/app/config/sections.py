@@ -164,7 +164,13 @@ class DatasetSection(Section):
         shown="assistant for chats, all for plain text",
         verbs=_MEASURE,
     )
-    add_eos: bool | None = key(FLAG, "Append the end token, unless it is there already.", default=False, verbs=_MEASURE)
+    add_eos: bool | None = key(
+        FLAG,
+        "Append the end token, unless it is there already.",
+        shown="where the text is plain",
+        verbs=_MEASURE,
+        options=("--add-eos/--no-add-eos",),
+    )
     template_date: str | None = key(
         DAY,
         "The day, YYYY-MM-DD, for chat templates that write the date of today (`strftime_now`, at midnight); kept in "

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import Media, MediaKind, Message, Part, Text
+from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
 from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
 
 ROLE_ALIASES: Mapping[str, str] = {
@@ -64,6 +64,8 @@ class Draft(NamedTuple):
     messages: tuple[Message, ...]
     plain: bool = False
     objects: int = 0
+    tokens: TokenIds | None = None
+    how: str = ""  # what was made of it, where more than one thing could be
 
 
 def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:

@@ -9,12 +9,15 @@ from packtrain.core.errors import RecordError, nearest
 from packtrain.core.values import MediaKind
 
 # The columns that make a schema, in the order in which schemas are tried; each line is one sufficient set.
+# `alpaca` is never told by them, only asked for by name.
 SCHEMA_COLUMNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "tokens": (("input_ids",),),
     "messages": (("messages",),),
     "conversations": (("conversations",), ("conversation",)),
     "texts": (("texts",),),
     "prompt_completion": (("prompt", "completion"),),
     "instruction": (("instruction", "output"),),
+    "alpaca": (("instruction", "output"),),
     "question_answer": (("question", "answer"),),
     "objects": (("images", "objects"), ("image", "objects")),
     "text": (("text",), ("caption",)),
@@ -35,12 +38,14 @@ MEDIA_ALIASES: Mapping[str, MediaKind] = {
     **dict.fromkeys(("audio_path", "audio_paths", "audio_file", "audio_files", "audio_url", "audio_urls"), "audio"),
 }  # type: ignore[dict-item]
 ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
-OTHER_COLUMNS = ("system", "input", "history", "width", "height", *ID_COLUMNS)
+# Beside `input_ids`: 1 for each token that carries loss.
+LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
+OTHER_COLUMNS = ("system", "input", "history", "width", "height", "labels", *LOSS_MASKS, *ID_COLUMNS)
 # By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
 ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
 _PREFERENCES = "preference data are not supported"
 _QUESTION = "a column that belongs to the question is not read"
-_PAIRS = ("prompt_completion", "instruction", "question_answer")
+_PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
 # Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
 REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejected": (_PREFERENCES, ()),

@@ -10,6 +10,7 @@ from packtrain.core.errors import RecordError
 from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
+    LOSS_MASKS,
     MEDIA_ALIASES,
     MEDIA_COLUMNS,
     REFUSED_COLUMNS,
@@ -28,7 +29,20 @@ IRRELEVANT = frozenset(
         *("created_at", "dump", "token_count", "num_tokens", "num_turns", "status", "error_message", "exif"),
     )
 )
-_ALSO: Mapping[str, tuple[str, ...]] = {"instruction": ("input", "history"), "objects": ("width", "height")}
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "instruction": ("input", "history"),
+    "alpaca": ("input", "history"),
+    "objects": ("width", "height"),
+    "tokens": (
+        "labels",
+        "attention_mask",
+        "position_ids",
+        "token_type_ids",
+        "special_tokens_mask",
+        "length",
+        *LOSS_MASKS,
+    ),
+}
 _TURNS: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "conversations": ("conversations", "conversation"),
@@ -108,6 +122,6 @@ def _unknown(keys: tuple[str, ...], kind: str) -> tuple[str, ...]:
 def _unread_columns(columns: tuple[str, ...], schema: str) -> tuple[str, ...]:
     refused = (name for name, (_, schemas) in REFUSED_COLUMNS.items() if schema in schemas or not schemas)
     own = (name for names in SCHEMA_COLUMNS[schema] for name in names)
-    system = () if schema == "text" else ("system",)
+    system = () if schema in ("text", "tokens") else ("system",)
     read = {*own, *_ALSO.get(schema, ()), *system, *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
     return tuple(name for name in columns if name not in read and name not in IRRELEVANT)
