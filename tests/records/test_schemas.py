@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.core.values import ROLES, Media, MediaRef, Message, Record, Text, TokenIds
+from packtrain.core.values import ROLES, Media, MediaRef, Message, PartLimits, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
 from packtrain.records.schemas.unread import Unread, unread_of
@@ -454,6 +454,7 @@ def test_a_chat_may_be_a_text_of_json(column: str) -> None:
         ({"messages": user("x"), "text": "y", "score": 0, "rating": None, "tags": []}, ["text", "score"]),
         ({"messages": [{**answer("x"), "name": "Ann", "train": True, "tool_calls": None}]}, ["messages[].name"]),
         ({"messages": [flagged({"fps": 2, "image": None, "train": 1})]}, ["messages[].content[].fps"]),
+        ({"messages": user([{"type": "image", "image": "a", "max_pixels": 9, "fps": None}])}, []),
         ({"texts": [{"user": "x", "assistant": "y", "source": "s", "mood": 1}] * 2}, ["texts[].mood"]),
         ({"instruction": "x", "input": "y", "output": "z", "history": []}, []),
         ({"question": "x", "answer": "y", "input": "z"}, ["input"]),
@@ -491,6 +492,40 @@ def test_unknown_columns_are_answered_with_what_they_look_like(columns: tuple[st
         convert(value)
     assert caught.value.detail.endswith(f"looks like: --columns {expected}")
     assert convert(value, columns=dict(pair.split("=") for pair in expected.split(","))).messages
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        ("image", {"min_pixels": 9, "max_pixels": 90.0, "fps": None}, PartLimits(min_pixels=9, max_pixels=90)),
+        ("image", {"resized_height": 5, "resized_width": 6}, PartLimits(resized_height=5, resized_width=6)),
+        ("video", {"nframes": 4, "max_pixels": 9}, PartLimits(num_frames=4, max_pixels=9)),
+        ("video", {"fps": 0.5, "max_frames": 4}, PartLimits(fps=0.5, max_frames=4)),
+        ("image", {"max_pixels": None}, None),
+        ("image", {"fps": 2}, "a limit in a part that is not known"),
+        ("video", {"total_pixels": 2}, "a limit in a part that is not known"),
+        ("video", {"resized_height": 5, "resized_width": 6}, "a limit in a part that is not known"),
+        ("image", {"max_pixels": "9"}, "a limit in a part is no usable number"),
+        ("image", {"max_pixels": True}, "a limit in a part is no usable number"),
+        ("image", {"max_pixels": 0}, "a limit in a part is no usable number"),
+        ("image", {"max_pixels": 9.5}, "a limit in a part is no usable number"),
+        ("video", {"nframes": 4, "num_frames": 5}, "a limit in a part is no usable number"),
+        ("image", {"resized_height": 5}, "limits in a part do not go together"),
+        ("image", {"resized_height": 5, "resized_width": 6, "max_pixels": 9}, "limits in a part do not go together"),
+        ("video", {"fps": 1, "num_frames": 5}, "limits in a part do not go together"),
+    ],
+)
+def test_limits_of_one_medium(kind: str, given: dict[str, Any], expected: PartLimits | str | None) -> None:
+    named = {"messages": user([{"type": kind, kind: "a", **given}])}
+    shown = user([{"type": kind}])
+    bare = {"messages": user([{"type": kind, **given}]), kind: "a"}
+    for value in (named, bare, {"messages": shown, kind: {"path": "a", **given}}):
+        if isinstance(expected, str):
+            assert reason(value) == expected
+        else:
+            (medium,) = convert(value).media()
+            assert medium.limits == expected
+            assert expected is None or PartLimits.of(expected.text()) == expected
 
 
 def test_roles_have_many_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,12 +32,48 @@ class Text:
     text: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartLimits:
+    """Limits that the data give one medium, as its processor takes them; they go before those of the run."""
+
+    min_pixels: int | None = None  # of a video: of each frame
+    max_pixels: int | None = None
+    resized_height: int | None = None  # to which it is brought before the processor gets it
+    resized_width: int | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    max_frames: int | None = None
+
+    def given(self) -> dict[str, int | float]:
+        """The limits that were set, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+    def over(self, run: MediaLimits, kind: MediaKind) -> MediaLimits:
+        """The limits of a run with these put over them; one way of sampling frames takes the place of the other."""
+        own = {name: value for name, value in self.given().items() if not name.startswith("resized_")}
+        if kind == "video":
+            own = {f"video_{name}" if name.endswith("_pixels") else name: value for name, value in own.items()}
+        sampled = "num_frames" in own or "fps" in own
+        kept = {name: v for name, v in run.given().items() if not (sampled and name in ("num_frames", "fps"))}
+        return MediaLimits(**{**kept, **own})  # type: ignore[arg-type]
+
+    def text(self) -> str:
+        """As a table has it."""
+        return json.dumps(self.given(), sort_keys=True)
+
+    @classmethod
+    def of(cls, text: str) -> PartLimits | None:
+        """From what `text` gave; None where there are none."""
+        return cls(**json.loads(text)) if text else None
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """An image, a video or an audio clip inside a message."""
 
     kind: MediaKind
     ref: MediaRef
+    limits: PartLimits | None = None
 
 
 Part = Text | Media
@@ -93,6 +130,7 @@ class MediaHeader:
     frames: int = 1
     fps: float = 0.0
     seconds: float = 0.0
+    limits: PartLimits | None = None  # not of the header: what the data say beside the medium
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +160,8 @@ class MediaLimits:
 
     min_pixels: int | None = None
     max_pixels: int | None = None
+    video_min_pixels: int | None = None  # of each frame
+    video_max_pixels: int | None = None
     max_img_size: int | None = None  # longest edge, for families that resize by it
     num_frames: int | None = None
     fps: float | None = None

@@ -10,6 +10,7 @@ from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
 from packtrain.costs.converter import Converter, Filtered
 from packtrain.costs.request import Filters, Request
 from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
+from packtrain.families.part_limits import with_limits
 from packtrain.families.registry import load_family
 from packtrain.families.skeleton import texts_of
 from packtrain.records.media import MediaStore
@@ -118,7 +119,7 @@ class Measurer:
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""
         store, filters = self.store(source), self._filters
-        headers = tuple(store.header(medium.kind, medium.ref) for medium in record.media())
+        headers = tuple(with_limits(store.header(medium.kind, medium.ref), medium) for medium in record.media())
         for header in headers:
             if header.kind == "image":
                 continue

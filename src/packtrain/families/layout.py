@@ -13,6 +13,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
 from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.part_limits import PartFamilies
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length
 
@@ -74,7 +75,7 @@ class Layouter:
         traits: Traits = getattr(family, "traits", Traits())
         self._string_content = not self._typed if traits.string_content is None else traits.string_content
         self._media_first = traits.media_first
-        self._check_sample = getattr(family, "check_sample", None)
+        self.parts = PartFamilies(settings, family)
         self._chat = self._prepare(settings.chat_template, settings)
         videos = None if settings.own_template else traits.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
@@ -268,18 +269,9 @@ class Layouter:
 
     def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
         """What the processor writes for each medium."""
-        if self._check_sample is not None and len(headers) > 1:
-            self._check_sample(headers)
-        images = sum([header.kind == "image" for header in headers])
-        found, number = [], 0
         for header in headers:
             self.placeholder(header.kind)
-            if header.kind == "video":
-                found.append(self.family.video(header))
-            else:
-                number += 1
-                found.append(self.family.image(header, images, number))
-        return found
+        return self.parts.expansions(headers)
 
     def expand(self, rendered: Layout, kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> Layout:
         """Put the expansions in place of the placeholders, each run written once."""

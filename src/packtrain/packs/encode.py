@@ -121,12 +121,15 @@ class SampleEncoder:
 
     def frame_indices(self, header: MediaHeader) -> tuple[int, ...]:
         """The frames of a video that the model is shown."""
-        self._family.video(header)  # refuses what cannot be sampled
+        self._text.layouter.parts.expansion(header, 0)  # refuses what cannot be sampled
         return tuple(self._media().frame_indices(header))
 
     def _decode(self, medium: Media, store: MediaStore) -> Decoded:
         if medium.kind == "image":
-            return Decoded.image(decode_image(store, medium.ref), medium.ref.name)
+            image = decode_image(store, medium.ref)
+            if (size := self._text.layouter.parts.resized("image", medium.limits)) is not None:
+                image = image.resize(size[::-1])
+            return Decoded.image(image, medium.ref.name, medium.limits)
         if medium.kind not in self._family.placeholders:
             raise RecordError("family", f"this model takes no {medium.kind}")
         header = read_header(store, medium)
@@ -140,7 +143,7 @@ class SampleEncoder:
 
     def _media(self) -> MediaProcessor:
         if self._processor is None:
-            self._processor = MediaProcessor(self._settings, self._family, self.contract)
+            self._processor = MediaProcessor(self._settings, self._text.layouter.parts, self.contract)
         return self._processor
 
     # ---- samples

@@ -9,13 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from packtrain.core.errors import ConfigError, RecordError, in_one_line
-from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Text
+from packtrain.core.values import Cost, Media, MediaHeader, MediaKind, MediaLimits, Record, Text
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings, Traits
 from packtrain.families.coverage import last_runs
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
 from packtrain.families.segments import Counts
 from packtrain.families.template_date import with_date
@@ -58,6 +62,9 @@ def _config_of(folder: str) -> Any:
         ) from error
 
 
+_ANY_SIZE = {"shortest_edge": 1, "longest_edge": 10**12}
+
+
 class RealProcessor:
     """A Hugging Face processor or tokenizer, called as training calls it."""
 
@@ -78,8 +85,8 @@ class RealProcessor:
                 expected="no limit: what they mean is known for families with a rule only",
                 fix="write them into the model folder's processor settings",
             )
+        self._parts = PartFamilies(settings, family) if family is not None else None
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
-        self._sampling = sampling_settings(self._processor, self._kwargs)
         self._eos = self._tokenizer.eos_token if request.add_eos else None
         self._plain_eos = None if request.add_eos is False else self._tokenizer.eos_token
         if settings.own_template:
@@ -128,6 +135,8 @@ class RealProcessor:
             return {"input_ids": self._ended(ids, self._rendered(messages), self._eos)}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
+        for kind in _bounded(record):  # what has bounds of its own is as large as it is to be
+            kwargs[f"{kind}s_kwargs"] = {**kwargs.get(f"{kind}s_kwargs", {}), "size": _ANY_SIZE}
         if metadata:
             put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
         outputs = self._processor.apply_chat_template(
@@ -144,16 +153,24 @@ class RealProcessor:
         return found
 
     def _with_media(self, record: Record, store: MediaStore) -> tuple[list[dict[str, Any]], list[Any]]:
-        messages, metadata = [], []
+        messages, metadata, bounded = [], [], _bounded(record)
         for message in record.messages:
             content: list[dict[str, Any]] = []
             for part in message.parts:
                 if isinstance(part, Text):
                     content.append({"type": "text", "text": part.text})
                 elif part.kind == "image":
-                    content.append({"type": "image", "image": decode_image(store, part.ref)})
+                    image: Any = decode_image(store, part.ref)
+                    if size := self._limits_of(part).resized("image", part.limits) if part.limits else None:
+                        image = image.resize(size[::-1])
+                    if "image" in bounded:
+                        image = Image.new("RGB", self._size(part, "image", image))
+                    content.append({"type": "image", "image": image})
                 else:
                     frames, about = self._frames(part, store)
+                    if "video" in bounded:
+                        width, height = self._size(part, "video", frames, video_metadata=[[about]])
+                        frames = np.zeros((len(frames), height, width, 3), np.uint8)
                     content.append({"type": "video", "video": frames})
                     metadata.append(about)
             messages.append({"role": message.role, "content": content})
@@ -162,8 +179,25 @@ class RealProcessor:
     def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
         """The frames that the processor itself chooses, decoded by us."""
         header = store.header(part.kind, part.ref)
-        indices = frame_indices(self._processor, self._sampling, header)
+        kwargs = self._limits_of(part).of("video", part.limits).processor_kwargs() if part.limits else self._kwargs
+        indices = frame_indices(self._processor, sampling_settings(self._processor, kwargs), header)
         return decode_frames(store, part.ref, indices), video_metadata(header, indices)
+
+    def _limits_of(self, part: Media) -> PartFamilies:
+        if self._parts is None:
+            raise RecordError("family", "a limit in a part", "they are read for families with a rule only")
+        return self._parts
+
+    def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:
+        """Width and height to which the processor itself brings one medium under its own limits."""
+        given = self._limits_of(part).of(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
+        given = {name: value for name, value in given.items() if name == "size"}
+        own = getattr(self._processor, f"{kind}_processor")
+        if kind == "video":
+            more["do_sample_frames"] = False
+        made = own([[pixels]], return_tensors="pt", **given, **more)
+        _, height, width = made[f"{kind}_grid_thw"][0].tolist()
+        return width * own.patch_size, height * own.patch_size
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
@@ -210,6 +244,15 @@ class RealProcessor:
                 "patches", got="no patch size in the model's config", fix="put the model's config.json into its folder"
             )
         return int(side[0]) if isinstance(side, (list, tuple)) else int(side)
+
+
+def _bounded(record: Record) -> set[MediaKind]:
+    """Kinds of media of which some have bounds of their own: one call of a processor has the same for all."""
+    return {
+        m.kind
+        for m in record.media()
+        if m.limits is not None and {"min_pixels", "max_pixels"} & m.limits.given().keys()
+    }
 
 
 def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:

@@ -186,7 +186,8 @@ class DatasetSection(Section):
     )
     processor_config: dict[str, float] | None = key(
         LIMITS,
-        "Limits of media: min_pixels, max_pixels, max_img_size, num_frames, fps, max_frames.",
+        "Limits of media: min_pixels, max_pixels, video_min_pixels, video_max_pixels, max_img_size, num_frames, fps, "
+        "max_frames.",
         shown="the model's own",
     )
     max_samples: int | None = key(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
+from packtrain.records.schemas.limits import limits_of
 from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
 
 ROLE_ALIASES: Mapping[str, str] = {
@@ -232,16 +234,18 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
 
 def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None) -> Media | None:
     kind, fields = _PART_FIELDS[name]
+    limits = limits_of(part, kind)
     for field in fields:
         item = part.get(field)
         if item is None:
             continue
         if field == "base64" and isinstance(item, str) and not item.startswith("data:"):
-            return Media(kind, from_base64(item, name=f"inline {kind}"))
-        return Media(kind, pool.resolve(kind, item) if pool is not None else make_ref(kind, item))
+            return Media(kind, from_base64(item, name=f"inline {kind}"), limits)
+        return Media(kind, pool.resolve(kind, item) if pool is not None else make_ref(kind, item), limits)
     if pool is None:
         raise RecordError("schema", f"more {kind} markers than {kind}s", f"a {kind} part without a reference")
-    return pool.take(kind)
+    medium = pool.take(kind)
+    return medium if medium is None or limits is None else replace(medium, limits=limits)
 
 
 def _meaning_of_markers(turns: Iterable[object], pool: MediaPool) -> Mapping[str, MediaKind]:

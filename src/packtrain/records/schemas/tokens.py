@@ -67,7 +67,7 @@ def _refuse_packs(value: Mapping[str, Any], count: int) -> None:
         raise RecordError("schema", "samples that are packed already", "position_ids do not count from 0: unpack them")
     for name in _OF_PACKS:
         item = value.get(name)
-        if _filled(item) and list(item) not in ([count], [0, count], [0] * count):
+        if isinstance(item, list | tuple) and item and list(item) not in ([count], [0, count], [0] * count):
             raise RecordError("schema", "samples that are packed already", f"column {name}: unpack them")
     for name, item in value.items():
         known = name in _OF_TOKENS or (name == "token_type_ids" and isinstance(item, list) and not any(item))

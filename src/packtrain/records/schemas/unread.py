@@ -8,6 +8,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS
+from packtrain.records.schemas.limits import LIMIT_KEYS
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
     LOSS_MASKS,
@@ -53,6 +54,7 @@ _KEYS = {
     "message": MESSAGE_KEYS | IRRELEVANT,
     "exchange": IRRELEVANT | {"user", "assistant"},
     "part": PART_KEYS | IRRELEVANT,
+    "medium": PART_KEYS | IRRELEVANT | LIMIT_KEYS,
 }
 _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
 _LONGEST = 100  # characters of a name
@@ -104,7 +106,8 @@ def _of_turns(turns: Iterable[Mapping[str, Any]], column: str, kind: str) -> Ite
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
-                    unknown = _unknown(tuple(part), "part")
+                    is_text = part.get("type", "text" if "text" in part else None) == "text"
+                    unknown = _unknown(tuple(part), "part" if is_text else "medium")
                     yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
 
 
