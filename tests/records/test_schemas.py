@@ -484,6 +484,7 @@ def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str])
         (("system_prompt", "question", "response"), "response=answer,system_prompt=system"),
         (("instruction", "context", "response"), "context=input,response=output"),
         (("dialog", "id"), "dialog=messages"),
+        (("article", "highlights", "id"), "article=question,highlights=answer"),
     ],
 )
 def test_unknown_columns_are_answered_with_what_they_look_like(columns: tuple[str, ...], expected: str) -> None:
@@ -526,6 +527,56 @@ def test_limits_of_one_medium(kind: str, given: dict[str, Any], expected: PartLi
             (medium,) = convert(value).media()
             assert medium.limits == expected
             assert expected is None or PartLimits.of(expected.text()) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"questionId": "1", "question": "x", "answers": ["y"], "image": "a"},  # DocVQA
+        {"title": "t", "context": "c", "question": "x", "answers": {"text": ["y"]}},  # SQuAD
+        {"image": "a", "ground_truth": "{}"},  # CORD
+        {"image": "a", "caption": ["one", "two"]},  # Flickr30k
+        {"question": "x", "choices": ["a", "b"], "answer": 1},  # ScienceQA
+        {"question": "x", "answer": 1},
+        {"image": "a", "objects": {"bbox": [[1, 2, 3, 4]], "category": [5]}},  # cppe-5
+        {"segments": [{"text": "x", "label": True}]},  # axolotl
+    ],
+)
+def test_what_has_no_schema_is_told_a_way_out(value: dict[str, Any]) -> None:
+    with pytest.raises(RecordError) as caught:
+        convert(value)
+    assert "--formatting module:function" in caught.value.detail
+    assert "did you mean 'question'" not in caught.value.detail
+
+
+def test_a_class_may_be_trained_as_it_is_written() -> None:
+    attached = {"jpg": MediaRef(name="a.jpg", data=b"x")}
+    with pytest.raises(RecordError, match="looks like: --columns cls=text,"):
+        convert({"cls": "3"}, attached)
+    assert shape(convert({"cls": "3"}, attached, columns={"cls": "text"}))[1] == ("assistant", ["3"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"conversations": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}], "system": "s"},
+        {"texts": [{"user": "a", "assistant": "b"}, {"user": "c", "assistant": "d"}], "system": "s"},
+    ],
+)
+def test_exchanges_are_turns(value: dict[str, Any]) -> None:
+    words = [("system", ["s"]), ("user", ["a"]), ("assistant", ["b"]), ("user", ["c"]), ("assistant", ["d"])]
+    assert shape(convert(value)) == words
+    assert not unread_of(value, recognise_schema(value))
+
+
+def test_parts_as_llama_factory_and_anthropic_write_them() -> None:
+    png = base64.b64encode(b"image").decode()
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}}
+    v1 = [{"type": "image_url", "value": "a.png"}, {"type": "text", "value": "what?"}]
+    for parts, name in (([picture, v1[1]], "inline image"), (v1, "a.png")):
+        value = {"messages": user(parts)}
+        assert shape(convert(value))[0] == ("user", [f"image:{name}", "what?"])
+        assert not unread_of(value, "messages")
 
 
 def test_roles_have_many_names() -> None:

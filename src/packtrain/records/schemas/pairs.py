@@ -9,6 +9,7 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Text
 from packtrain.records.schemas.chat import Draft, as_list, checked, read_messages
+from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
 
 _APPROPRIATELY = "Write a response that appropriately completes the request."
@@ -78,8 +79,8 @@ def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> 
 
 def text_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     """`text` or `caption`: running text; beside media it is their caption, asked for by the media alone."""
-    found = value.get("text")
-    text = checked(_string(value.get("caption") if found is None else found, "text"))
+    column = "caption" if value.get("text") is None else "text"
+    text = checked(_string(value.get(column), column))
     if not text:
         raise RecordError("schema", "empty text")
     answer = Message(role="assistant", parts=(Text(text),))
@@ -96,5 +97,6 @@ def _exchange(question: str, answer: str) -> list[dict[str, str]]:
 
 def _string(item: object, name: str) -> str:
     if not isinstance(item, str):
-        raise RecordError("schema", "a column has the wrong type", f"{name}: {type(item).__name__}, not text")
+        detail = f"{name}: {type(item).__name__}, not text; {OWN_FUNCTION}"
+        raise RecordError("schema", "a column has the wrong type", detail)
     return item

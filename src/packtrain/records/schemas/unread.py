@@ -52,7 +52,7 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
 }
 _KEYS = {
     "message": MESSAGE_KEYS | IRRELEVANT,
-    "exchange": IRRELEVANT | {"user", "assistant"},
+    "exchange": IRRELEVANT | {"user", "human", "assistant"},
     "part": PART_KEYS | IRRELEVANT,
     "medium": PART_KEYS | IRRELEVANT | LIMIT_KEYS,
 }
@@ -94,7 +94,8 @@ def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
     for column in _TURNS.get(schema, ()):
         turns = value.get(column)
         if isinstance(turns, list | tuple):
-            names += dict.fromkeys(_of_turns(turns, column, "exchange" if schema == "texts" else "message"))
+            exchanged = schema == "texts" or ("assistant" in turns[0] if turns else False)
+            names += dict.fromkeys(_of_turns(turns, column, "exchange" if exchanged else "message"))
     return names
 
 
