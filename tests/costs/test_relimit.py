@@ -25,7 +25,7 @@ def measured(data: Path, model: Path, out: Path, **options: Any) -> CostTable:
     )
 
 
-def dataset(tmp_path: Path, *, videos: bool) -> Path:
+def dataset(tmp_path: Path, *, videos: bool, own: bool = False) -> Path:
     """Conversations with zero to four pictures, and videos where the family takes them."""
     (tmp_path / "data").mkdir()
     Image.new("RGB", (1500, 700)).save(tmp_path / "data" / "large.png")
@@ -35,11 +35,20 @@ def dataset(tmp_path: Path, *, videos: bool) -> Path:
         write_video(tmp_path / "data" / name, frames=frames, fps=fps)
         if videos:
             records += [video_record(name), video_record(name, name)]
+    records += [picture_record(1, max_pixels=30_000), picture_record(2, max_pixels=9_000)] if own else []
+    records += [picture_record(1, resized_height=90, resized_width=300), picture_record(1)] if own else []
+    records += [video_record("v1.mkv", nframes=6), video_record("v2.mp4", "v1.mkv", fps=1)] if own and videos else []
     return write_jsonl(tmp_path / "data" / "data.jsonl", records)
 
 
-def video_record(*names: str, role: str = "user") -> list[Message]:
-    shown = [{"type": "video", "video": name} for name in names]
+def picture_record(count: int, **limits: int) -> list[Message]:
+    """The same large picture, the first time under limits of its own."""
+    shown = [{"type": "image", "image": "large.png", **(limits if number == 0 else {})} for number in range(count)]
+    return [{"role": "user", "content": shown}, {"role": "assistant", "content": [{"type": "text", "text": "circles"}]}]
+
+
+def video_record(*names: str, role: str = "user", **limits: int) -> list[Message]:
+    shown = [{"type": "video", "video": name, **limits} for name in names]
     return [
         {"role": "user", "content": [{"type": "text", "text": "what?"}, *(shown if role == "user" else [])]},
         {"role": "assistant", "content": [*(shown if role != "user" else []), {"type": "text", "text": "circles"}]},
@@ -67,7 +76,7 @@ CASES = [(family, limits) for family, several in LIMITS.items() for limits in se
 @pytest.mark.parametrize(("family", "limits"), CASES, ids=str)
 def test_new_limits_equal_measuring_again(family: str, limits: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.write(family, tmp_path / "model")
-    data = dataset(tmp_path, videos=family not in ("idefics3", "nanovlm"))
+    data = dataset(tmp_path, videos=family not in ("idefics3", "nanovlm"), own=family.startswith("qwen"))
     before = measured(data, model, tmp_path / "before")
     ours = before.with_limits(**limits)
     assert (

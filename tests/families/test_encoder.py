@@ -223,7 +223,7 @@ def test_completion_is_the_last_message_only(tmp_path: Path) -> None:
 
 def test_the_first_token_is_predicted_from_nothing(tmp_path: Path) -> None:
     folder = tiny.write("qwen2", tmp_path)
-    everything = encoder_for(folder, loss_on="all")
+    everything = encoder_for(folder, loss_on="all", add_eos=False)
     text = replace(record(("assistant", ["one two three"])), plain=True)
     cost = cost_of(everything, text)
     assert (cost.tokens, cost.supervised_tokens) == (3, 2)
@@ -231,7 +231,7 @@ def test_the_first_token_is_predicted_from_nothing(tmp_path: Path) -> None:
         cost_of(everything, replace(record(("assistant", ["one"])), plain=True))
     # A base model whose answer begins the text
     (folder / "chat_template.jinja").unlink()
-    base = encoder_for(folder)
+    base = encoder_for(folder, add_eos=False)
     cost = cost_of(base, record(("user", [""]), ("assistant", ["one two three"])))
     assert (cost.tokens, cost.supervised_tokens) == (3, 2)
 
@@ -265,7 +265,8 @@ def test_a_message_without_loss_has_none_where_all_text_carries_it(tmp_path: Pat
     assert unsupervised(everything, record(*turns, silent=[2])) == ["Sure?"]
     assert unsupervised(everything, record(*turns, silent=[0, 3])) == ["Sure?", "6<|im_end|>"]
     (folder / "chat_template.jinja").unlink()
-    assert unsupervised(encoder_for(folder, loss_on="all"), record(*turns[:2], silent=[1])) == ["six"]
+    base = encoder_for(folder, loss_on="all", add_eos=False)
+    assert unsupervised(base, record(*turns[:2], silent=[1])) == ["six"]
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -317,13 +318,15 @@ def test_an_image_that_begins_the_text(tmp_path: Path) -> None:
 def test_a_base_model(tmp_path: Path) -> None:
     folder = tiny.write("llama", tmp_path)
     (folder / "chat_template.jinja").unlink()
-    encoder = encoder_for(folder)
+    encoder, ended = encoder_for(folder, add_eos=False), encoder_for(folder)
     prompt = encoder.tokenizer.encode("Q:", special=True).ids
     for answer in ("\none two", "\n🦄", "\n🦄🦄", "\n\u2028", "\n👩\u200d👧", "\n𝔘", "\none 𝔘𝔘 two"):
         whole = encoder.tokenizer.encode("Q:" + answer, special=True).ids
         assert whole[: len(prompt)] == prompt
         cost = cost_of(encoder, record(("user", ["Q:"]), ("assistant", [answer])))
         assert (cost.tokens, cost.supervised_tokens) == (len(whole), len(whole) - len(prompt)), repr(answer)
+        longer = cost_of(ended, record(("user", ["Q:"]), ("assistant", [answer])))
+        assert (longer.tokens, longer.supervised_tokens) == (cost.tokens + 1, cost.supervised_tokens + 1)
     with pytest.raises(RecordError, match="no chat template"):
         cost_of(encoder, record(("user", ["a"]), ("assistant", ["b"]), ("user", ["c"])))
 

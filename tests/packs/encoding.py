@@ -11,9 +11,21 @@ import av
 import numpy as np
 from PIL import Image
 
-from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
+from packtrain.core.values import (
+    Media,
+    MediaHeader,
+    MediaLimits,
+    MediaRef,
+    Message,
+    Part,
+    PartLimits,
+    Record,
+    Text,
+    TokenIds,
+)
 from packtrain.costs.request import Request
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.part_limits import with_limits
 from packtrain.families.registry import load_family
 from packtrain.packs.encode import SampleEncoder
 from packtrain.records.media import MediaStore
@@ -29,8 +41,9 @@ IMAGES = {"photo.png": (120, 90), "large.png": (333, 250), "tall.png": (40, 200)
 VIDEOS = {"slow.mkv": (24, 8), "other.mkv": (24, 8)}  # frames and rate
 
 
-def medium(name: str) -> Media:
-    return Media("image" if name.endswith(("png", "jpg")) else "video", MediaRef(name=name, path=name))
+def medium(name: str, **limits: Any) -> Media:
+    kind: Any = "image" if name.endswith(("png", "jpg")) else "video"
+    return Media(kind, MediaRef(name=name, path=name), PartLimits(**limits) if limits else None)
 
 
 def record(*parts: Part | str, answer: str = "a red circle, 🙂 and a naïve square") -> Record:
@@ -50,6 +63,8 @@ TEXTS = {
     "text": record("hello there"),
     "turns": twice(record("one", answer="two"), record("three", answer="four 北京")),
     "empty question": record("", answer="something"),
+    "plain pair": replace(record("The sky is\n", answer="\nblue."), plain=True),
+    "tokens": replace(record(), messages=(), tokens=TokenIds(ids=tuple(range(40, 50)), learned=((0, 2), (5, 10)))),
 }
 SHOWN = {
     "image": record("photo.png", "what?\n"),
@@ -120,7 +135,7 @@ def small_tiles(folder: Path, family: str) -> Path:
 
 
 def headers_of(record: Record, store: MediaStore) -> tuple[MediaHeader, ...]:
-    return tuple(store.header(medium.kind, medium.ref) for medium in record.media())
+    return tuple(with_limits(store.header(medium.kind, medium.ref), medium) for medium in record.media())
 
 
 def pricing(encoder: SampleEncoder) -> RecordEncoder:

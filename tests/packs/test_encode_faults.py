@@ -123,7 +123,8 @@ def test_a_processor_that_leaves_the_familys_rule(media: Path, model: Folder) ->
     encoder, store = SampleEncoder(request_for(model("internvl"), media)), MediaStore(str(media))
     encoder.encode(record("photo.png"), store)
     processor = encoder._media()
-    processor._image_kwargs = {**processor._image_kwargs, "max_patches": 2}
+    ((key, known),) = processor._arguments.items()
+    processor._arguments[key] = replace(known, images={**known.images, "max_patches": 2})
     with pytest.raises(DriftError, match=r"(?s)pixel_values of photo.png.*shape \(1, 3, .*expected: \(13,\)"):
         encoder.encode(record("photo.png"), store)
 

@@ -17,6 +17,7 @@ from encoding import (
     TEXTS,
     VIDEO_FAMILIES,
     headers_of,
+    medium,
     pricing,
     record,
     records_for,
@@ -24,8 +25,10 @@ from encoding import (
     small_tiles,
     twice,
 )
+from PIL import Image
 
-from packtrain.core.values import Message, Record, Text
+from packtrain.core.errors import RecordError
+from packtrain.core.values import Media, Message, Record, Text, TokenIds
 from packtrain.families.encoder import RecordEncoder
 from packtrain.models import tiny
 from packtrain.packs.encode import SampleEncoder
@@ -125,6 +128,44 @@ def test_what_carries_loss(loss_on: str, family: str, media: Path, model: Folder
     assert fewer if loss_on == "completion" else int(taught.sum()) == len(last) - 1
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_vl"])
+@pytest.mark.parametrize(("prompt", "answer"), [("The sky is", " blue."), ("a\n", "\nb"), ("", "b"), ("a b", "<eos>")])
+def test_a_prompt_and_its_completion_are_trained_as_trl_does(
+    family: str, prompt: str, answer: str, media: Path, model: Folder
+) -> None:
+    """Joined, ended once; the completion begins where the prompt's own tokens and those of both depart."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model(family))
+    answer = answer.replace("<eos>", tokenizer.eos_token)
+    sample = SampleEncoder(request_for(model(family), media)).encode(
+        replace(record(prompt, answer=answer), plain=True), MediaStore(str(media))
+    )
+    asked = tokenizer(prompt)["input_ids"]
+    ids = tokenizer(prompt + answer.removesuffix(tokenizer.eos_token) + tokenizer.eos_token)["input_ids"]
+    same = next((at for at, pair in enumerate(zip(asked, ids, strict=False)) if pair[0] != pair[1]), len(asked))
+    assert sample.input_ids.tolist() == ids
+    assert sample.labels.tolist() == [IGNORED if at < max(same, 1) else one for at, one in enumerate(ids)]
+
+
+def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> None:
+    from transformers import AutoTokenizer
+
+    encoder, store = SampleEncoder(request_for(model("qwen3_vl"), media)), MediaStore(str(media))
+    shown = TEXTS["tokens"]
+    sample = encoder.encode(shown, store)
+    assert sample.input_ids.tolist() == list(range(40, 50))
+    assert sample.labels.tolist() == [IGNORED, 41, IGNORED, IGNORED, IGNORED, 45, 46, 47, 48, 49]
+    assert pricing(encoder).cost(shown, ())[0].tail_runs == "1,1,3,5"
+    piece = encoder.encode(shown, store, start=6, tokens=3)
+    assert (piece.input_ids.tolist(), piece.labels.tolist()) == ([46, 47, 48], [IGNORED, 47, 48])
+    picture = AutoTokenizer.from_pretrained(model("qwen3_vl")).convert_tokens_to_ids("<|image_pad|>")
+    for wrong, expected in ((10**6, "outside of the vocabulary"), (picture, "stands for a medium")):
+        for refused in (encoder.encode, lambda one, store: pricing(encoder).cost(one, ())):
+            with pytest.raises(RecordError, match=expected):
+                refused(replace(shown, tokens=TokenIds(ids=(5, wrong), learned=((0, 2),))), store)
+
+
 def test_labels_are_the_answers(media: Path, model: Folder) -> None:
     """Spelled out once: the answer and the end of its turn, nothing of the question."""
     from transformers import AutoTokenizer
@@ -135,6 +176,78 @@ def test_labels_are_the_answers(media: Path, model: Folder) -> None:
     sample = encoder.encode(shown, MediaStore(str(media)))
     taught = sample.labels[sample.labels != IGNORED]
     assert tokenizer.decode(taught.tolist()) == "a red circle<|im_end|>nobody<|im_end|>"
+
+
+IN_PARTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # family, medium, limits of the part, of the run, and those of a run that mean the same
+    "fewest pixels": ("qwen3_vl", "photo.png", {"min_pixels": 90_000}, {}, {"min_pixels": 90_000}),
+    "most pixels": ("qwen2_5_vl", "large.png", {"max_pixels": 9_000}, {"max_pixels": 40_000}, {"max_pixels": 9_000}),
+    "beside the run's": (
+        *("qwen3_vl", "large.png", {"max_pixels": 20_000}, {"min_pixels": 9_000}),
+        {"min_pixels": 9_000, "max_pixels": 20_000},
+    ),
+    "frames for a rate": ("qwen3_vl", "slow.mkv", {"num_frames": 6}, {"fps": 1.0}, {"num_frames": 6}),
+    "a rate for frames": ("internvl", "slow.mkv", {"fps": 1.0}, {"num_frames": 6}, {"fps": 1.0}),
+    "pixels of frames": ("qwen2_vl", "slow.mkv", {"max_pixels": 2_000}, {}, {"video_max_pixels": 2_000}),
+    "most frames": ("qwen2_5_vl", "slow.mkv", {"max_frames": 4}, {"fps": 8.0}, {"max_frames": 4, "fps": 8.0}),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_a_limit_of_one_medium_is_that_of_a_run_for_it_alone(name: str, media: Path, model: Folder) -> None:
+    family, file, own, run, same = IN_PARTS[name]
+    store = MediaStore(str(media))
+    limited = SampleEncoder(request_for(model(family), media, limits=run))
+    shown, plain = record(medium(file, **own), "?"), record(file, "?")
+    sample = limited.encode(shown, store)
+    again = SampleEncoder(request_for(model(family), media, limits=same)).encode(plain, store)
+    assert (sample.input_ids.tolist(), sample.media.keys()) == (again.input_ids.tolist(), again.media.keys())
+    assert all(tensor.equal(again.media[name]) for name, tensor in sample.media.items())
+    assert_as_measured(sample, pricing(limited), shown, store)
+    alone = limited.encode(plain, store)
+    pixels = "pixel_values_videos" if "pixel_values_videos" in sample.media else "pixel_values"
+    assert len(alone.media[pixels]) != len(sample.media[pixels]), "the limit does nothing"
+    two = record(medium(file, **own), "and", file, "?")
+    if family == "internvl":
+        with pytest.raises(RecordError, match="equal sampled length"):
+            limited.encode(two, store)
+    else:
+        both = limited.encode(two, store)
+        assert both.media[pixels].equal(torch.cat([sample.media[pixels], alone.media[pixels]]))
+        assert real_processor(limited).encode(two, store).tokens == len(both)
+
+
+@pytest.mark.parametrize(("family", "side"), [("qwen2_5_vl", 28), ("qwen3_vl", 32)])
+def test_an_image_is_resized_before_the_processor_sees_it(family: str, side: int, media: Path, model: Folder) -> None:
+    store, encoder = MediaStore(str(media)), SampleEncoder(request_for(model(family), media))
+    shown = record(medium("large.png", resized_height=290, resized_width=9), "?")
+    sample = encoder.encode(shown, store)
+    picture = Image.open(media / "large.png").resize((side, round(290 / side) * side))
+    made = real_processor(encoder)._processor.image_processor([[picture]], return_tensors="pt")
+    assert sample.media["pixel_values"].equal(made["pixel_values"])
+    assert_as_measured(sample, pricing(encoder), shown, store)
+    assert real_processor(encoder).encode(shown, store).tokens == len(sample)
+
+
+@pytest.mark.parametrize(
+    ("family", "shown", "expected"),
+    [
+        ("idefics3", medium("photo.png", max_pixels=9_000), "max_pixels of image; idefics3 takes max_img_size"),
+        ("internvl", medium("photo.png", resized_height=56, resized_width=56), "they are Qwen-VL's"),
+        ("qwen3_vl", medium("slow.mkv", max_pixels=9_000), "max_pixels of video; qwen3_vl takes num_frames, fps"),
+        ("gemma3", medium("photo.png", min_pixels=9_000), "min_pixels of image; gemma3 takes no limit"),
+    ],
+)
+def test_a_limit_that_a_processor_does_not_have_is_refused(
+    family: str, shown: Media, expected: str, media: Path, model: Folder
+) -> None:
+    store, encoder = MediaStore(str(media)), SampleEncoder(request_for(model(family), media))
+    for refused in (
+        lambda: encoder.encode(record(shown, "?"), store),
+        lambda: pricing(encoder).cost(record(shown, "?"), headers_of(record(shown), store)),
+    ):
+        with pytest.raises(RecordError, match=expected):
+            refused()
 
 
 LIMITS: dict[str, tuple[str, dict[str, Any]]] = {

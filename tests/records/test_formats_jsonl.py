@@ -97,6 +97,7 @@ FAULTS = {
     b'{"a": 1': json_object.NOT_JSON,
     b'{"a": "\xff"}': json_object.NOT_UTF8,
     b"[1, 2]": json_object.NOT_OBJECT,
+    b'[{"role": "user"}, {"messages": []}]': json_object.PACKED,
     b'"text"': json_object.NOT_OBJECT,
     b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}": json_object.TOO_DEEP,
     b'{"a":' + b"[" * 300 + b"]" * 300 + b"}": json_object.TOO_DEEP,

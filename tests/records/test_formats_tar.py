@@ -191,6 +191,8 @@ def test_faults_of_one_sample_stay_with_it(tmp_path: Path) -> None:
         ("h.txt", b"one"), ("h.text", b"two"),
         ("i.jpg", b""),
         ("j.txt", b"fine"),
+        ("k.json", b'[{"role": "user", "content": "x"}]'), ("k.jpg", b"1"),
+        ("l.json", b'[{"messages": []}, {"messages": []}]'), ("l.jpg", b"1"),
     ]  # fmt: skip
     kinds = {"a.jpg": tarfile.SYMTYPE, "e.mp4": tarfile.CHRTYPE, "i.jpg": tarfile.LNKTYPE}
     expected = [
@@ -205,6 +207,8 @@ def test_faults_of_one_sample_stay_with_it(tmp_path: Path) -> None:
         ("h", tar_shards.DUPLICATE),
         ("i", tar_shards.LINK),
         ("j", {"text": "fine"}),
+        ("k", {"messages": [{"role": "user", "content": "x"}]}),
+        ("l", json_object.PACKED),
     ]
     for packer in PACKERS.values():
         entries = read_all(source(write(tmp_path, packer(tar(parts, kinds=kinds))), "webdataset"), longest=4096)

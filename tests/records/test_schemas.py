@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.core.values import ROLES, Media, MediaRef, Message, Record, Text
+from packtrain.core.values import ROLES, Media, MediaRef, Message, PartLimits, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
 from packtrain.records.schemas.unread import Unread, unread_of
@@ -103,7 +104,8 @@ def test_one_conversation_is_one_record_in_every_schema(chat: tuple[list[tuple[s
     }
     if len(exchanges) == 1:
         question, answer = exchanges[0]
-        forms["prompt"] = {"prompt": question, "completion": answer, "images": images}
+        if images:  # without any they are plain text
+            forms["prompt"] = {"prompt": question, "completion": answer, "images": images}
         forms["prompt list"] = {"prompt": strings[:1], "completion": strings[1:], "images": images}
         forms["question"] = {"question": question, "answer": answer, "images": images}
         forms["alpaca"] = {"instruction": question, "input": "", "output": answer, "images": images}
@@ -452,6 +454,7 @@ def test_a_chat_may_be_a_text_of_json(column: str) -> None:
         ({"messages": user("x"), "text": "y", "score": 0, "rating": None, "tags": []}, ["text", "score"]),
         ({"messages": [{**answer("x"), "name": "Ann", "train": True, "tool_calls": None}]}, ["messages[].name"]),
         ({"messages": [flagged({"fps": 2, "image": None, "train": 1})]}, ["messages[].content[].fps"]),
+        ({"messages": user([{"type": "image", "image": "a", "max_pixels": 9, "fps": None}])}, []),
         ({"texts": [{"user": "x", "assistant": "y", "source": "s", "mood": 1}] * 2}, ["texts[].mood"]),
         ({"instruction": "x", "input": "y", "output": "z", "history": []}, []),
         ({"question": "x", "answer": "y", "input": "z"}, ["input"]),
@@ -481,6 +484,7 @@ def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str])
         (("system_prompt", "question", "response"), "response=answer,system_prompt=system"),
         (("instruction", "context", "response"), "context=input,response=output"),
         (("dialog", "id"), "dialog=messages"),
+        (("article", "highlights", "id"), "article=question,highlights=answer"),
     ],
 )
 def test_unknown_columns_are_answered_with_what_they_look_like(columns: tuple[str, ...], expected: str) -> None:
@@ -489,6 +493,90 @@ def test_unknown_columns_are_answered_with_what_they_look_like(columns: tuple[st
         convert(value)
     assert caught.value.detail.endswith(f"looks like: --columns {expected}")
     assert convert(value, columns=dict(pair.split("=") for pair in expected.split(","))).messages
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        ("image", {"min_pixels": 9, "max_pixels": 90.0, "fps": None}, PartLimits(min_pixels=9, max_pixels=90)),
+        ("image", {"resized_height": 5, "resized_width": 6}, PartLimits(resized_height=5, resized_width=6)),
+        ("video", {"nframes": 4, "max_pixels": 9}, PartLimits(num_frames=4, max_pixels=9)),
+        ("video", {"fps": 0.5, "max_frames": 4}, PartLimits(fps=0.5, max_frames=4)),
+        ("image", {"max_pixels": None}, None),
+        ("image", {"fps": 2}, "a limit in a part that is not known"),
+        ("video", {"total_pixels": 2}, "a limit in a part that is not known"),
+        ("video", {"resized_height": 5, "resized_width": 6}, "a limit in a part that is not known"),
+        ("image", {"max_pixels": "9"}, "a limit in a part is no usable number"),
+        ("image", {"max_pixels": True}, "a limit in a part is no usable number"),
+        ("image", {"max_pixels": 0}, "a limit in a part is no usable number"),
+        ("image", {"max_pixels": 9.5}, "a limit in a part is no usable number"),
+        ("video", {"nframes": 4, "num_frames": 5}, "a limit in a part is no usable number"),
+        ("image", {"resized_height": 5}, "limits in a part do not go together"),
+        ("image", {"resized_height": 5, "resized_width": 6, "max_pixels": 9}, "limits in a part do not go together"),
+        ("video", {"fps": 1, "num_frames": 5}, "limits in a part do not go together"),
+    ],
+)
+def test_limits_of_one_medium(kind: str, given: dict[str, Any], expected: PartLimits | str | None) -> None:
+    named = {"messages": user([{"type": kind, kind: "a", **given}])}
+    shown = user([{"type": kind}])
+    bare = {"messages": user([{"type": kind, **given}]), kind: "a"}
+    for value in (named, bare, {"messages": shown, kind: {"path": "a", **given}}):
+        if isinstance(expected, str):
+            assert reason(value) == expected
+        else:
+            (medium,) = convert(value).media()
+            assert medium.limits == expected
+            assert expected is None or PartLimits.of(expected.text()) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"questionId": "1", "question": "x", "answers": ["y"], "image": "a"},  # DocVQA
+        {"title": "t", "context": "c", "question": "x", "answers": {"text": ["y"]}},  # SQuAD
+        {"image": "a", "ground_truth": "{}"},  # CORD
+        {"image": "a", "caption": ["one", "two"]},  # Flickr30k
+        {"question": "x", "choices": ["a", "b"], "answer": 1},  # ScienceQA
+        {"question": "x", "answer": 1},
+        {"image": "a", "objects": {"bbox": [[1, 2, 3, 4]], "category": [5]}},  # cppe-5
+        {"segments": [{"text": "x", "label": True}]},  # axolotl
+    ],
+)
+def test_what_has_no_schema_is_told_a_way_out(value: dict[str, Any]) -> None:
+    with pytest.raises(RecordError) as caught:
+        convert(value)
+    assert "--formatting module:function" in caught.value.detail
+    assert "did you mean 'question'" not in caught.value.detail
+
+
+def test_a_class_may_be_trained_as_it_is_written() -> None:
+    attached = {"jpg": MediaRef(name="a.jpg", data=b"x")}
+    with pytest.raises(RecordError, match="looks like: --columns cls=text,"):
+        convert({"cls": "3"}, attached)
+    assert shape(convert({"cls": "3"}, attached, columns={"cls": "text"}))[1] == ("assistant", ["3"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"conversations": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}], "system": "s"},
+        {"texts": [{"user": "a", "assistant": "b"}, {"user": "c", "assistant": "d"}], "system": "s"},
+    ],
+)
+def test_exchanges_are_turns(value: dict[str, Any]) -> None:
+    words = [("system", ["s"]), ("user", ["a"]), ("assistant", ["b"]), ("user", ["c"]), ("assistant", ["d"])]
+    assert shape(convert(value)) == words
+    assert not unread_of(value, recognise_schema(value))
+
+
+def test_parts_as_llama_factory_and_anthropic_write_them() -> None:
+    png = base64.b64encode(b"image").decode()
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}}
+    v1 = [{"type": "image_url", "value": "a.png"}, {"type": "text", "value": "what?"}]
+    for parts, name in (([picture, v1[1]], "inline image"), (v1, "a.png")):
+        value = {"messages": user(parts)}
+        assert shape(convert(value))[0] == ("user", [f"image:{name}", "what?"])
+        assert not unread_of(value, "messages")
 
 
 def test_roles_have_many_names() -> None:
@@ -521,6 +609,82 @@ def test_alpaca_puts_the_input_below_the_instruction() -> None:
     assert reason({"messages": [{"role": "system", "content": "x"}], "system": "y"}) == "two system messages"
 
 
+def test_a_prompt_and_its_completion_as_strings_are_plain_text() -> None:
+    record = convert({"prompt": "The sky is", "completion": " blue."})
+    assert record.plain
+    assert shape(record) == [("user", ["The sky is"]), ("assistant", [" blue."])]
+    for turns in ({"prompt": user("x")[:1]}, {"completion": user("x")[1:]}, {"image": "a.png"}):
+        assert not convert({"prompt": "The sky is", "completion": " blue.", **turns}).plain
+    assert reason({"prompt": "a", "completion": "b", "system": "c"}) == "a system column beside plain text"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "describes a task. Write"),
+        ({"input": ""}, "describes a task. Write"),
+        ({"input": "1 2"}, "describes a task, paired with an input that provides further context. Write"),
+    ],
+)
+def test_alpacas_own_prompt_is_had_by_its_name(given: dict[str, Any], expected: str) -> None:
+    schemas: Counter[str] = Counter()
+    entry = Entry(origin="x", value={"instruction": "Add.", "output": "3", **given})
+    record = to_record(entry, source="s", options=SchemaOptions(schema="alpaca"), schemas=schemas)
+    (asked,), (told,) = (texts for _, texts in shape(record))
+    lead, *sections = asked.split("\n\n### ")
+    assert lead.startswith(f"Below is an instruction that {expected} a response")
+    assert sections == ["Instruction:\nAdd.", *(["Input:\n1 2"] if given.get("input") else []), "Response:\n"]
+    assert (told, record.plain, dict(schemas)) == ("3", True, {"alpaca (### Instruction)": 1})
+    assert reason({**entry.value, "image": "a.png"}, schema="alpaca") == "media or history in Alpaca's prompt"  # type: ignore[dict-item]
+
+
+IDS = {"input_ids": [5, 6, 7, 8]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "learned"),
+    [
+        ({}, ((0, 4),)),
+        ({"labels": [-100, 6, -100, 8], "attention_mask": [1] * 4, "length": 4}, ((1, 2), (3, 4))),
+        ({"completion_mask": [0, 0, 1, 1], "assistant_masks": [1, 1, 1, 0]}, ((2, 3),)),
+        ({"loss_mask": [False, True, True, False], "position_ids": [0, 1, 2, 3], "seq_lengths": [4]}, ((1, 3),)),
+        ({"labels": None, "token_type_ids": [0] * 4, "messages": user("another")}, ((0, 4),)),
+    ],
+)
+def test_tokens_are_taken_as_they_are(columns: dict[str, Any], learned: tuple[tuple[int, int], ...]) -> None:
+    record = convert({**IDS, **columns})
+    assert record.tokens == TokenIds(ids=(5, 6, 7, 8), learned=learned)
+    assert not record.messages
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"labels": [6, 7, 8, -100]}, "a label is neither its token nor -100"),
+        ({"labels": [5, 6, 7]}, "columns of different lengths"),
+        ({"loss_mask": [1] * 5}, "columns of different lengths"),
+        ({"loss_mask": [0, 1, 2, 1]}, "a loss mask is neither 0 nor 1"),
+        ({"attention_mask": [1, 1, 1, 0]}, "attention_mask is not 1 for every token"),
+        ({"attention_mask": [1, 1]}, "attention_mask is not 1 for every token"),
+        ({"position_ids": [0, 1, 0, 1]}, "samples that are packed already"),
+        ({"seq_lengths": [2, 2]}, "samples that are packed already"),
+        ({"mask": [0, 0, 1, 1]}, "a column of a number for each token is not known"),
+        ({"token_type_ids": [0, 1, 0, 0]}, "a column of a number for each token is not known"),
+        ({"images": ["a.png"]}, "media beside input_ids"),
+        ({"image_grid_thw": [[1, 2, 2]]}, "media beside input_ids"),
+        ({"input_ids": []}, "no tokens"),
+        ({"input_ids": [5, True]}, "a column has the wrong type"),
+        ({"input_ids": [[5, 6]]}, "a column has the wrong type"),
+        ({"input_ids": [5.0]}, "a column has the wrong type"),
+        ({"input_ids": "5 6"}, "a column has the wrong type"),
+        ({"input_ids": [5, -6]}, "an id outside of the vocabulary"),
+        ({"input_ids": [2**31]}, "an id outside of the vocabulary"),
+    ],
+)
+def test_tokens_that_mean_something_else_are_refused(columns: dict[str, Any], expected: str) -> None:
+    assert reason({**IDS, **columns}) == expected
+
+
 def test_plain_text_is_one_message_that_carries_loss() -> None:
     record = convert({"text": "Once upon a time"})
     assert record.plain
@@ -538,7 +702,8 @@ def test_recognition_follows_the_order_of_the_table() -> None:
     order = [columns for sets in SCHEMA_COLUMNS.values() for columns in sets[:1]]
     for (i, first), (j, second) in itertools.combinations(enumerate(order), 2):
         name = recognise_schema(dict.fromkeys((*second, *first), "x"))
-        assert name == list(SCHEMA_COLUMNS)[min(i, j)]
+        expected = list(SCHEMA_COLUMNS)[min(i, j)]
+        assert name == ("instruction" if expected == "alpaca" else expected), "that one is only asked for by name"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,15 +32,59 @@ class Text:
     text: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartLimits:
+    """Limits that the data give one medium, as its processor takes them; they go before those of the run."""
+
+    min_pixels: int | None = None  # of a video: of each frame
+    max_pixels: int | None = None
+    resized_height: int | None = None  # to which it is brought before the processor gets it
+    resized_width: int | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    max_frames: int | None = None
+
+    def given(self) -> dict[str, int | float]:
+        """The limits that were set, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+    def over(self, run: MediaLimits, kind: MediaKind) -> MediaLimits:
+        """The limits of a run with these put over them; one way of sampling frames takes the place of the other."""
+        own = {name: value for name, value in self.given().items() if not name.startswith("resized_")}
+        if kind == "video":
+            own = {f"video_{name}" if name.endswith("_pixels") else name: value for name, value in own.items()}
+        sampled = "num_frames" in own or "fps" in own
+        kept = {name: v for name, v in run.given().items() if not (sampled and name in ("num_frames", "fps"))}
+        return MediaLimits(**{**kept, **own})  # type: ignore[arg-type]
+
+    def text(self) -> str:
+        """As a table has it."""
+        return json.dumps(self.given(), sort_keys=True)
+
+    @classmethod
+    def of(cls, text: str) -> PartLimits | None:
+        """From what `text` gave; None where there are none."""
+        return cls(**json.loads(text)) if text else None
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """An image, a video or an audio clip inside a message."""
 
     kind: MediaKind
     ref: MediaRef
+    limits: PartLimits | None = None
 
 
 Part = Text | Media
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenIds:
+    """Tokens that came as such, never templated. Every one that carries loss is its own label."""
+
+    ids: tuple[int, ...]
+    learned: tuple[tuple[int, int], ...]  # stretches that carry loss: the first token, and the one behind the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +100,8 @@ class Message:
 class Record:
     """One training sample as the user means it, before any processor has seen it.
 
-    `plain` records hold running text in one message and never pass through a chat template.
+    `plain` records hold running text in one message, or a prompt and its completion in two, and never pass through a
+    chat template. Records of `tokens` have no messages.
     """
 
     id: str
@@ -64,6 +110,7 @@ class Record:
     messages: tuple[Message, ...]
     plain: bool = False
     objects: int = 0  # annotated objects, where the schema has them
+    tokens: TokenIds | None = None
 
     def media(self) -> Iterator[Media]:
         """Every medium in the order in which the conversation shows it."""
@@ -83,6 +130,7 @@ class MediaHeader:
     frames: int = 1
     fps: float = 0.0
     seconds: float = 0.0
+    limits: PartLimits | None = None  # not of the header: what the data say beside the medium
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +160,8 @@ class MediaLimits:
 
     min_pixels: int | None = None
     max_pixels: int | None = None
+    video_min_pixels: int | None = None  # of each frame
+    video_max_pixels: int | None = None
     max_img_size: int | None = None  # longest edge, for families that resize by it
     num_frames: int | None = None
     fps: float | None = None

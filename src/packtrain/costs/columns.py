@@ -31,6 +31,7 @@ MEDIA_SCHEMA = pa.schema(
         ("fps", pa.float64()),
         ("seconds", pa.float64()),
         ("supervised", pa.bool_()),
+        ("limits", pa.string()),
     ]
 )
 COST_FIELDS = tuple(f.name for f in fields(Cost))
@@ -79,6 +80,7 @@ class Rows:
         for header, supervised in zip(result.media, result.supervision.media, strict=True):
             media["record"].append(position)
             media["supervised"].append(supervised)
+            media["limits"].append("" if header.limits is None else header.limits.text())
             for name in ("kind", "width", "height", "frames", "fps", "seconds"):
                 media[name].append(getattr(header, name))
 

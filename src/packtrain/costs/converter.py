@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Record
 from packtrain.costs.request import Request
@@ -27,6 +29,7 @@ class Converter:
         self._request = request
         self._formatting = load_formatting(request.schema.formatting)[0] if request.schema.formatting else None
         self.unread = Unread(strict=request.strict_columns)
+        self.schemas: Counter[str] = Counter()  # what records were read as
         self._text_only = _text_only(request)
         self._stores = [
             MediaStore(
@@ -51,6 +54,7 @@ class Converter:
             formatting=self._formatting,
             text_only=self._text_only,
             unread=self.unread,
+            schemas=self.schemas,
         )
         most = filters.max_images_per_sample
         if most is not None and (images := sum(medium.kind == "image" for medium in record.media())) > most:

@@ -1,6 +1,6 @@
 """An append-only file of finished units: what survives a crash, and from which the next run continues.
 
-    header   {"kind": "measure-journal", "version": 5, "inputs": ...}\\n
+    header   {"kind": "measure-journal", "version": 6, "inputs": ...}\\n
     record   length (8 bytes) | crc32 (4 bytes) | JSON line with counts and blob sizes | costs | media | ledger
 
 A record cut off by a crash is recognised by its length or checksum and dropped; everything before it counts. While
@@ -25,9 +25,12 @@ from packtrain.core.fingerprint import differences
 from packtrain.core.locks import lock
 from packtrain.records.open import spoils_file
 
-_KIND, _VERSION = "measure-journal", 5
+_KIND, _VERSION = "measure-journal", 6
 _FRAME = struct.Struct("<QI")
-_HEAD = ("number", "source", "file", "entries", "rows", "failed", "without_end", "shortened", "unread", "reasons")
+_HEAD = (
+    *("number", "source", "file", "entries", "rows", "failed", "without_end", "shortened"),
+    *("unread", "schemas", "reasons"),
+)
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work
 
 
@@ -44,6 +47,7 @@ class UnitResult:
     without_end: int = 0  # rows in which nothing that carries loss ends in an end token
     shortened: int = 0  # rows with an answer of which the chat template leaves something out
     unread: dict[str, list[Any]] = field(default_factory=dict)  # by name: records with it, and the id of the first
+    schemas: dict[str, int] = field(default_factory=dict)  # what records were read as
     reasons: dict[str, int]  # of the failures, to say why a run was stopped
     costs: bytes
     media: bytes

@@ -10,6 +10,7 @@ from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
 from packtrain.costs.converter import Converter, Filtered
 from packtrain.costs.request import Filters, Request
 from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
+from packtrain.families.part_limits import with_limits
 from packtrain.families.registry import load_family
 from packtrain.families.skeleton import texts_of
 from packtrain.records.media import MediaStore
@@ -118,7 +119,7 @@ class Measurer:
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""
         store, filters = self.store(source), self._filters
-        headers = tuple(store.header(medium.kind, medium.ref) for medium in record.media())
+        headers = tuple(with_limits(store.header(medium.kind, medium.ref), medium) for medium in record.media())
         for header in headers:
             if header.kind == "image":
                 continue
@@ -131,14 +132,20 @@ class Measurer:
         """What nothing reads of the records since the last call, as `Unread` counts it."""
         return self._converter.unread.handed_over()
 
+    def schemas(self) -> dict[str, int]:
+        """What the records since the last call were read as."""
+        found = dict(self._converter.schemas)
+        self._converter.schemas.clear()
+        return found
+
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)
 
 
 def _characters(record: Record) -> int:
-    """How much text a record has."""
-    return sum(map(len, texts_of(record)))
+    """How much text a record has, or how many tokens."""
+    return sum(map(len, texts_of(record))) + (len(record.tokens.ids) if record.tokens is not None else 0)
 
 
 def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:

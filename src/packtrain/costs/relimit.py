@@ -10,18 +10,18 @@ import numpy as np
 
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError, RecordError
 from packtrain.core.fingerprint import differences
-from packtrain.core.values import MediaHeader, MediaLimits
+from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
 from packtrain.costs.fingerprint import settings_state
 from packtrain.costs.places import Places
-from packtrain.families.base import Family
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
 
 if TYPE_CHECKING:
     from packtrain.costs.table import CostTable
 
-_SHAPE = ("kind", "width", "height", "frames", "fps", "seconds")
+_SHAPE = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
 _CHANGED = ("tokens", "text_tokens", "image_tokens", "video_tokens", "frames", "patches", "supervised_tokens")
 
 _SAMPLING = frozenset(("num_frames", "fps", "max_frames"))
@@ -105,22 +105,16 @@ def largest_image(table: CostTable) -> int | None:
     """Patches of the table's largest image, all its tiles together; None where headers or their rule are not there."""
     inputs, index = table.summary["inputs"], table.column("index")
     media = _media_of(table, index)
-    images = media["kind"] == "image"
-    if not images.any():
+    shapes = [(header, beside) for header, beside in _shapes(media, len(index))[0] if header.kind == "image"]
+    if not shapes:
         return None
-    rows = media["row"][images]
-    beside = np.bincount(rows)[rows]  # images of its sample, on which tiles may depend
-    shapes = np.unique(np.stack([media["width"][images], media["height"][images], beside], axis=1), axis=0)
     before = MediaLimits(**inputs["request"]["limits"])
     after = MediaLimits(**{**inputs["request"]["limits"], **table.limits.given()})
     try:
         pricer = _Pricer(inputs, table.places, before, after)
     except PacktrainError:  # the model is no longer there, or has no rule
         return None
-    headers = [
-        (MediaHeader(kind="image", width=width, height=height), count) for width, height, count in shapes.tolist()
-    ]
-    prices = [pricer.prices(header, count) for header, count in headers]
+    prices = [pricer.prices(header, count) for header, count in shapes]
     return max((price[1].patches for price in prices if not isinstance(price, RecordError)), default=None)
 
 
@@ -138,7 +132,12 @@ def _shapes(media: dict[str, np.ndarray], num_rows: int) -> tuple[list[tuple[Med
     columns = [media[name].tolist() for name in _SHAPE] + [images[media["row"]].tolist()]
     known: dict[tuple[Any, ...], int] = {}
     shape_of = np.array([known.setdefault(shape, len(known)) for shape in zip(*columns, strict=True)], np.int64)
-    return [(MediaHeader(**dict(zip(_SHAPE, shape, strict=False))), shape[-1]) for shape in known], shape_of
+    return [(_header(shape), shape[-1]) for shape in known], shape_of
+
+
+def _header(shape: tuple[Any, ...]) -> MediaHeader:
+    said = dict(zip(_SHAPE, shape, strict=False))
+    return MediaHeader(**{**said, "limits": PartLimits.of(said["limits"])})
 
 
 def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, ...]:
@@ -170,10 +169,11 @@ class _Pricer:
             raise ArtifactError(
                 places.model, got="; ".join(changed), expected="the measured model", fix="measure again"
             )
-        self._families = [f for limits in (before, after) if (f := load_family(settings, limits)) is not None]
-        if len(self._families) < 2:
+        families = [f for limits in (before, after) if (f := load_family(settings, limits)) is not None]
+        if len(families) < 2:
             raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
-        self._encoder = RecordEncoder(settings, self._families[0], loss_on=inputs["request"]["loss_on"])
+        self._families = [PartFamilies(settings, family) for family in families]
+        self._encoder = RecordEncoder(settings, families[0], loss_on=inputs["request"]["loss_on"])
 
     def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
         """Before and after, or why a size cannot be had."""
@@ -187,8 +187,7 @@ class _Pricer:
         self, shapes: Sequence[tuple[MediaHeader, int]], shape_of: np.ndarray, rows: np.ndarray
     ) -> Iterator[tuple[int, RecordError]]:
         """Rows whose combination of media the family refuses under the new limits."""
-        check = getattr(self._families[1], "check_sample", None)
-        if check is None or not len(rows):
+        if getattr(self._families[1].family, "check_sample", None) is None or not len(rows):
             return
         several = np.flatnonzero(np.bincount(rows) > 1)
         verdicts: dict[tuple[int, ...], RecordError | None] = {}
@@ -196,12 +195,12 @@ class _Pricer:
         for row, start, stop in zip(several, starts, stops, strict=True):
             combination = tuple(shape_of[start:stop].tolist())
             if combination not in verdicts:
-                verdicts[combination] = _refusal(check, [shapes[at][0] for at in combination])
+                verdicts[combination] = _refusal(self._families[1], [shapes[at][0] for at in combination])
             if (error := verdicts[combination]) is not None:
                 yield int(row), error
 
-    def _price(self, family: Family, header: MediaHeader, images: int) -> _Price:
-        expansion = family.video(header) if header.kind == "video" else family.image(header, images)
+    def _price(self, family: PartFamilies, header: MediaHeader, images: int) -> _Price:
+        expansion = family.expansion(header, images)
         return _Price(
             tokens=self._encoder.token_count(expansion.pieces),
             media_tokens=expansion.media_tokens,
@@ -211,9 +210,9 @@ class _Pricer:
         )
 
 
-def _refusal(check: Any, headers: Sequence[MediaHeader]) -> RecordError | None:
+def _refusal(family: PartFamilies, headers: Sequence[MediaHeader]) -> RecordError | None:
     try:
-        check(headers)
+        family.expansions(headers)
     except RecordError as error:
         return error
     return None

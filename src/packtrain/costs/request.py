@@ -57,7 +57,7 @@ class Request:
     schema: SchemaOptions = field(default_factory=SchemaOptions)
     filters: Filters = field(default_factory=Filters)
     loss_on: LossOn | None = None
-    add_eos: bool = False
+    add_eos: bool | None = None  # None: where the text is plain
     allow_outside_root: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
     seed: int = 0

@@ -147,6 +147,7 @@ def run(
             "told": told,
             "counts": counts.as_dict(),
             "unread": counts.unread_by_name(),
+            "schemas": dict(counts.schemas.most_common()),
             "content": counts.content.summary(),
             "files": [[file.source, places.sources[file.source].name_of(file.file)] for file in counts.files],
             "statistics": summarise(table),

@@ -84,7 +84,7 @@ def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
         whose = "any sample" if number == rows else f"{number:,} of {rows:,} samples"
         notes.append(
             f"nothing that carries loss in {whose} ends in an end token, so it does not teach the model to stop: "
-            "add_eos appends one"
+            "add_eos appends one, except to input_ids"
         )
     if number := counts.get("shortened", 0):
         notes.append(

@@ -24,7 +24,7 @@ from packtrain.costs.places import Places
 if TYPE_CHECKING:
     from packtrain.costs.request import Request
 
-KIND, VERSION = "cost-table", 7
+KIND, VERSION = "cost-table", 8
 SUMS = "sums"
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 JOURNAL = ".measure.journal"  # of a measurement that is not complete
@@ -162,6 +162,8 @@ class CostTable:
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
+        video_min_pixels: int | None = None,
+        video_max_pixels: int | None = None,
         max_img_size: int | None = None,
         num_frames: int | None = None,
         fps: float | None = None,
@@ -173,6 +175,8 @@ class CostTable:
         limits = MediaLimits(
             min_pixels=min_pixels,
             max_pixels=max_pixels,
+            video_min_pixels=video_min_pixels,
+            video_max_pixels=video_max_pixels,
             max_img_size=max_img_size,
             num_frames=num_frames,
             fps=fps,

@@ -40,6 +40,7 @@ class Counts:
     without_end: int = 0  # rows in which nothing that carries loss ends in an end token
     shortened: int = 0  # rows with an answer of which the chat template leaves something out
     unread: dict[str, list[Any]] = field(default_factory=dict)  # as the units have it
+    schemas: Counter[str] = field(default_factory=Counter)  # what records were read as
     reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
     unit_entries: list[int] = field(default_factory=list)
     files: dict[DataFile, int] = field(default_factory=dict)  # those that rows stand in, numbered as they come
@@ -97,6 +98,7 @@ def write_table(out: Path, journal: Journal) -> Counts:
             counts.without_end += unit.without_end
             counts.shortened += unit.shortened
             counts.take_unread(unit)
+            counts.schemas.update(unit.schemas)
             counts.unit_entries.append(unit.entries)
             for line in unit.ledger.decode().split("\n"):
                 if line:

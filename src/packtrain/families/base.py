@@ -68,7 +68,9 @@ class Traits:
 class Family(Protocol):
     """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light.
 
-    A family may also have `traits: Traits`, and `check_sample(headers)` to refuse combinations of media.
+    A family may also have `traits: Traits`, `check_sample(headers, expansions)` to refuse combinations of media, and
+    `presized(height, width)`, the sides that a `resized_height` and `resized_width` in the data stand for.
+    `load_family` notes as `limits` what it was made with.
     """
 
     name: ClassVar[str]  # transformers' model type

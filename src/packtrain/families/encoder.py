@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
-from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision
+from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
 from packtrain.families.coverage import Runs, covered_by_all, tokens_behind
 from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
@@ -64,7 +64,7 @@ class RecordEncoder:
         family: Family,
         *,
         loss_on: LossOn | None = None,
-        add_eos: bool = False,
+        add_eos: bool | None = None,
         typed: bool = False,
     ) -> None:
         names = get_args(LossOn)
@@ -132,6 +132,8 @@ class RecordEncoder:
 
     def _prepare(self, sized: Sized) -> _Prepared:
         record, headers = sized.record, sized.headers
+        if record.tokens is not None:
+            return _Prepared(self._count_ids(record.tokens), [], False, (), ())
         key = shape_of(record)
         if len(self._seen) >= MOST_SHAPES:
             self._seen.clear()
@@ -154,7 +156,10 @@ class RecordEncoder:
 
     def _price(self, sized: Sized, prepared: _Prepared, encodings: list[Any]) -> Priced:
         found = prepared.found
-        counts = found.counts(encodings) if isinstance(found, Draft) else _count(found, encodings[0])
+        if isinstance(found, Counts):
+            counts = found
+        else:
+            counts = found.counts(encodings) if isinstance(found, Draft) else _count(found, encodings[0])
         if counts.text_tokens < 1:
             raise RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
@@ -185,9 +190,37 @@ class RecordEncoder:
             tail_tokens=counts.tail_tokens,
             tail_runs=",".join(map(str, counts.tail_runs)),
         )
+        if isinstance(found, Counts):
+            return cost, Supervision((), self._ends(sized.record.tokens))
         if isinstance(found, Layout):
             return cost, Supervision(prepared.media_supervised, found.ended(self.tokenizer), found.shortened)
         return cost, Supervision(prepared.media_supervised, found.shape.ended)
+
+    # ---- tokens that came as such
+
+    def require_usable(self, tokens: TokenIds) -> None:
+        """Refuse ids that the model's tokenizer does not have, and those that stand for media."""
+        if (largest := max(tokens.ids)) >= self.tokenizer.size:
+            detail = f"{largest}; the tokenizer has ids up to {self.tokenizer.size - 1}"
+            raise RecordError("schema", "an id outside of the vocabulary", detail)
+        reserved = {self.tokenizer.id_of(token): token for token in self.layouter.reserved}
+        if (at := next((one for one in tokens.ids if one in reserved), None)) is not None:
+            raise RecordError("schema", "an id that stands for a medium", f"{at}, {reserved[at]!a}: use messages")
+
+    def _count_ids(self, tokens: TokenIds) -> Counts:
+        self.require_usable(tokens)
+        count = len(tokens.ids)
+        stretches = [
+            (max(first, 1), end) for first, end in tokens.learned if end > 1
+        ]  # the first is predicted from nothing
+        runs = Runs()
+        runs.add_text(count, stretches)
+        return Counts(count, sum([end - first for first, end in stretches]), count, runs.lengths())
+
+    def _ends(self, tokens: TokenIds | None) -> bool:
+        """Does anything that carries loss end in an end token?"""
+        ends = {self.tokenizer.id_of(token) for token in self.tokenizer.ends}
+        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.learned)
 
     # ---- shapes
 
@@ -244,7 +277,7 @@ class RecordEncoder:
 class _Prepared:
     """A record that waits for its texts to be tokenized: in pieces, or as a whole."""
 
-    found: Draft | Layout
+    found: Draft | Layout | Counts
     texts: list[str]
     special: bool
     expansions: Sequence[Expansion]

@@ -146,12 +146,12 @@ class SmolVLM(Idefics3):
         self._frame_side = int(video["max_image_size"]["longest_edge"])
         self.placeholders = {"image": self._image_token, "video": self._video_token}
 
-    def check_sample(self, headers: Sequence[MediaHeader]) -> None:
+    def check_sample(self, headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
         """Refuse what the processor gets wrong: it pads videos to the longest, and lets videos replace images."""
         videos = [header for header in headers if header.kind == "video"]
         if videos and len(videos) < len(headers):
             raise RecordError("family", "smolvlm takes images or videos in one sample, not both")
-        require_equal_frames(self.name, [self.video(header) for header in videos])
+        require_equal_frames(self.name, headers, expansions)
 
     def _read_tokens(self, tokens: Mapping[str, str]) -> None:
         self._image_token = tokens.get("image_token", "<image>")

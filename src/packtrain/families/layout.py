@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
 from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.part_limits import PartFamilies
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length
 
@@ -62,7 +64,7 @@ class Layouter:
         tokenizer: LightTokenizer,
         *,
         loss_on: LossOn | None,
-        add_eos: bool,
+        add_eos: bool | None,
         typed: bool,
     ) -> None:
         self.family = family
@@ -73,7 +75,7 @@ class Layouter:
         traits: Traits = getattr(family, "traits", Traits())
         self._string_content = not self._typed if traits.string_content is None else traits.string_content
         self._media_first = traits.media_first
-        self._check_sample = getattr(family, "check_sample", None)
+        self.parts = PartFamilies(settings, family)
         self._chat = self._prepare(settings.chat_template, settings)
         videos = None if settings.own_template else traits.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
@@ -83,6 +85,7 @@ class Layouter:
         if add_eos and not tokenizer.eos_token:
             raise ConfigError("add_eos", got="a tokenizer without an end token", fix="leave add_eos out")
         self._eos = tokenizer.eos_token if add_eos else None
+        self._plain_eos = None if add_eos is False else tokenizer.eos_token
 
     def _run_tokens(self) -> list[str]:
         """Tokens that stand for embeddings without being placeholders; no text may hold them either."""
@@ -113,8 +116,7 @@ class Layouter:
     def rendered(self, record: Record) -> Layout:
         """The record through the chat template, placeholders still in place."""
         if record.plain:
-            text, _ = self._ended("".join(_texts(record.messages[0].parts)), None, special=True)
-            return Layout(text=text, special=True)
+            return self._plain(record)
         chat = self._video_chat if any(medium.kind == "video" for medium in record.media()) else self._chat
         if chat is None:
             return self._without_template(record)
@@ -126,7 +128,7 @@ class Layouter:
             spans = self._without_media(template, rendered.text, spans)
         bos = self.tokenizer.bos_token
         special = self._typed and not (bos and rendered.text.startswith(bos))
-        text, spans = self._ended(rendered.text, spans, special=special)
+        text, spans = self._ended(rendered.text, spans, self._eos, special=special)
         return Layout(text=text, special=special, supervised=spans, shortened=self._shortens(record, rendered.text))
 
     def messages(self, record: Record) -> list[dict[str, Any]]:
@@ -181,22 +183,29 @@ class Layouter:
         """A base model: a prompt and its completion, joined as they are."""
         if [message.role for message in record.messages] != ["user", "assistant"] or any(True for _ in record.media()):
             raise RecordError("template", "the model has no chat template")
-        prompt, answer = ("".join(_texts(message.parts)) for message in record.messages)
-        places = ((0, len(prompt)), (len(prompt), len(prompt) + len(answer)))
-        carrying = [message.train and (self.loss_on == "all" or m) for m, message in enumerate(record.messages)]
-        spans = None if all(carrying) else tuple(place for place, one in zip(places, carrying, strict=True) if one)
-        text, spans = self._ended(prompt + answer, spans, special=True)
+        return self._plain(record)
+
+    def _plain(self, record: Record) -> Layout:
+        """Running text, or a prompt and its completion joined as they are, with the end token."""
+        texts = ["".join(_texts(message.parts)) for message in record.messages]
+        edges = list(itertools.accumulate(map(len, texts), initial=0))
+        carrying = [
+            message.train and (self.loss_on == "all" or message.role == "assistant") for message in record.messages
+        ]
+        places = zip(edges, edges[1:], carrying, strict=False)
+        spans = None if all(carrying) else tuple((start, end) for start, end, carries in places if carries)
+        text, spans = self._ended("".join(texts), spans, self._plain_eos, special=True)
         return Layout(text=text, special=True, supervised=spans)
 
     def _ended(
-        self, text: str, spans: tuple[Span, ...] | None, *, special: bool
+        self, text: str, spans: tuple[Span, ...] | None, eos: str | None, *, special: bool
     ) -> tuple[str, tuple[Span, ...] | None]:
-        """`add_eos`: append the end token unless the text already ends with it or the tokenizer will append it."""
-        if self._eos is None or text.rstrip().endswith(self._eos) or (special and self.tokenizer.appends_eos):
+        """Append the end token unless the text already ends with it or the tokenizer will append it."""
+        if eos is None or text.rstrip().endswith(eos) or (special and self.tokenizer.appends_eos):
             return text, spans
         if spans and spans[-1][1] >= len(text.rstrip()):
-            spans = (*spans, (len(text), len(text) + len(self._eos)))
-        return text + self._eos, spans
+            spans = (*spans, (len(text), len(text) + len(eos)))
+        return text + eos, spans
 
     def _carrying(
         self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[dict[str, Any]]
@@ -260,18 +269,9 @@ class Layouter:
 
     def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
         """What the processor writes for each medium."""
-        if self._check_sample is not None and len(headers) > 1:
-            self._check_sample(headers)
-        images = sum([header.kind == "image" for header in headers])
-        found, number = [], 0
         for header in headers:
             self.placeholder(header.kind)
-            if header.kind == "video":
-                found.append(self.family.video(header))
-            else:
-                number += 1
-                found.append(self.family.image(header, images, number))
-        return found
+        return self.parts.expansions(headers)
 
     def expand(self, rendered: Layout, kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> Layout:
         """Put the expansions in place of the placeholders, each run written once."""

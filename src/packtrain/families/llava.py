@@ -189,9 +189,9 @@ class LlavaOneVision:
         run = Run(self._video_token, frames * pooled * pooled + 1)
         return Expansion(pieces=(run,), patches=frames * per_frame, max_patches=per_frame, frames=frames, tiles=frames)
 
-    def check_sample(self, headers: Sequence[MediaHeader]) -> None:
+    def check_sample(self, headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
         """Refuse videos that do not fit into one tensor."""
-        require_equal_frames(self.name, [self.video(header) for header in headers if header.kind == "video"])
+        require_equal_frames(self.name, headers, expansions)
 
     def processor_kwargs(self) -> dict[str, Any]:
         """The sampling of frames."""

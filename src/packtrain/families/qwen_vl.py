@@ -53,6 +53,7 @@ QWEN3_VIDEO_DEFAULTS: Mapping[str, Any] = {
 # Qwen2-VL and Qwen2.5-VL processors have no rate of their own and fail when asked to sample; the reference code uses 2.
 REFERENCE_FPS = 2.0
 MAX_RATIO = 200
+PRESIZED_TOKENS = (4, 16_384)  # of an image that the data resize, before the processor
 
 
 class Qwen2VL:
@@ -60,7 +61,9 @@ class Qwen2VL:
 
     name: ClassVar[str] = "qwen2_vl"
     video_defaults: ClassVar[Mapping[str, Any]] = QWEN2_VIDEO_DEFAULTS
-    limit_names: ClassVar[tuple[str, ...]] = ("min_pixels", "max_pixels", "num_frames", "fps", "max_frames")
+    limit_names: ClassVar[tuple[str, ...]] = (
+        *("min_pixels", "max_pixels", "video_min_pixels", "video_max_pixels", "num_frames", "fps", "max_frames"),
+    )
     number_wins: ClassVar[bool] = True
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
@@ -78,6 +81,11 @@ class Qwen2VL:
             self._image_pixels = (limits.min_pixels, self._image_pixels[1])
         if limits.max_pixels is not None:
             self._image_pixels = (self._image_pixels[0], limits.max_pixels)
+        self._resize_videos = limits.video_min_pixels is not None or limits.video_max_pixels is not None
+        if limits.video_min_pixels is not None:
+            self._video_pixels = (limits.video_min_pixels, self._video_pixels[1])
+        if limits.video_max_pixels is not None:
+            self._video_pixels = (self._video_pixels[0], limits.video_max_pixels)
         self._resize_images = limits.min_pixels is not None or limits.max_pixels is not None
         self._patch, self._merge = int(image["patch_size"]), int(image["merge_size"])
         self._max_frames = limits.max_frames
@@ -120,11 +128,24 @@ class Qwen2VL:
         videos = self._frames.kwargs()
         if self._max_frames is not None:
             videos["max_frames"] = self._max_frames
+        if self._resize_videos:
+            videos["size"] = {"shortest_edge": self._video_pixels[0], "longest_edge": self._video_pixels[1]}
         kwargs: dict[str, Any] = {"videos_kwargs": videos}
         if self._resize_images:
             low, high = self._image_pixels
             kwargs["images_kwargs"] = {"size": {"shortest_edge": low, "longest_edge": high}}
         return kwargs
+
+    def presized(self, height: int, width: int) -> tuple[int, int]:
+        """Sides as `resized_height` and `resized_width` mean them: whole merged patches, within the bounds of Qwen's
+        own tools. What is resized to them goes through the processor like any other image."""
+        factor = self._patch * self._merge
+        _refuse_ratio(height, width)
+        low, high = PRESIZED_TOKENS[0] * factor**2, PRESIZED_TOKENS[1] * factor**2
+        near = (max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor))
+        if low <= near[0] * near[1] <= high:
+            return near
+        return _fit_volume(height, width, 1, 1, factor, low, high)
 
     def _needs_rate(self) -> bool:
         return self._frames.num_frames is None
@@ -172,7 +193,8 @@ class Qwen3VL(Qwen2VL):
 
     name: ClassVar[str] = "qwen3_vl"
     video_defaults: ClassVar[Mapping[str, Any]] = QWEN3_VIDEO_DEFAULTS
-    # max_frames is not among them: the processor reads it from its own settings only and ignores the call's
+    # max_frames is not among them: the processor reads it from its own settings only and ignores the call's. Nor are
+    # the pixels of a video: its processor counts those of all frames, where data mean those of each.
     limit_names: ClassVar[tuple[str, ...]] = ("min_pixels", "max_pixels", "num_frames", "fps")
     number_wins: ClassVar[bool] = False
 

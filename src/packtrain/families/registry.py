@@ -51,6 +51,8 @@ def load_family(settings: ProcessorSettings, limits: MediaLimits) -> Family | No
     module, _, attribute = path.partition(":")
     family = getattr(importlib.import_module(module), attribute)
     try:
-        return family(settings, limits)  # type: ignore[no-any-return]
+        made: Family = family(settings, limits)
     except NoRule:
         return None
+    made.limits = limits  # type: ignore[attr-defined]
+    return made

@@ -42,6 +42,7 @@ class LightTokenizer:
         if settings.tokenizer_folder is None:
             self._add_missing(settings)
         self._isolated: dict[str, bool] = {}
+        self._size: int | None = None
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
         self.ends = tuple(dict.fromkeys([*([self.eos_token] if self.eos_token else []), *self.special_tokens()]))
         self.added_around = len(self.encode("", special=True))  # tokens that `special` adds to any text
@@ -72,6 +73,13 @@ class LightTokenizer:
             eats = token.normalized or token.lstrip or token.rstrip or token.single_word
             self._isolated[text] = not eats and not any(_runs_into(t.content, text) for t in added if t.content != text)
         return self._isolated[text]
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        if self._size is None:
+            self._size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return self._size
 
     def id_of(self, token: str) -> int | None:
         """The id of one token, None if it is not in the vocabulary."""

@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.core.values import Media, MediaHeader, MediaRef
+from packtrain.core.values import Media, MediaHeader, MediaRef, PartLimits
+from packtrain.families.part_limits import with_limits
 from packtrain.records.colour import decoded_rgb, in_colour
 from packtrain.records.image_header import IMAGE_FORMATS
 from packtrain.records.media import MediaStore
@@ -45,10 +46,12 @@ class Decoded:
     name: str = ""
 
     @classmethod
-    def image(cls, pixels: Image.Image | np.ndarray[Any, Any], name: str = "") -> Decoded:
+    def image(
+        cls, pixels: Image.Image | np.ndarray[Any, Any], name: str = "", limits: PartLimits | None = None
+    ) -> Decoded:
         """An image, also from an array (height, width, 3) of bytes."""
         shown = in_colour(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels))
-        header = MediaHeader(kind="image", width=shown.width, height=shown.height)
+        header = MediaHeader(kind="image", width=shown.width, height=shown.height, limits=limits)
         return cls(header=header, pixels=shown, name=name)
 
 
@@ -94,7 +97,7 @@ def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> n
 def read_header(store: MediaStore, medium: Media) -> MediaHeader:
     """What the header of a medium says."""
     with _faults("media cannot be read", medium.ref):
-        return store.header(medium.kind, medium.ref)
+        return with_limits(store.header(medium.kind, medium.ref), medium)
 
 
 @contextmanager

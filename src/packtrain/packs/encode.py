@@ -121,12 +121,15 @@ class SampleEncoder:
 
     def frame_indices(self, header: MediaHeader) -> tuple[int, ...]:
         """The frames of a video that the model is shown."""
-        self._family.video(header)  # refuses what cannot be sampled
+        self._text.layouter.parts.expansion(header, 0)  # refuses what cannot be sampled
         return tuple(self._media().frame_indices(header))
 
     def _decode(self, medium: Media, store: MediaStore) -> Decoded:
         if medium.kind == "image":
-            return Decoded.image(decode_image(store, medium.ref), medium.ref.name)
+            image = decode_image(store, medium.ref)
+            if (size := self._text.layouter.parts.resized("image", medium.limits)) is not None:
+                image = image.resize(size[::-1])
+            return Decoded.image(image, medium.ref.name, medium.limits)
         if medium.kind not in self._family.placeholders:
             raise RecordError("family", f"this model takes no {medium.kind}")
         header = read_header(store, medium)
@@ -140,7 +143,7 @@ class SampleEncoder:
 
     def _media(self) -> MediaProcessor:
         if self._processor is None:
-            self._processor = MediaProcessor(self._settings, self._family, self.contract)
+            self._processor = MediaProcessor(self._settings, self._text.layouter.parts, self.contract)
         return self._processor
 
     # ---- samples
@@ -201,7 +204,7 @@ class SampleEncoder:
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
         """The text side of a record whose media have these headers."""
-        return SampleTokens.of(self._layout(record, headers), self._text.tokenizer, record_code(record))
+        return self._tokenized(record, headers, record_code(record))[0]
 
     def _text_side(
         self, record: Record, headers: Sequence[MediaHeader], row: int
@@ -213,6 +216,14 @@ class SampleEncoder:
             expansions = self._text.layouter.expansions(headers)
             if known.media == expansions_code(expansions):
                 return known, expansions
+        return self._tokenized(record, headers, code)
+
+    def _tokenized(
+        self, record: Record, headers: Sequence[MediaHeader], code: int
+    ) -> tuple[SampleTokens, Sequence[Expansion]]:
+        if record.tokens is not None:
+            self._text.require_usable(record.tokens)
+            return SampleTokens.of_ids(record.tokens, code), ()
         layout = self._layout(record, headers)
         return SampleTokens.of(layout, self._text.tokenizer, code), layout.expansions
 

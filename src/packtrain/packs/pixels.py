@@ -6,29 +6,53 @@ The processors are called on the media alone, with the arguments that a whole pr
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import ConfigError, DriftError, RecordError
-from packtrain.core.values import MediaHeader, MediaKind
-from packtrain.families.base import Expansion, Family, ProcessorSettings
+from packtrain.core.values import MediaHeader, MediaKind, PartLimits
+from packtrain.families.base import Expansion, ProcessorSettings
 from packtrain.families.contracts import BatchContract
+from packtrain.families.part_limits import PartFamilies
 from packtrain.packs.decode import Decoded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MOST = 256  # sets of limits whose arguments are kept
 _NOT_FOR_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
 
 
-class MediaProcessor:
-    """The image and video processors of one model, with the arguments of one set of limits."""
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Of the processors, under one set of limits."""
 
-    def __init__(self, settings: ProcessorSettings, family: Family, contract: BatchContract) -> None:
+    sampling: Mapping[str, Any] | None
+    images: Mapping[str, Any]
+    videos: Mapping[str, Any]
+
+
+class MediaProcessor:
+    """The image and video processors of one model, with the arguments of the run's limits and of those in parts."""
+
+    def __init__(self, settings: ProcessorSettings, parts: PartFamilies, contract: BatchContract) -> None:
         self._contract = contract
+        self._parts = parts
         self._processor = load_processor(settings, multimodal=True)
-        kwargs = family.processor_kwargs()
-        self._sampling = sampling_settings(self._processor, kwargs)
+        self._arguments: dict[tuple[MediaKind, PartLimits | None], _Arguments] = {}
+
+    def _for(self, header: MediaHeader) -> _Arguments:
+        key = header.kind, header.limits
+        if key not in self._arguments:
+            if len(self._arguments) >= _MOST:
+                self._arguments.clear()
+            self._arguments[key] = self._made(self._parts.of(*key).processor_kwargs())
+        return self._arguments[key]
+
+    def _made(self, kwargs: dict[str, Any]) -> _Arguments:
+        sampling = sampling_settings(self._processor, kwargs)
         kwargs = copy.deepcopy(kwargs)
         put_video_kwargs(kwargs, do_sample_frames=False, return_metadata=True)
         merged = self._processor._merge_kwargs(
@@ -38,12 +62,12 @@ class MediaProcessor:
             **kwargs,
         )
         # Decoded images are in RGB already; converting would copy each once more.
-        self._image_kwargs: Mapping[str, Any] = {**merged["images_kwargs"], "do_convert_rgb": False}
-        self._video_kwargs: Mapping[str, Any] = merged["videos_kwargs"]
+        images = {**merged["images_kwargs"], "do_convert_rgb": False}
+        return _Arguments(sampling, images, merged["videos_kwargs"])
 
     def frame_indices(self, header: MediaHeader) -> list[int]:
         """The frames of a video that the model is shown."""
-        return frame_indices(self._processor, self._sampling, header)
+        return frame_indices(self._processor, self._for(header).sampling, header)
 
     def tensors(
         self, decoded: Sequence[Decoded], expansions: Sequence[Expansion], runs: Sequence[MediaKind]
@@ -67,14 +91,22 @@ class MediaProcessor:
         return found
 
     def _images(self, images: Sequence[Decoded]) -> dict[str, Any]:
-        return dict(self._processor.image_processor([[medium.pixels for medium in images]], **self._image_kwargs))
+        def call(alike: Sequence[Decoded]) -> dict[str, Any]:
+            kwargs = self._for(alike[0].header).images
+            return dict(self._processor.image_processor([[medium.pixels for medium in alike]], **kwargs))
+
+        return _called(call, images, lambda medium: self._for(medium.header).images.get("size"))
 
     def _videos(self, videos: Sequence[Decoded]) -> dict[str, Any]:
         import torch
 
-        metadata = [[video_metadata(video.header, video.indices) for video in videos]]
-        frames = [[video.pixels for video in videos]]
-        made = dict(self._processor.video_processor(frames, video_metadata=metadata, **self._video_kwargs))
+        def call(alike: Sequence[Decoded]) -> dict[str, Any]:
+            metadata = [[video_metadata(video.header, video.indices) for video in alike]]
+            frames = [[video.pixels for video in alike]]
+            kwargs = self._for(alike[0].header).videos
+            return dict(self._processor.video_processor(frames, video_metadata=metadata, **kwargs))
+
+        made = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
         if "second_per_grid_ts" in self._contract.media:
             step = self._processor.video_processor.temporal_patch_size
             made["second_per_grid_ts"] = torch.tensor([step / about.sampled_fps for about in made["video_metadata"]])
@@ -82,6 +114,26 @@ class MediaProcessor:
             if join == "images" and name in made:  # (videos, frames, ...), but a video is images of one sample
                 made[name] = made[name].flatten(0, 1).unsqueeze(0)
         return made
+
+
+def _called(
+    call: Callable[[Sequence[Decoded]], dict[str, Any]], media: Sequence[Decoded], size: Callable[[Decoded], Any]
+) -> dict[str, Any]:
+    """What a processor makes of media, in one call for all that stand together and have the same bounds.
+
+    Only families whose tensors have a row for each patch, or each medium, have bounds of single media.
+    """
+    import torch
+
+    made = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
+    if len(made) == 1:
+        return made[0]
+    return {
+        name: torch.cat([one[name] for one in made])
+        if torch.is_tensor(found)
+        else [x for one in made for x in one[name]]
+        for name, found in made[0].items()
+    }
 
 
 def load_processor(settings: ProcessorSettings, *, multimodal: bool, fix: str = "") -> Any:

@@ -9,13 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from packtrain.core.errors import ConfigError, RecordError, in_one_line
-from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Text
+from packtrain.core.values import Cost, Media, MediaHeader, MediaKind, MediaLimits, Record, Text
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings, Traits
 from packtrain.families.coverage import last_runs
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
 from packtrain.families.segments import Counts
 from packtrain.families.template_date import with_date
@@ -58,6 +62,9 @@ def _config_of(folder: str) -> Any:
         ) from error
 
 
+_ANY_SIZE = {"shortest_edge": 1, "longest_edge": 10**12}
+
+
 class RealProcessor:
     """A Hugging Face processor or tokenizer, called as training calls it."""
 
@@ -78,9 +85,10 @@ class RealProcessor:
                 expected="no limit: what they mean is known for families with a rule only",
                 fix="write them into the model folder's processor settings",
             )
+        self._parts = PartFamilies(settings, family) if family is not None else None
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
-        self._sampling = sampling_settings(self._processor, self._kwargs)
         self._eos = self._tokenizer.eos_token if request.add_eos else None
+        self._plain_eos = None if request.add_eos is False else self._tokenizer.eos_token
         if settings.own_template:
             self._processor.chat_template = self._tokenizer.chat_template = settings.chat_template
         # A processor ignores a template that only its tokenizer has.
@@ -112,19 +120,23 @@ class RealProcessor:
 
     def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
         """Everything the processor returns, `input_ids` as a flat list."""
+        if record.tokens is not None:
+            return {"input_ids": list(record.tokens.ids)}
         if record.plain or self._template() is None:
             text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
             ids = self._tokenizer(text)["input_ids"]
-            return {"input_ids": self._ended(ids, text)}
+            return {"input_ids": self._ended(ids, text, self._plain_eos)}
         if not self._multimodal:
             messages = [{"role": m.role, "content": "".join(_texts(m.parts))} for m in record.messages]
             outputs = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._own_template, tokenize=True, return_dict=True
             )
             ids = outputs["input_ids"]
-            return {"input_ids": self._ended(ids, self._rendered(messages))}
+            return {"input_ids": self._ended(ids, self._rendered(messages), self._eos)}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
+        for kind in _bounded(record):  # what has bounds of its own is as large as it is to be
+            kwargs[f"{kind}s_kwargs"] = {**kwargs.get(f"{kind}s_kwargs", {}), "size": _ANY_SIZE}
         if metadata:
             put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
         outputs = self._processor.apply_chat_template(
@@ -136,21 +148,29 @@ class RealProcessor:
             processor_kwargs=kwargs,
         )
         found = dict(outputs)
-        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages))
+        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages), self._eos)
         found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
         return found
 
     def _with_media(self, record: Record, store: MediaStore) -> tuple[list[dict[str, Any]], list[Any]]:
-        messages, metadata = [], []
+        messages, metadata, bounded = [], [], _bounded(record)
         for message in record.messages:
             content: list[dict[str, Any]] = []
             for part in message.parts:
                 if isinstance(part, Text):
                     content.append({"type": "text", "text": part.text})
                 elif part.kind == "image":
-                    content.append({"type": "image", "image": decode_image(store, part.ref)})
+                    image: Any = decode_image(store, part.ref)
+                    if size := self._limits_of(part).resized("image", part.limits) if part.limits else None:
+                        image = image.resize(size[::-1])
+                    if "image" in bounded:
+                        image = Image.new("RGB", self._size(part, "image", image))
+                    content.append({"type": "image", "image": image})
                 else:
                     frames, about = self._frames(part, store)
+                    if "video" in bounded:
+                        width, height = self._size(part, "video", frames, video_metadata=[[about]])
+                        frames = np.zeros((len(frames), height, width, 3), np.uint8)
                     content.append({"type": "video", "video": frames})
                     metadata.append(about)
             messages.append({"role": message.role, "content": content})
@@ -159,15 +179,32 @@ class RealProcessor:
     def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
         """The frames that the processor itself chooses, decoded by us."""
         header = store.header(part.kind, part.ref)
-        indices = frame_indices(self._processor, self._sampling, header)
+        kwargs = self._limits_of(part).of("video", part.limits).processor_kwargs() if part.limits else self._kwargs
+        indices = frame_indices(self._processor, sampling_settings(self._processor, kwargs), header)
         return decode_frames(store, part.ref, indices), video_metadata(header, indices)
+
+    def _limits_of(self, part: Media) -> PartFamilies:
+        if self._parts is None:
+            raise RecordError("family", "a limit in a part", "they are read for families with a rule only")
+        return self._parts
+
+    def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:
+        """Width and height to which the processor itself brings one medium under its own limits."""
+        given = self._limits_of(part).of(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
+        given = {name: value for name, value in given.items() if name == "size"}
+        own = getattr(self._processor, f"{kind}_processor")
+        if kind == "video":
+            more["do_sample_frames"] = False
+        made = own([[pixels]], return_tensors="pt", **given, **more)
+        _, height, width = made[f"{kind}_grid_thw"][0].tolist()
+        return width * own.patch_size, height * own.patch_size
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
 
-    def _ended(self, ids: list[int], text: str) -> list[int]:
-        """`add_eos`: the end token once, never twice."""
-        if self._eos is None or text.rstrip().endswith(self._eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
+    def _ended(self, ids: list[int], text: str, eos: str | None) -> list[int]:
+        """With the end token once, never twice."""
+        if eos is None or text.rstrip().endswith(eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
             return list(ids)
         return [*ids, self._tokenizer.eos_token_id]
 
@@ -209,6 +246,15 @@ class RealProcessor:
         return int(side[0]) if isinstance(side, (list, tuple)) else int(side)
 
 
+def _bounded(record: Record) -> set[MediaKind]:
+    """Kinds of media of which some have bounds of their own: one call of a processor has the same for all."""
+    return {
+        m.kind
+        for m in record.media()
+        if m.limits is not None and {"min_pixels", "max_pixels"} & m.limits.given().keys()
+    }
+
+
 def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
     """Ids after the last that stands for a medium; None where there should be one and none is found."""
     everything = None if expected else len(ids)
@@ -240,6 +286,8 @@ class ProcessorRule:
         return found
 
     def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+        if record.tokens is not None:
+            return self._text.cost(record, headers)
         try:
             real = self._real.encode(record, store)
         except (RecordError, ConfigError):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import MediaKind, Record
+from packtrain.core.values import MediaKind, Record, TokenIds
 from packtrain.families.base import Expansion
 from packtrain.families.coverage import covered_tokens
 from packtrain.families.layout import Layout
@@ -67,6 +67,18 @@ class SampleTokens:
             record=record,
         )
 
+    @classmethod
+    def of_ids(cls, tokens: TokenIds, record: int) -> SampleTokens:
+        """Tokens that came as such, of a record with this code."""
+        learned = [(max(first, 1), end) for first, end in tokens.learned if end > 1]
+        return cls(
+            ids=np.array(tokens.ids, dtype=np.int32),
+            learned=np.array(learned, dtype=np.int32).reshape(-1, 2),
+            runs=np.zeros((0, 3), dtype=np.int32),
+            media=expansions_code(()),
+            record=record,
+        )
+
     @property
     def run_kinds(self) -> list[MediaKind]:
         """The kinds of media tokens, in the order of the text."""
@@ -106,9 +118,14 @@ def expansions_code(expansions: Sequence[Expansion]) -> int:
 
 
 def record_code(record: Record) -> int:
-    """A number for all of a record that decides its text side: roles, what carries loss, kinds of parts, texts."""
+    """A number for all of a record that decides its text side: roles, what carries loss, kinds of parts, texts, ids."""
     texts = texts_of(record)
-    parts = record.plain, shape_of(record), [len(text) for text in texts]  # with them, no two can join to the same
+    parts = (
+        record.tokens,
+        record.plain,
+        shape_of(record),
+        [len(text) for text in texts],
+    )  # with them, no two can join to the same
     found = hashlib.blake2b(repr(parts).encode(), digest_size=8)
     found.update("".join(texts).encode("utf-8", "surrogatepass"))
     return int.from_bytes(found.digest(), "little", signed=True)

@@ -41,7 +41,14 @@ from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, o
 # Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
 OF_ONE_RECORD = frozenset(
     {json_object.TOO_LONG, json_object.NOT_UTF8, json_object.NOT_JSON, json_object.NOT_OBJECT, json_object.TOO_DEEP}
-    | {json_object.LONE_SURROGATE, NOT_CSV, "row cannot be read", "link in archive", "special file in archive"}
+    | {
+        json_object.LONE_SURROGATE,
+        json_object.PACKED,
+        NOT_CSV,
+        "row cannot be read",
+        "link in archive",
+        "special file in archive",
+    }
     | {"two members with the same extension", "member has no extension", "media member is too large", SPOILT}
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources

@@ -165,7 +165,13 @@ class DatasetSection(Section):
         shown="assistant for chats, all for plain text",
         verbs=_MEASURE,
     )
-    add_eos: bool | None = key(FLAG, "Append the end token, unless it is there already.", default=False, verbs=_MEASURE)
+    add_eos: bool | None = key(
+        FLAG,
+        "Append the end token, unless it is there already.",
+        shown="where the text is plain",
+        verbs=_MEASURE,
+        options=("--add-eos/--no-add-eos",),
+    )
     template_date: str | None = key(
         DAY,
         "The day, YYYY-MM-DD, for chat templates that write the date of today (`strftime_now`, at midnight); kept in "
@@ -181,7 +187,8 @@ class DatasetSection(Section):
     )
     processor_config: dict[str, float] | None = key(
         LIMITS,
-        "Limits of media: min_pixels, max_pixels, max_img_size, num_frames, fps, max_frames.",
+        "Limits of media: min_pixels, max_pixels, video_min_pixels, video_max_pixels, max_img_size, num_frames, fps, "
+        "max_frames.",
         shown="the model's own",
     )
     max_samples: int | None = key(

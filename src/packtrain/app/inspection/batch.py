@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from packtrain.app.inspection.plan import pack_samples
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.values import LedgerEntry, MediaHeader, Record
+from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
 from packtrain.costs.table import MEDIA, CostTable
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import RecordEncoder
@@ -32,7 +32,7 @@ BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_atten
 PADDING = "padding"
 _KINDS = {TEXT: "text", IMAGE: "image", VIDEO: "video"}
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback write one byte
-_HEADER = ("kind", "width", "height", "frames", "fps", "seconds")
+_HEADER = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +171,8 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
     ).to_pylist()
     headers: dict[int, list[MediaHeader]] = {index: [] for index in indices}
     for one in found:
-        headers[one.pop("record")].append(MediaHeader(**one))
+        limits = PartLimits.of(one.pop("limits"))
+        headers[one.pop("record")].append(MediaHeader(**one, limits=limits))
     return {row: tuple(headers[index]) for row, index in zip(rows, indices, strict=True)}
 
 

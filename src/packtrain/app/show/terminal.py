@@ -59,6 +59,7 @@ def measured_json(outcome: Outcome) -> dict[str, Any]:
         "resumed_units": outcome.resumed_units,
         "notes": list(outcome.notes),
         "unread": summary.get("unread", {}),
+        "schemas": summary.get("schemas", {}),
         **{key: summary[key] for key in ("counts", "statistics", "measured_by", "check", "seconds")},
         "family": summary["inputs"]["settings"]["model_type"],
     }
@@ -81,6 +82,9 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
         f"{counted(counts['entries'], 'entry', 'entries')} read = {counts['rows']:,} measured + "
         f"{counts['ledger']:,} in the ledger ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
     )
+    if schemas := summary.get("schemas"):
+        read = (f"{name} {count:,}" for name, count in schemas.items())
+        console.print(f"read as {escape(', '.join(read))}", soft_wrap=True)
     if counts["cut_short"]:
         console.print(
             f"[bold red]{counts['cut_short']:,} files could not be read, or not to their end:[/]"

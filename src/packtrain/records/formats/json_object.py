@@ -14,14 +14,19 @@ TOO_LONG = "record is too long"
 NOT_UTF8 = "text is not UTF-8"
 NOT_JSON = "not valid JSON"
 NOT_OBJECT = "not a JSON object"
+PACKED = "a list of records instead of one"
 TOO_DEEP = "JSON is nested too deeply"
 LONE_SURROGATE = "text holds half a character"
 
+_OF_TURNS = ("role", "from")
 BOM = b"\xef\xbb\xbf"
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
-    """The object that `raw` holds. NaN, Infinity and repeated keys are accepted as Python's json does."""
+    """The object that `raw` holds; a list of turns is a chat without anything else.
+
+    NaN, Infinity and repeated keys are accepted as Python's json does.
+    """
     try:
         text = raw if isinstance(raw, str) else str(raw.removeprefix(BOM), "utf-8")
     except UnicodeDecodeError as error:
@@ -34,6 +39,11 @@ def parse_object(raw: bytes | str) -> dict[str, Any]:
         raise RecordError("read", NOT_JSON, f"{error.msg} at character {error.pos + 1}") from error
     except ValueError as error:  # a whole number of more than 4,300 digits
         raise RecordError("read", NOT_JSON, str(error)) from error
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        if not all(any(key in one for key in _OF_TURNS) for one in value):
+            detail = f"{len(value)} of them: write each on its own, they are packed when all lengths are known"
+            raise RecordError("read", PACKED, detail)
+        value = {"messages": value}
     if not isinstance(value, dict):
         raise RecordError("read", NOT_OBJECT, f"a value of type {type(value).__name__}")
     if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import Media, MediaKind, Message, Part, Text
+from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
+from packtrain.records.schemas.limits import limits_of
 from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
 
 ROLE_ALIASES: Mapping[str, str] = {
@@ -43,12 +45,12 @@ LOSS_FLAGS: Mapping[str, bool] = {
 }
 # Where a typed part may keep its reference, first match first.
 _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
-    "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes")),
-    "image_url": ("image", ("image_url", "url", "path", "base64", "image")),
-    "video": ("video", ("video", "url", "path", "base64", "video_url", "bytes")),
-    "video_url": ("video", ("video_url", "url", "path", "base64", "video")),
-    "audio": ("audio", ("audio", "url", "path", "base64", "audio_url", "bytes")),
-    "audio_url": ("audio", ("audio_url", "url", "path", "base64", "audio")),
+    "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes", "value", "source")),
+    "image_url": ("image", ("image_url", "url", "path", "base64", "image", "value")),
+    "video": ("video", ("video", "url", "path", "base64", "video_url", "bytes", "value")),
+    "video_url": ("video", ("video_url", "url", "path", "base64", "video", "value")),
+    "audio": ("audio", ("audio", "url", "path", "base64", "audio_url", "bytes", "value")),
+    "audio_url": ("audio", ("audio_url", "url", "path", "base64", "audio", "value")),
     "input_audio": ("audio", ("input_audio",)),
 }
 MESSAGE_KEYS = frozenset(("role", "content", "from", "value", *LOSS_FLAGS, *_REFUSED_FIELDS))
@@ -64,6 +66,8 @@ class Draft(NamedTuple):
     messages: tuple[Message, ...]
     plain: bool = False
     objects: int = 0
+    tokens: TokenIds | None = None
+    how: str = ""  # what was made of it, where more than one thing could be
 
 
 def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
@@ -76,19 +80,31 @@ def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Dr
     items = value.get("conversations")
     if items is None:
         items = value.get("conversation")
+    if isinstance(items, list | tuple) and items and _is_exchange(items[0]):
+        items = _turns_of(items, "conversations")
     return Draft(read_messages(items, pool))
+
+
+def _is_exchange(turn: object) -> bool:
+    return isinstance(turn, Mapping) and "assistant" in turn and ("user" in turn or "human" in turn)
 
 
 def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     """nanoVLM: `texts` of {user, assistant}; the images stand before the first user text."""
+    return Draft(read_messages(_turns_of(as_list(value["texts"], "texts"), "texts"), pool))
+
+
+def _turns_of(exchanges: Iterable[object], name: str) -> list[dict[str, object]]:
+    """Exchanges of {user, assistant} (ms-swift: {human, assistant}) as turns."""
     turns: list[dict[str, object]] = []
-    for turn in as_list(value["texts"], "texts"):
+    for turn in exchanges:
         if not isinstance(turn, Mapping):
-            raise RecordError("schema", "a message is not an object", f"texts: {type(turn).__name__}")
-        if turn.get("user") is None or turn.get("assistant") is None:
+            raise RecordError("schema", "a message is not an object", f"{name}: {type(turn).__name__}")
+        asked = turn.get("user") if turn.get("user") is not None else turn.get("human")
+        if asked is None or turn.get("assistant") is None:
             raise RecordError("schema", "a turn needs user and assistant", f"keys {list(turn)[:5]!a}")
-        turns += [{"role": role, "content": turn[role]} for role in ("user", "assistant")]
-    return Draft(read_messages(turns, pool))
+        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": turn["assistant"]}]
+    return turns
 
 
 def as_list(items: object, name: str) -> list[Any] | tuple[Any, ...]:
@@ -217,6 +233,8 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             name = next((key for key in ("text", *_PART_FIELDS) if part.get(key) is not None), None)
         if name == "text":
             text = part.get("text")
+            if text is None:
+                text = part.get("value")
             if not isinstance(text, str):
                 raise RecordError("schema", "a text part has no text", type(text).__name__)
             yield Text(checked(text))
@@ -230,16 +248,18 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
 
 def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None) -> Media | None:
     kind, fields = _PART_FIELDS[name]
+    limits = limits_of(part, kind)
     for field in fields:
         item = part.get(field)
         if item is None:
             continue
         if field == "base64" and isinstance(item, str) and not item.startswith("data:"):
-            return Media(kind, from_base64(item, name=f"inline {kind}"))
-        return Media(kind, pool.resolve(kind, item) if pool is not None else make_ref(kind, item))
+            return Media(kind, from_base64(item, name=f"inline {kind}"), limits)
+        return Media(kind, pool.resolve(kind, item) if pool is not None else make_ref(kind, item), limits)
     if pool is None:
         raise RecordError("schema", f"more {kind} markers than {kind}s", f"a {kind} part without a reference")
-    return pool.take(kind)
+    medium = pool.take(kind)
+    return medium if medium is None or limits is None else replace(medium, limits=limits)
 
 
 def _meaning_of_markers(turns: Iterable[object], pool: MediaPool) -> Mapping[str, MediaKind]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from packtrain.records.schemas.formatting import Formatting, apply_formatting, l
 from packtrain.records.schemas.objects import objects_schema
 from packtrain.records.schemas.options import SchemaOptions
 from packtrain.records.schemas.pairs import (
+    alpaca_schema,
     instruction_schema,
     prompt_completion_schema,
     question_answer_schema,
@@ -35,6 +37,7 @@ from packtrain.records.schemas.recognise import (
     refuse_columns,
 )
 from packtrain.records.schemas.references import MediaPool, gather
+from packtrain.records.schemas.tokens import tokens_schema
 from packtrain.records.schemas.unread import Unread, unread_of
 from packtrain.records.source import Entry
 
@@ -48,11 +51,13 @@ def _simple(schema: Callable[[Mapping[str, Any], MediaPool | None], Draft]) -> C
 
 
 SCHEMAS: Mapping[str, Converter] = {
+    "tokens": _simple(tokens_schema),
     "messages": _simple(messages_schema),
     "conversations": _simple(conversations_schema),
     "texts": _simple(texts_schema),
     "prompt_completion": _simple(prompt_completion_schema),
     "instruction": _simple(instruction_schema),
+    "alpaca": _simple(alpaca_schema),
     "question_answer": _simple(question_answer_schema),
     "objects": objects_schema,
     "text": _simple(text_schema),
@@ -67,10 +72,11 @@ def to_record(
     formatting: Formatting | None = None,
     text_only: bool = False,
     unread: Unread | None = None,
+    schemas: Counter[str] | None = None,
 ) -> Record:
     """The record that one entry stands for; for a model of text alone `<image>` is a text.
 
-    What it has that nothing reads is counted in `unread`.
+    What it has that nothing reads is counted in `unread`, and what it was read as in `schemas`.
 
     Raises RecordError, and nothing else, for an entry that cannot be understood.
     """
@@ -106,10 +112,18 @@ def to_record(
         refuse_markers(messages)
     if unread is not None and (names := unread_of(value, name)):
         unread.take(names, record_id)
-    if "system" in value and not draft.plain:
-        messages = _with_system(value, messages)
+    if "system" in value and name not in ("text", "tokens"):
+        messages = _with_system(value, messages, plain=draft.plain)
+    if schemas is not None:
+        schemas[f"{name} ({draft.how})" if draft.how else name] += 1
     return Record(
-        id=record_id, origin=entry.origin, source=source, messages=messages, plain=draft.plain, objects=draft.objects
+        id=record_id,
+        origin=entry.origin,
+        source=source,
+        messages=messages,
+        plain=draft.plain,
+        objects=draft.objects,
+        tokens=draft.tokens,
     )
 
 
@@ -154,13 +168,15 @@ def _require(name: str, value: Mapping[str, Any]) -> None:
     raise RecordError("schema", "the schema's columns are missing", f"{name} needs {needed}")
 
 
-def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
     """A `system` column stands before a conversation that does not begin with a system message of its own."""
     system = value["system"]
     if system is None or system == "":
         return messages
     if not isinstance(system, str):
         raise RecordError("schema", "a column has the wrong type", f"system: {type(system).__name__}, not text")
+    if plain:
+        raise RecordError("schema", "a system column beside plain text", "write it into the prompt, or use messages")
     if messages[0].role == "system":
         raise RecordError("schema", "two system messages", "the column and the first message")
     return (Message(role="system", parts=(Text(checked(system)),)), *messages)

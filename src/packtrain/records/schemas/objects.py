@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.seeds import stream
 from packtrain.core.values import Message, Text
-from packtrain.records.schemas.chat import Draft, as_list, checked
+from packtrain.records.schemas.chat import Draft, checked
+from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ class AnnotatedObject:
 
 def objects_schema(value: Mapping[str, Any], pool: MediaPool | None, options: SchemaOptions, record_id: str) -> Draft:
     """`images` and `objects` (with `width` and `height` where coordinates are normalised)."""
-    raw = as_list(value["objects"], "objects")
+    raw = value["objects"]
+    if not isinstance(raw, list | tuple):
+        detail = f"objects: {type(raw).__name__}, not a list of desc and bbox_2d or poly; {OWN_FUNCTION}"
+        raise RecordError("schema", "a column has the wrong type", detail)
     if not raw:
         raise RecordError("schema", "no objects")
     if pool is None or not pool.left():

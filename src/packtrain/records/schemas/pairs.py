@@ -9,11 +9,16 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Text
 from packtrain.records.schemas.chat import Draft, as_list, checked, read_messages
+from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
+
+_APPROPRIATELY = "Write a response that appropriately completes the request."
 
 
 def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
-    """`prompt` and `completion`, strings or lists of messages; only the completion carries loss."""
+    """`prompt` and `completion`, which carries loss: strings are plain text; beside media, or as lists, turns."""
+    if pool is None and isinstance(value["prompt"], str) and isinstance(value["completion"], str):
+        return _continued(value["prompt"], value["completion"])
     prompt = _turns(value["prompt"], "prompt", "user")
     completion = _turns(value["completion"], "completion", "assistant")
     if not prompt or not completion:
@@ -25,6 +30,12 @@ def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -
             for position, message in enumerate(messages)
         )
     )
+
+
+def _continued(prompt: str, completion: str, how: str = "plain text") -> Draft:
+    """A text and how it goes on, which pass through no chat template."""
+    pairs = (("user", prompt), ("assistant", completion))
+    return Draft(tuple([Message(role=role, parts=(Text(checked(text)),)) for role, text in pairs]), plain=True, how=how)
 
 
 def _turns(item: object, name: str, role: str) -> list[Any]:
@@ -44,7 +55,20 @@ def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draf
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise RecordError("schema", "history is not a list of pairs", type(pair).__name__)
         turns += _exchange(_string(pair[0], "history"), _string(pair[1], "history"))
-    return Draft(read_messages([*turns, *_exchange(question, _string(value["output"], "output"))], pool))
+    messages = read_messages([*turns, *_exchange(question, _string(value["output"], "output"))], pool)
+    return Draft(messages, how="input one line below instruction" if given else "")
+
+
+def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+    """The same columns in the prompt that Alpaca was trained with: plain text, no chat template."""
+    if pool is not None or value.get("history"):
+        raise RecordError("schema", "media or history in Alpaca's prompt", "schema instruction takes them")
+    instruction, given = _string(value["instruction"], "instruction"), value.get("input")
+    sections = {"Instruction": instruction, "Input": _string(given, "input") if given is not None else ""}
+    paired = ", paired with an input that provides further context" if sections["Input"] else ""
+    lead = f"Below is an instruction that describes a task{paired}. {_APPROPRIATELY}"
+    written = "".join(f"\n\n### {name}:\n{text}" for name, text in sections.items() if text or name == "Instruction")
+    return _continued(f"{lead}{written}\n\n### Response:\n", _string(value["output"], "output"), "### Instruction")
 
 
 def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
@@ -55,13 +79,13 @@ def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> 
 
 def text_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     """`text` or `caption`: running text; beside media it is their caption, asked for by the media alone."""
-    found = value.get("text")
-    text = checked(_string(value.get("caption") if found is None else found, "text"))
+    column = "caption" if value.get("text") is None else "text"
+    text = checked(_string(value.get(column), column))
     if not text:
         raise RecordError("schema", "empty text")
     answer = Message(role="assistant", parts=(Text(text),))
     if pool is None or not pool.left():
-        return Draft((answer,), plain=True)
+        return Draft((answer,), plain=True, how="plain text")
     if any(f"<{kind}>" in text for kind in pool.given):
         raise RecordError("schema", "markers in plain text are not supported", "use messages for interleaved media")
     return Draft((Message(role="user", parts=tuple(pool.take_rest())), answer))
@@ -73,5 +97,6 @@ def _exchange(question: str, answer: str) -> list[dict[str, str]]:
 
 def _string(item: object, name: str) -> str:
     if not isinstance(item, str):
-        raise RecordError("schema", "a column has the wrong type", f"{name}: {type(item).__name__}, not text")
+        detail = f"{name}: {type(item).__name__}, not text; {OWN_FUNCTION}"
+        raise RecordError("schema", "a column has the wrong type", detail)
     return item

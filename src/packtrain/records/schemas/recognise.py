@@ -9,12 +9,15 @@ from packtrain.core.errors import RecordError, nearest
 from packtrain.core.values import MediaKind
 
 # The columns that make a schema, in the order in which schemas are tried; each line is one sufficient set.
+# `alpaca` is never told by them, only asked for by name.
 SCHEMA_COLUMNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "tokens": (("input_ids",),),
     "messages": (("messages",),),
     "conversations": (("conversations",), ("conversation",)),
     "texts": (("texts",),),
     "prompt_completion": (("prompt", "completion"),),
     "instruction": (("instruction", "output"),),
+    "alpaca": (("instruction", "output"),),
     "question_answer": (("question", "answer"),),
     "objects": (("images", "objects"), ("image", "objects")),
     "text": (("text",), ("caption",)),
@@ -35,12 +38,15 @@ MEDIA_ALIASES: Mapping[str, MediaKind] = {
     **dict.fromkeys(("audio_path", "audio_paths", "audio_file", "audio_files", "audio_url", "audio_urls"), "audio"),
 }  # type: ignore[dict-item]
 ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
-OTHER_COLUMNS = ("system", "input", "history", "width", "height", *ID_COLUMNS)
+# Beside `input_ids`: 1 for each token that carries loss.
+LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
+OTHER_COLUMNS = ("system", "input", "history", "width", "height", "labels", *LOSS_MASKS, *ID_COLUMNS)
 # By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
 ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
+OWN_FUNCTION = "a function of your own makes messages of it: --formatting module:function"
 _PREFERENCES = "preference data are not supported"
 _QUESTION = "a column that belongs to the question is not read"
-_PAIRS = ("prompt_completion", "instruction", "question_answer")
+_PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
 # Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
 REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejected": (_PREFERENCES, ()),
@@ -56,8 +62,10 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 # Names that others give to columns, by the one here that is most alike.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "messages": ("dialogue", "dialog", "chat", "turns"),
-    "question": ("query", "prompt", "instruction", "problem", "input", "user"),
-    "answer": ("response", "output", "completion", "reply", "solution", "target", "assistant"),
+    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document"),
+    "answer": (
+        *("response", "output", "completion", "reply", "solution", "target", "assistant", "summary", "highlights"),
+    ),
     "input": ("context",),
     "system": ("system_prompt", "system_message"),
 }
@@ -125,8 +133,8 @@ def refuse_columns(plan: Plan, value: Mapping[str, Any], schema: str | None) -> 
         elif item:
             reason, schemas = REFUSED_COLUMNS[column]
             if schema in schemas or not schemas:
-                detail = f"column {column}"
-                raise RecordError("schema", reason, f"{detail}; {_KEEP}" if reason is _PREFERENCES else detail)
+                more = {_PREFERENCES: f"; {_KEEP}", _QUESTION: f"; {OWN_FUNCTION}, with it in the question"}
+                raise RecordError("schema", reason, f"column {column}{more.get(reason, '')}")
 
 
 def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
@@ -153,9 +161,10 @@ def recognise_schema(value: Mapping[str, Any]) -> str:
 
 def _unknown(value: Mapping[str, Any]) -> RecordError:
     filled = [str(name) for name, item in value.items() if item is not None]
-    hints = [hint for name in filled[:20] if (hint := nearest(name, known_columns())) and name not in known_columns()]
+    known = [name for name in known_columns() if name not in filled]
+    hints = [hint for name in filled[:20] if name not in known_columns() and (hint := nearest(name, known))]
     detail = f"columns {', '.join(filled)[:200]!a}" if filled else "no filled column"
-    hint = _looks_like(filled) or (hints[0] if hints else "")
+    hint = _looks_like(filled) or "; ".join([*hints[:1], OWN_FUNCTION])
     return RecordError("schema", "unknown schema", "; ".join(filter(None, (detail, hint))))
 
 
@@ -171,6 +180,8 @@ def _looks_like(filled: list[str]) -> str:
         for wanted, alike in _ALIKE.items()
         if (like := next((name for name in (wanted, *alike) if name in names), None)) is not None
     }
+    if names.keys() >= {"cls"} and not names.keys() & {"text", "caption"}:
+        return f"looks like: --columns {names['cls']}=text, which trains the class as it is written"
     if "messages" in found:
         wanted = {"messages": "messages", "system": "system"}
     elif "question" not in found or "answer" not in found:

@@ -11,6 +11,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, MediaRef
+from packtrain.records.schemas.limits import limits_of
 from packtrain.records.schemas.recognise import MEDIA_ALIASES
 
 MAX_INLINE_BYTES = 256 * 1024 * 1024
@@ -109,8 +110,8 @@ class MediaPool:
             for names, name in zip(self._names, (ref.name, os.path.basename(ref.name)), strict=True):
                 names.setdefault((its_kind, key), key)
                 names.setdefault((its_kind, name), key)
-        self._columns: dict[MediaKind, list[MediaRef]] = {
-            kind: [self.resolve(kind, item) for item in items] for kind, items in columns.items()
+        self._columns: dict[MediaKind, list[Media]] = {
+            kind: [self._medium(kind, item) for item in items] for kind, items in columns.items()
         }
         self._taken: dict[MediaKind, int] = dict.fromkeys(KINDS, 0)
         self._short: dict[MediaKind, int] = {}  # how often there was none left
@@ -124,6 +125,9 @@ class MediaPool:
             if key is not None:
                 return self._use(key)
         return make_ref(kind, item)
+
+    def _medium(self, kind: MediaKind, item: object) -> Media:
+        return Media(kind, self.resolve(kind, item), limits_of(item, kind) if isinstance(item, Mapping) else None)
 
     def _match(self, kind: MediaKind, item: object) -> str | None:
         """Name first (whole, then its last component), then extension, then the next of its kind.
@@ -153,7 +157,7 @@ class MediaPool:
         position = self._taken[kind]
         if position < len(column):
             self._taken[kind] = position + 1
-            return Media(kind, column[position])
+            return column[position]
         if free := self._free.get((kind, None)):
             return Media(kind, self._use(next(iter(free))))
         self._short[kind] = self._short.get(kind, 0) + 1

@@ -8,8 +8,10 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS
+from packtrain.records.schemas.limits import LIMIT_KEYS
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
+    LOSS_MASKS,
     MEDIA_ALIASES,
     MEDIA_COLUMNS,
     REFUSED_COLUMNS,
@@ -28,7 +30,20 @@ IRRELEVANT = frozenset(
         *("created_at", "dump", "token_count", "num_tokens", "num_turns", "status", "error_message", "exif"),
     )
 )
-_ALSO: Mapping[str, tuple[str, ...]] = {"instruction": ("input", "history"), "objects": ("width", "height")}
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "instruction": ("input", "history"),
+    "alpaca": ("input", "history"),
+    "objects": ("width", "height"),
+    "tokens": (
+        "labels",
+        "attention_mask",
+        "position_ids",
+        "token_type_ids",
+        "special_tokens_mask",
+        "length",
+        *LOSS_MASKS,
+    ),
+}
 _TURNS: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "conversations": ("conversations", "conversation"),
@@ -37,8 +52,9 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
 }
 _KEYS = {
     "message": MESSAGE_KEYS | IRRELEVANT,
-    "exchange": IRRELEVANT | {"user", "assistant"},
+    "exchange": IRRELEVANT | {"user", "human", "assistant"},
     "part": PART_KEYS | IRRELEVANT,
+    "medium": PART_KEYS | IRRELEVANT | LIMIT_KEYS,
 }
 _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
 _LONGEST = 100  # characters of a name
@@ -78,7 +94,8 @@ def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
     for column in _TURNS.get(schema, ()):
         turns = value.get(column)
         if isinstance(turns, list | tuple):
-            names += dict.fromkeys(_of_turns(turns, column, "exchange" if schema == "texts" else "message"))
+            exchanged = schema == "texts" or ("assistant" in turns[0] if turns else False)
+            names += dict.fromkeys(_of_turns(turns, column, "exchange" if exchanged else "message"))
     return names
 
 
@@ -90,7 +107,8 @@ def _of_turns(turns: Iterable[Mapping[str, Any]], column: str, kind: str) -> Ite
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
-                    unknown = _unknown(tuple(part), "part")
+                    is_text = part.get("type", "text" if "text" in part else None) == "text"
+                    unknown = _unknown(tuple(part), "part" if is_text else "medium")
                     yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
 
 
@@ -108,6 +126,6 @@ def _unknown(keys: tuple[str, ...], kind: str) -> tuple[str, ...]:
 def _unread_columns(columns: tuple[str, ...], schema: str) -> tuple[str, ...]:
     refused = (name for name, (_, schemas) in REFUSED_COLUMNS.items() if schema in schemas or not schemas)
     own = (name for names in SCHEMA_COLUMNS[schema] for name in names)
-    system = () if schema == "text" else ("system",)
+    system = () if schema in ("text", "tokens") else ("system",)
     read = {*own, *_ALSO.get(schema, ()), *system, *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
     return tuple(name for name in columns if name not in read and name not in IRRELEVANT)

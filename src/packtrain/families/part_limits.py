@@ -1,0 +1,89 @@
+"""A family under the limits of its run, and under those that the data give single media.
+
+run            max_pixels 200,000
+{"type": "image", "image": "a.png"}                         200,000
+{"type": "image", "image": "b.png", "max_pixels": 50000}     50,000, by a family made for it
+{"type": "image", "image": "c.png", "resized_height": 280, "resized_width": 420}    resized first, then 200,000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, PartLimits
+from packtrain.families.base import Expansion, Family, ProcessorSettings
+from packtrain.families.registry import load_family
+
+_REFUSED = "a limit in a part that the model's processor does not have"
+_OF_VIDEO = ("video_", "num_frames", "fps", "max_frames")
+_MOST = 256  # families that are kept
+
+
+class PartFamilies:
+    """The family of every medium; one instance for each set of limits."""
+
+    def __init__(self, settings: ProcessorSettings, family: Family) -> None:
+        self.family = family
+        self._settings = settings
+        self._run: MediaLimits = getattr(family, "limits", MediaLimits())  # as `load_family` notes them
+        self._made: dict[tuple[MediaKind, PartLimits], Family] = {}
+        self._check_sample = getattr(family, "check_sample", None)
+
+    def of(self, kind: MediaKind, limits: PartLimits | None) -> Family:
+        """The family for media with these limits. RecordError where it does not have one of them."""
+        if limits is None:
+            return self.family
+        key = kind, limits
+        if key not in self._made:
+            if len(self._made) >= _MOST:
+                self._made.clear()
+            self._made[key] = self._make(kind, limits)
+        return self._made[key]
+
+    def resized(self, kind: MediaKind, limits: PartLimits | None) -> tuple[int, int] | None:
+        """Height and width that a medium is brought to before the processor gets it."""
+        if limits is None or limits.resized_height is None or limits.resized_width is None:
+            return None
+        presized = getattr(self.of(kind, limits), "presized", None)
+        if presized is None:
+            detail = f"resized_height, resized_width of {self.family.name}: they are Qwen-VL's"
+            raise RecordError("family", _REFUSED, detail)
+        height, width = presized(limits.resized_height, limits.resized_width)
+        return int(height), int(width)
+
+    def expansion(self, header: MediaHeader, images: int, number: int = 1) -> Expansion:
+        """What the processor writes for one medium; `images` are in its sample, of which it is the `number`-th."""
+        family = self.of(header.kind, header.limits)
+        if (size := self.resized(header.kind, header.limits)) is not None:
+            header = replace(header, height=size[0], width=size[1])
+        return family.video(header) if header.kind == "video" else family.image(header, images, number)
+
+    def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
+        """Those of a sample's media. RecordError where the family does not take them together."""
+        images = sum([header.kind == "image" for header in headers])
+        found, number = [], 0
+        for header in headers:
+            number += header.kind == "image"
+            found.append(self.expansion(header, images, number))
+        if self._check_sample is not None and len(headers) > 1:
+            self._check_sample(headers, found)
+        return found
+
+    def _make(self, kind: MediaKind, limits: PartLimits) -> Family:
+        try:
+            made = load_family(self._settings, limits.over(self._run, kind))
+        except ConfigError as error:
+            names = error.expected.removeprefix("one of ").split(", ")
+            own = [n.removeprefix("video_") for n in names if n.startswith(_OF_VIDEO) == (kind == "video")]
+            where = error.where.removeprefix("limit ").removeprefix("video_")
+            detail = f"{where} of {kind}; {self.family.name} takes {', '.join(own) or 'none'}"
+            raise RecordError("family", _REFUSED, detail) from None
+        assert made is not None, "other limits do not take a family's rule away"
+        return made
+
+
+def with_limits(header: MediaHeader, medium: Media) -> MediaHeader:
+    """The header of a medium with what the data say of it."""
+    return header if medium.limits is None else replace(header, limits=medium.limits)
