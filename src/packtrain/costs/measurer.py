@@ -138,7 +138,7 @@ class Measurer:
 
 def _characters(record: Record) -> int:
     """How much text a record has."""
-    return sum(map(len, texts_of(record)))
+    return sum(map(len, (*texts_of(record), *record.beside())))
 
 
 def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:

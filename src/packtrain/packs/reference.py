@@ -14,7 +14,9 @@ from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record,
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings, Traits
+from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.coverage import last_runs
+from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.registry import load_family
 from packtrain.families.segments import Counts
@@ -90,6 +92,10 @@ class RealProcessor:
             self._own_template = with_date(settings.chat_template, settings.template_date)
         traits: Traits = getattr(family, "traits", Traits())
         self._other_for_videos = has_own and traits.video_chat_template is not None
+        self._dialect = Dialect("none")
+        if settings.chat_template is not None:
+            template = ChatTemplate(settings.chat_template, settings.special_tokens, settings.template_date)
+            self._dialect = dialect_of(template, string_content=not self._multimodal)
 
     # ---- encoding
 
@@ -116,13 +122,14 @@ class RealProcessor:
             text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
             ids = self._tokenizer(text)["input_ids"]
             return {"input_ids": self._ended(ids, text)}
+        variables = template_variables(record.variables)
         if not self._multimodal:
-            messages = [{"role": m.role, "content": "".join(_texts(m.parts))} for m in record.messages]
+            messages = [self._dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
             outputs = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._own_template, tokenize=True, return_dict=True
+                messages, chat_template=self._own_template, tokenize=True, return_dict=True, **variables
             )
             ids = outputs["input_ids"]
-            return {"input_ids": self._ended(ids, self._rendered(messages))}
+            return {"input_ids": self._ended(ids, self._rendered(messages, variables))}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
         if metadata:
@@ -134,9 +141,10 @@ class RealProcessor:
             return_dict=True,
             return_tensors="pt",
             processor_kwargs=kwargs,
+            **variables,
         )
         found = dict(outputs)
-        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages))
+        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages, variables))
         found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
         return found
 
@@ -153,7 +161,7 @@ class RealProcessor:
                     frames, about = self._frames(part, store)
                     content.append({"type": "video", "video": frames})
                     metadata.append(about)
-            messages.append({"role": message.role, "content": content})
+            messages.append(self._dialect.written(message, content))
         return messages, metadata
 
     def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
@@ -162,8 +170,10 @@ class RealProcessor:
         indices = frame_indices(self._processor, self._sampling, header)
         return decode_frames(store, part.ref, indices), video_metadata(header, indices)
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str:
-        return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
+    def _rendered(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        if not self._eos:
+            return ""
+        return str(self._processor.apply_chat_template(messages, tokenize=False, **variables))
 
     def _ended(self, ids: list[int], text: str) -> list[int]:
         """`add_eos`: the end token once, never twice."""

@@ -11,7 +11,6 @@ from packtrain.core.values import Message, Record, Text
 from packtrain.records.schemas.chat import (
     Draft,
     carries_loss,
-    checked,
     conversations_schema,
     messages_schema,
     refuse_markers,
@@ -28,6 +27,7 @@ from packtrain.records.schemas.pairs import (
 )
 from packtrain.records.schemas.recognise import (
     SCHEMA_COLUMNS,
+    TURNS,
     Plan,
     choose_schema,
     plan_for,
@@ -35,11 +35,13 @@ from packtrain.records.schemas.recognise import (
     refuse_columns,
 )
 from packtrain.records.schemas.references import MediaPool, gather
+from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked, variables_of, without_nulls
 from packtrain.records.schemas.unread import Unread, unread_of
 from packtrain.records.source import Entry
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
+_VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
 Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], Draft]
 
 
@@ -84,6 +86,8 @@ def to_record(
     if formatting is not None:
         value = apply_formatting(formatting, value)
     value = _parsed(value)
+    if entry.padded:
+        value = without_nulls(value, TURNS)
     plan = plan_for(value)
     if plan.refused:
         refuse_columns(plan, value, None)
@@ -108,8 +112,19 @@ def to_record(
         unread.take(names, record_id)
     if "system" in value and not draft.plain:
         messages = _with_system(value, messages)
+    variables = None
+    if draft.tools or not _VARIABLES.isdisjoint(value):
+        variables = variables_of(value, draft.tools)
+        if variables is not None and draft.plain:
+            raise RecordError("schema", "tools or chat_template_kwargs of plain text", "it has no chat template")
     return Record(
-        id=record_id, origin=entry.origin, source=source, messages=messages, plain=draft.plain, objects=draft.objects
+        id=record_id,
+        origin=entry.origin,
+        source=source,
+        messages=messages,
+        plain=draft.plain,
+        objects=draft.objects,
+        variables=variables,
     )
 
 

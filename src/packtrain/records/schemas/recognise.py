@@ -19,6 +19,7 @@ SCHEMA_COLUMNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "objects": (("images", "objects"), ("image", "objects")),
     "text": (("text",), ("caption",)),
 }
+TURNS = ("messages", "conversations", "conversation", "prompt", "completion")  # columns that may hold turns
 MEDIA_COLUMNS: Mapping[str, MediaKind] = {
     "images": "image",
     "image": "image",
@@ -46,9 +47,6 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejected": (_PREFERENCES, ()),
     "rejected_response": (_PREFERENCES, ()),
     "rejected_messages": (_PREFERENCES, ()),
-    "tools": ("tool definitions are not supported", ()),
-    "functions": ("tool definitions are not supported", ()),
-    "chat_template_kwargs": ("arguments of the chat template are not supported", ()),
     "options": (_QUESTION, _PAIRS),
     "choices": (_QUESTION, _PAIRS),
     "context": (_QUESTION, _PAIRS),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS
+from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS, ROLE_ALIASES, TOOL_KEYS
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
     MEDIA_ALIASES,
@@ -16,6 +16,7 @@ from packtrain.records.schemas.recognise import (
     ROW_FLAGS,
     SCHEMA_COLUMNS,
 )
+from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS
 
 # What is about a record and not of it: leaving it out changes nothing.
 IRRELEVANT = frozenset(
@@ -26,6 +27,7 @@ IRRELEVANT = frozenset(
         *("subset", "url", "__url__", "__local_path__", "license", "language", "lang", "meta", "metadata", "width"),
         *("height", "original_width", "original_height", "sha256", "md5", "hash", "timestamp", "date", "created"),
         *("created_at", "dump", "token_count", "num_tokens", "num_turns", "status", "error_message", "exif"),
+        "parallel_tool_calls",
     )
 )
 _ALSO: Mapping[str, tuple[str, ...]] = {"instruction": ("input", "history"), "objects": ("width", "height")}
@@ -37,7 +39,8 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
 }
 _KEYS = {
     "message": MESSAGE_KEYS | IRRELEVANT,
-    "exchange": IRRELEVANT | {"user", "assistant"},
+    "tool": TOOL_KEYS | IRRELEVANT,
+    "exchange": IRRELEVANT | {"user", "human", "assistant"},
     "part": PART_KEYS | IRRELEVANT,
 }
 _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
@@ -78,20 +81,27 @@ def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
     for column in _TURNS.get(schema, ()):
         turns = value.get(column)
         if isinstance(turns, list | tuple):
-            names += dict.fromkeys(_of_turns(turns, column, "exchange" if schema == "texts" else "message"))
+            names += dict.fromkeys(_of_turns(turns, column))
     return names
 
 
-def _of_turns(turns: Iterable[Mapping[str, Any]], column: str, kind: str) -> Iterator[str]:
+def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[str]:
     for turn in turns:
         if len(turn) > 2:
-            yield from (f"{column}[].{key}" for key in _unknown(tuple(turn), kind) if _filled(turn[key]))
+            yield from (f"{column}[].{key}" for key in _unknown(tuple(turn), _kind(turn)) if _filled(turn[key]))
         content = turn.get("content") or turn.get("value")
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
                     unknown = _unknown(tuple(part), "part")
                     yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
+
+
+def _kind(turn: Mapping[str, Any]) -> str:
+    role = turn.get("role") or turn.get("from")
+    if role is None:
+        return "exchange"
+    return "tool" if ROLE_ALIASES.get(str(role).lower()) == "tool" else "message"
 
 
 def _filled(item: object) -> bool:
@@ -109,5 +119,6 @@ def _unread_columns(columns: tuple[str, ...], schema: str) -> tuple[str, ...]:
     refused = (name for name, (_, schemas) in REFUSED_COLUMNS.items() if schema in schemas or not schemas)
     own = (name for names in SCHEMA_COLUMNS[schema] for name in names)
     system = () if schema == "text" else ("system",)
-    read = {*own, *_ALSO.get(schema, ()), *system, *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
+    variables = () if schema == "text" else (*TOOL_COLUMNS, KWARGS_COLUMN)
+    read = {*own, *variables, *_ALSO.get(schema, ()), *system, *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
     return tuple(name for name in columns if name not in read and name not in IRRELEVANT)
