@@ -12,6 +12,7 @@ import pytest
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaLimits, Record
+from packtrain.costs.fingerprint import settings_state
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout, LossOn
 from packtrain.families.registry import load_family
@@ -266,6 +267,33 @@ def test_text_tokens_and_loss_are_those_of_transformers_and_of_the_rule(
             shortened.add((style, name))
     assert refused == {case for case in REFUSED if case[0] == style}
     assert shortened == {pair for pair in SHORTENED if pair[0] == style}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_tokenizer_with_a_template_for_tools(beside: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = write("qwen2", tmp_path)
+    if beside:
+        (folder / "chat_template.jinja").write_text(PLAIN)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(HERMES)
+    else:
+        (folder / "chat_template.jinja").unlink()
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        named = {"default": PLAIN, "tool_use": HERMES}
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    settings, real = read_settings(folder), AutoTokenizer.from_pretrained(str(folder))
+    family = load_family(settings, MediaLimits())
+    assert family is not None
+    made, messages = RecordEncoder(settings, family), CHATS["no call"]
+    for tools in ([], [tool("weather")]):
+        text = real.apply_chat_template(messages, tools=tools or None, tokenize=False)
+        assert ("<tools>" in text) is bool(tools)
+        assert made.layouter.rendered(record_of(messages, tools)).text == text
+    assert settings_state(settings)["tool_template"]
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -90,6 +90,7 @@ class Layouter:
         self._chat = self._prepare(settings.chat_template, settings)
         videos = None if settings.own_template else traits.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
+        self._tool_chat = self._prepare(settings.tool_template, settings) or self._chat
         self._given: dict[tuple[bool, Variables], _Chat] = {}
         self._kinds = {token: kind for kind, token in family.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
@@ -127,6 +128,8 @@ class Layouter:
         """The template that writes a record, with what the record gives to it."""
         videos = any(medium.kind == "video" for medium in record.media())
         chat, variables = self._video_chat if videos else self._chat, record.variables
+        if variables is not None and variables.tools and self._tool_chat is not self._chat:
+            chat = self._tool_chat
         if chat is None or not record.structured:
             return chat
         chat.dialect.require(record)

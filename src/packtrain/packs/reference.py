@@ -92,10 +92,17 @@ class RealProcessor:
             self._own_template = with_date(settings.chat_template, settings.template_date)
         traits: Traits = getattr(family, "traits", Traits())
         self._other_for_videos = has_own and traits.video_chat_template is not None
-        self._dialect = Dialect("none")
-        if settings.chat_template is not None:
-            template = ChatTemplate(settings.chat_template, settings.special_tokens, settings.template_date)
-            self._dialect = dialect_of(template, string_content=not self._multimodal)
+        self._dialect = self._dialect_of(settings.chat_template, settings)
+        self._tool_dialect = self._dialect_of(settings.tool_template, settings)
+        self._tool_template = settings.tool_template
+        if settings.template_date is not None and settings.tool_template is not None:
+            self._tool_template = with_date(settings.tool_template, settings.template_date)
+
+    def _dialect_of(self, source: str | None, settings: ProcessorSettings) -> Dialect:
+        if source is None:
+            return Dialect("none")
+        template = ChatTemplate(source, settings.special_tokens, settings.template_date)
+        return dialect_of(template, string_content=not self._multimodal)
 
     # ---- encoding
 
@@ -124,9 +131,12 @@ class RealProcessor:
             return {"input_ids": self._ended(ids, text)}
         variables = template_variables(record.variables)
         if not self._multimodal:
-            messages = [self._dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
+            for_tools = "tools" in variables and self._tool_template is not None
+            dialect = self._tool_dialect if for_tools else self._dialect
+            messages = [dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
+            own = self._tool_template if for_tools and self._own_template is not None else self._own_template
             outputs = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._own_template, tokenize=True, return_dict=True, **variables
+                messages, chat_template=own, tokenize=True, return_dict=True, **variables
             )
             ids = outputs["input_ids"]
             return {"input_ids": self._ended(ids, self._rendered(messages, variables))}
