@@ -61,10 +61,12 @@ def flagged(*flags: dict[str, Any]) -> dict[str, Any]:
 FUNCTION = {"name": "weather", "description": "Now.", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": FUNCTION}
 WEATHER = {"name": "weather", "arguments": {"city": "Paris", "days": 2}}
+CALL_TEXT = json.dumps(WEATHER)
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": WEATHER["arguments"]}
 NOT_THE_ASSISTANTS = "tool calls or reasoning of a role that is not the assistant's"
 NOT_ONE_VALUE = "a value in chat_template_kwargs is not one text, number or flag"
+TWO_KINDS = "two kinds of tool calls or reasoning in one message"
 NO_VARIABLE = "a name in chat_template_kwargs is not a variable's"
 
 
@@ -262,14 +264,18 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"messages": [called({"name": "f", "arguments": "x=1"})]}, "a tool call's arguments are not JSON"),
         ({"messages": [called({"name": "f", "arguments": {"a": b"1"}})]}, "a tool's values are not JSON"),
         ({"messages": [called({"name": "f", "arguments": {"a": "\ud800"}})]}, "text is not valid Unicode"),
-        ({"messages": [{**called(WEATHER), "function_call": WEATHER}]}, "two kinds of tool calls in one message"),
+        ({"messages": [{**called(WEATHER), "function_call": WEATHER}]}, TWO_KINDS),
         ({"messages": [{"role": "tool_call", "content": "f(1)"}]}, "a tool call is not JSON"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [WEATHER]}]}, NOT_THE_ASSISTANTS),
         ({"messages": [{"role": "system", "content": "x", "reasoning": "y"}]}, NOT_THE_ASSISTANTS),
-        ({"messages": [{**answer("x"), "reasoning": "y", "thinking": "z"}]}, "two kinds of reasoning in one message"),
+        ({"messages": [{**answer("x"), "reasoning": "y", "thinking": "z"}]}, TWO_KINDS),
         ({"messages": [{**answer("x"), "thinking": True}]}, "a field of a message is not text"),
         ({"messages": [answer_of(THOUGHT, {"text": "x"}, THOUGHT)]}, "reasoning behind an answer's beginning"),
         ({"messages": [answer_of(USE, {"text": "x"})]}, "a part behind a tool call"),
+        ({"messages": [{**answer_of(THOUGHT), "reasoning_content": "z"}]}, TWO_KINDS),
+        ({"messages": [{**answer_of(USE), "tool_calls": [WEATHER]}]}, TWO_KINDS),
+        ({"messages": [{"role": "tool_call", "content": CALL_TEXT, "tool_calls": [USE]}]}, TWO_KINDS),
+        ({"messages": [answer_of({**USE, "weight": 0})]}, "loss on a part of a message is not supported"),
         (
             {"messages": [{**answer("x"), "loss": 0}, {"role": "tool_call", "content": json.dumps(WEATHER)}]},
             "loss on a part of a message is not supported",
@@ -526,6 +532,10 @@ def test_a_chat_may_be_a_text_of_json(column: str) -> None:
             ["messages[].is_error"],
         ),
         ({"text": "x", "tools": "[]", "functions": None}, ["tools"]),
+        (
+            {"messages": [answer_of(THOUGHT, {"text": "x", "id": 1, "name": "a"}, {**USE, "caller": "x"})]},
+            ["messages[].content[].name", "messages[].content[].caller"],
+        ),
         ({"messages": [flagged({"fps": 2, "image": None, "train": 1})]}, ["messages[].content[].fps"]),
         ({"texts": [{"user": "x", "assistant": "y", "source": "s", "mood": 1}] * 2}, ["texts[].mood"]),
         ({"instruction": "x", "input": "y", "output": "z", "history": []}, []),
@@ -644,7 +654,6 @@ def test_an_entrys_own_error_is_raised() -> None:
 
 # --- tools, as they are published -----------------------------------------------------------------------------
 
-CALL_TEXT = json.dumps(WEATHER)
 OPENAI = [
     {"role": "user", "content": "q"},
     called({"type": "function", "function": {"name": "weather", "arguments": json.dumps(WEATHER["arguments"])}}),
@@ -818,7 +827,8 @@ def test_exchanges_of_ms_swift() -> None:
     turns = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
     same = [*user("a")[:1], answer("b"), *user("c")[:1], answer("d")]
     assert convert({"conversation": turns, "system": "s"}) == convert({"messages": same, "system": "s"})
-    assert unread_of({"conversation": [{**turns[0], "mood": 1}]}, "conversations") == ["conversation[].mood"]
+    assert unread_of({"conversation": [{**turns[0], "mood": 1, "loss": 0}]}, "conversations") == ["conversation[].mood"]
+    assert not convert({"conversation": [{**turns[0], "loss": 0}]}).messages[1].train
 
 
 # --- back to typed messages ------------------------------------------------------------------------------------

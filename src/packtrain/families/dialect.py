@@ -103,7 +103,9 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
         "content": content(_WORDS["a tool's answer"]),
     }
     with_tools = template.given({"tools": [{"type": "function", "function": _FUNCTION}]})
-    text = _tried(with_tools, [asked, called, result, answered])
+    opening: dict[str, Any] = {"role": "system", "content": content("qzopened")}
+    conversation = [asked, called, result, answered]
+    text = _tried(with_tools, conversation) or _tried(with_tools, [opening, *conversation])
     unwritten = tuple(name for name, word in _WORDS.items() if text and word not in text)
     thoughts = dict.fromkeys(_REASONING_KEYS, _THOUGHT)
     part = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": "qzanswered"}]

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text
+from packtrain.records.schemas.recognise import LOSS_FLAGS
 from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
-from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, EXTRA_KEYS, checked, extras_of, unfolded
+from packtrain.records.schemas.tools import ANSWER_KEYS, EXTRA_KEYS, checked, extras_of, unfolded
 
 ROLE_ALIASES: Mapping[str, str] = {
     "user": "user",
@@ -33,11 +34,6 @@ _REFUSED_FIELDS: Mapping[str, str] = {
     "prefix": "prefix in a message is not supported",
     "train_detail": "loss on a part of a message is not supported",
 }
-# How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
-LOSS_FLAGS: Mapping[str, bool] = {
-    **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
-    "mask": False,
-}
 # Where a typed part may keep its reference, first match first.
 _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
     "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes", "source", "value")),
@@ -51,7 +47,7 @@ _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
 MESSAGE_KEYS = frozenset(("role", "content", "from", "value", *EXTRA_KEYS, *LOSS_FLAGS, *_REFUSED_FIELDS))
 TOOL_KEYS = MESSAGE_KEYS | frozenset(ANSWER_KEYS)  # of a tool's answer
 _MEDIA_KEYS = (name for _, names in _PART_FIELDS.values() for name in names)
-PART_KEYS = frozenset((*("type", "text", "train_detail"), *BLOCK_KEYS, *LOSS_FLAGS, *_MEDIA_KEYS))
+PART_KEYS = frozenset((*("type", "text", "value", "cache_control", "train_detail"), *LOSS_FLAGS, *_MEDIA_KEYS))
 _MARKER = re.compile("<(image|video|audio)>")
 
 

@@ -39,6 +39,11 @@ ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
 OTHER_COLUMNS = ("system", "input", "history", "width", "height", *ID_COLUMNS)
 # By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
 ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
+# How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
+LOSS_FLAGS: Mapping[str, bool] = {
+    **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
+    "mask": False,
+}
 _PREFERENCES = "preference data are not supported"
 _QUESTION = "a column that belongs to the question is not read"
 _PAIRS = ("prompt_completion", "instruction", "question_answer")

@@ -15,6 +15,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Extras, Scalar, ToolCall, Variables
+from packtrain.records.schemas.recognise import LOSS_FLAGS
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 EXTRA_KEYS = ("tool_calls", "function_call", *REASONING_KEYS)
@@ -32,7 +33,7 @@ BLOCKS: Mapping[str, str] = {
     "tool_result": "content",
     "tools": "tools",
 }
-BLOCK_KEYS = (*BLOCKS.values(), "value", "id", "name", "tool_use_id", "signature", "cache_control", "source")
+BLOCK_KEYS = frozenset((*BLOCKS.values(), "type", "value", "id", "name", "tool_use_id", "signature", "cache_control"))
 # Arguments of `apply_chat_template` itself.
 _RESERVED = frozenset(
     (
@@ -45,6 +46,7 @@ _RESERVED = frozenset(
 _MOST_KWARGS = 32
 _LONGEST = 10_000  # characters of an argument of the template
 
+_PART_LOSS = "loss on a part of a message is not supported"
 _EXCHANGE = (("user", "human"), ("assistant", "assistant"))  # ms-swift's turns of both
 _CONTENT = ("role", "content", "from", "value")
 
@@ -56,7 +58,10 @@ Turn = Mapping[str, Any]
 
 def unfolded(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
     """The turns as OpenAI writes them, and the tool definitions that stood in them."""
-    if not any(map(_is_folded, turns)):
+    for turn in turns:
+        if _is_folded(turn):
+            break
+    else:
         return turns, []
     found: list[Any] = []
     tools: list[Any] = []
@@ -64,7 +69,8 @@ def unfolded(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
         if not _is_folded(turn):
             found.append(turn)
         elif "human" in turn:
-            found += [{"role": role, "content": turn.get(key)} for role, key in _EXCHANGE]
+            rest = {key: item for key, item in turn.items() if key not in ("human", "assistant")}
+            found += [{**rest, "role": role, "content": turn.get(key)} for role, key in _EXCHANGE]
         elif (role := _role(turn)) in CALL_ROLES:
             _add_calls(found, turn, role)
         else:
@@ -73,17 +79,17 @@ def unfolded(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
 
 
 def _is_folded(turn: object) -> bool:
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, dict) and not isinstance(turn, Mapping):
         return False
     content = turn.get("content") or turn.get("value")
-    if isinstance(content, list | tuple):
-        return any(isinstance(part, Mapping) and _is_block(part) for part in content)
-    return _role(turn) in CALL_ROLES or ("human" in turn and "assistant" in turn)
-
-
-def _is_block(part: Mapping[str, Any]) -> bool:
-    kind = part.get("type")
-    return isinstance(kind, str) and kind in BLOCKS
+    if isinstance(content, str):
+        return _role(turn) in CALL_ROLES
+    if not isinstance(content, list | tuple):
+        return "human" in turn and "assistant" in turn
+    for part in content:
+        if isinstance(part, dict | Mapping) and isinstance(kind := part.get("type"), str) and kind in BLOCKS:
+            return True
+    return False
 
 
 def _role(turn: Turn) -> Any:
@@ -99,12 +105,19 @@ def _add_calls(found: list[Any], turn: Turn, role: str) -> None:
     rest = {key: item for key, item in turn.items() if key not in _CONTENT}
     before = found[-1] if found else None
     if role == "tool_call" and isinstance(before, Mapping) and _role(before) in ("assistant", "gpt"):
-        said = {key: item for key, item in before.items() if key not in (*_CONTENT, "tool_calls")}
-        if said != rest:
-            raise RecordError("schema", "loss on a part of a message is not supported", "an answer and its tool calls")
-        found[-1] = {**before, "tool_calls": [*(before.get("tool_calls") or ()), *calls]}
+        if any(before.get(flag) != rest.get(flag) for flag in LOSS_FLAGS):
+            raise RecordError("schema", _PART_LOSS, "an answer and its tool calls")
+        found[-1] = _with(rest, {**before, "tool_calls": [*(before.get("tool_calls") or ()), *calls]})
     else:
-        found.append({"role": "assistant", "content": None, "tool_calls": calls, **rest})
+        found.append(_with(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
+
+
+def _with(rest: Turn, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What was made of a turn with the rest of its keys, which must not say the same once more."""
+    for key in EXTRA_KEYS:
+        if key in made and rest.get(key):
+            raise RecordError("schema", "two kinds of tool calls or reasoning in one message", key)
+    return {**rest, **made}
 
 
 def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
@@ -121,6 +134,8 @@ def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
                 raise RecordError("schema", "a part behind a tool call", "templates write calls behind the content")
             parts.append(part)
             continue
+        if any(part.get(flag) is not None for flag in LOSS_FLAGS):
+            raise RecordError("schema", _PART_LOSS, f"a flag of a part of type {kind}")
         item = part.get(BLOCKS[kind])
         item = part.get("value") if item is None else item
         if kind in ("reasoning", "thinking"):
@@ -141,7 +156,7 @@ def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
             calls = parsed(item, "a tool call is not JSON")
             made.setdefault("tool_calls", []).extend(calls if isinstance(calls, list | tuple) else [calls])
     if parts or made:
-        yield {**rest, **made, "role": _role(turn), "content": parts or None}
+        yield _with(rest, {**made, "role": _role(turn), "content": parts or None})
 
 
 def _answered(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,14 +174,16 @@ def extras_of(turn: Turn, role: str) -> Extras | None:
     calls, older = turn.get("tool_calls"), turn.get("function_call")
     if older:
         if calls:
-            raise RecordError("schema", "two kinds of tool calls in one message", "tool_calls and function_call")
+            raise RecordError(
+                "schema", "two kinds of tool calls or reasoning in one message", "tool_calls and function_call"
+            )
         calls = [older]
     calls = parsed(calls, "a tool call is not JSON") if isinstance(calls, str) else calls
     if calls and not isinstance(calls, list | tuple):
         raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(calls).__name__}")
     said = {key: text for key in REASONING_KEYS if (text := _text(turn.get(key), key))}
     if len(set(said.values())) > 1:
-        raise RecordError("schema", "two kinds of reasoning in one message", " and ".join(said))
+        raise RecordError("schema", "two kinds of tool calls or reasoning in one message", " and ".join(said))
     if not calls and not said:
         return None
     if role != "assistant":

@@ -16,7 +16,7 @@ from packtrain.records.schemas.recognise import (
     ROW_FLAGS,
     SCHEMA_COLUMNS,
 )
-from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS
+from packtrain.records.schemas.tools import BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
 
 # What is about a record and not of it: leaving it out changes nothing.
 IRRELEVANT = frozenset(
@@ -40,8 +40,10 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
 _KEYS = {
     "message": MESSAGE_KEYS | IRRELEVANT,
     "tool": TOOL_KEYS | IRRELEVANT,
-    "exchange": IRRELEVANT | {"user", "human", "assistant"},
+    "exchange": IRRELEVANT | {"user", "assistant"},
+    "pair": MESSAGE_KEYS | IRRELEVANT | {"human", "assistant"},
     "part": PART_KEYS | IRRELEVANT,
+    "block": BLOCK_KEYS | IRRELEVANT,
 }
 _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
 _LONGEST = 100  # characters of a name
@@ -93,14 +95,14 @@ def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[str]:
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
-                    unknown = _unknown(tuple(part), "part")
+                    unknown = _unknown(tuple(part), "block" if part.get("type") in BLOCKS else "part")
                     yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
 
 
 def _kind(turn: Mapping[str, Any]) -> str:
     role = turn.get("role") or turn.get("from")
     if role is None:
-        return "exchange"
+        return "pair" if "human" in turn else "exchange"
     return "tool" if ROLE_ALIASES.get(str(role).lower()) == "tool" else "message"
 
 
