@@ -358,6 +358,22 @@ def test_what_a_template_cannot_write_is_refused_or_written_as_its_own_tags(fold
     assert layout.shortened
 
 
+def test_a_tools_answer_of_text_is_one_string_where_parts_would_be_spelled_out(tmp_path: Path) -> None:
+    """As by templates of processors that show parts to users alone."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'tool' %}{{ m.content | string }}"
+        "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    made = encoder(write("qwen2_5_vl", tmp_path), template).layouter
+    layout = made.rendered(record_of([user("q"), {**result("sunny"), "train": False}, answer("Yes")], []))
+    assert "<|im_start|>tool\nsunny<|im_end|>" in layout.text
+    assert learned(layout) == ["Yes<|im_end|>"]
+    everything = encoder(tmp_path, template, "all").layouter
+    layout = everything.rendered(record_of([user("q"), {**result("sunny"), "train": False}, answer("Yes")], []))
+    assert "sunny" not in "".join(learned(layout))
+
+
 @pytest.mark.parametrize("place", ["description", "argument", "reasoning", "answer", "id", "kwargs"])
 def test_nothing_beside_the_content_can_be_read_as_a_medium(place: str, tmp_path: Path) -> None:
     made = encoder(write("qwen2_5_vl", tmp_path), HERMES.replace("m.content", "(m.content | string)"))

@@ -36,6 +36,7 @@ class Dialect:
     tags: tuple[str, str] = ("", "")  # what is written around reasoning that stands in the content
     unwritten: tuple[str, ...] = ()  # keys of _WORDS
     variables: frozenset[str] = frozenset()
+    plain_answers: bool = False  # a tool's answer of text alone is one string, though other contents are lists of parts
 
     def require(self, record: Record) -> None:
         """Refuse what the template would leave out without a word."""
@@ -57,6 +58,9 @@ class Dialect:
     def written(self, message: Message, content: Content) -> dict[str, Any]:
         """A message as the template takes it."""
         made: dict[str, Any] = {"role": message.role, "content": content}
+        if self.plain_answers and message.role == "tool" and not isinstance(content, str):
+            texts = [part["text"] for part in content if part["type"] == "text"]
+            made["content"] = "".join(texts) if len(texts) == len(content) else content
         extras = message.extras
         if extras is None:
             return made
@@ -104,8 +108,17 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
     }
     with_tools = template.given({"tools": [{"type": "function", "function": _FUNCTION}]})
     opening: dict[str, Any] = {"role": "system", "content": content("qzopened")}
-    conversation = [asked, called, result, answered]
-    text = _tried(with_tools, conversation) or _tried(with_tools, [opening, *conversation])
+
+    def told(answer: Mapping[str, Any]) -> str:
+        conversation = [asked, called, answer, answered]
+        return _tried(with_tools, conversation) or _tried(with_tools, [opening, *conversation])
+
+    text = told(result)
+    plain_answers = False
+    if not string_content and _is_quoted(text):
+        plain = told({**result, "content": _WORDS["a tool's answer"]})
+        plain_answers = not _is_quoted(plain)
+        text = plain if plain_answers else text
     unwritten = tuple(name for name, word in _WORDS.items() if text and word not in text)
     thoughts = dict.fromkeys(_REASONING_KEYS, _THOUGHT)
     part = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": "qzanswered"}]
@@ -127,7 +140,13 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
         tags = ("<think>\n", "\n</think>\n\n") if lines else ("<think>", "</think>")
     else:
         reasoning = "none"
-    return Dialect(reasoning, tags, unwritten, template.variables)
+    return Dialect(reasoning, tags, unwritten, template.variables, plain_answers)
+
+
+def _is_quoted(text: str) -> bool:
+    """Is a tool's answer not written, or as the list of parts that it came in?"""
+    before, found, _ = text.partition(_WORDS["a tool's answer"])
+    return not found or before.rstrip(" '\"").endswith(("'text':", '"text":'))
 
 
 def _tried(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -177,7 +177,8 @@ class TurnFinder:
     def content(self, rendered: Rendered, messages: Messages, number: int) -> Span:
         """Where the text of any message stands."""
         text = rendered.text
-        another = {**messages[number], "content": self._message("", _ANOTHER)["content"]}
+        is_text = isinstance(messages[number]["content"], str)
+        another = {**messages[number], "content": _ANOTHER if is_text else [{"type": "text", "text": _ANOTHER}]}
         lead = self._before([*messages[:number], another, *messages[number + 1 :]])
         end = self._answer_end(text, messages, number)
         if lead is None or end is None or not text.startswith(lead) or end < len(lead):
