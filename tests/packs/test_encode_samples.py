@@ -38,6 +38,7 @@ from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
 from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.source import Entry
 
 pytestmark = pytest.mark.contract
 Folder = Callable[[str], Path]
@@ -164,6 +165,41 @@ def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> N
         for refused in (encoder.encode, lambda one, store: pricing(encoder).cost(one, ())):
             with pytest.raises(RecordError, match=expected):
                 refused(replace(shown, tokens=TokenIds(ids=(5, wrong), learned=((0, 2),))), store)
+
+
+WITH_TOOLS = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
+    "{% for p in m.content %}{{ '<|vision_start|><|image_pad|><|vision_end|>' if p.type == 'image' else p.text }}"
+    "{% endfor %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' ~ (opening or '') }}{% endif %}"
+)
+
+
+def test_images_in_the_answers_of_tools(media: Path, model: Folder) -> None:
+    """With tools, reasoning and an argument of the template, as the processor has it."""
+    request = request_for(model("qwen2_5_vl"), media, chat_template=WITH_TOOLS)
+    encoder = SampleEncoder(request)
+    real, price, store = real_processor(encoder), pricing(encoder), MediaStore(str(media))
+    call = {"function": {"name": "zoom", "arguments": {"times": 2}}}
+    value = {
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "image": "photo.png"}, {"type": "text", "text": "q"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "closer"},
+            {"role": "tool", "content": [{"type": "image", "image": "wide.png"}, {"type": "text", "text": "here"}]},
+            {"role": "assistant", "content": "a square"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "zoom", "parameters": {}}}],
+        "chat_template_kwargs": {"opening": "<think>"},
+    }
+    shown = to_record(Entry(origin="x:1", value=value), source="s", options=SchemaOptions())
+    sample = encoder.encode(shown, store)
+    assert_as_processed(sample, real.outputs(shown, store))
+    assert_as_measured(sample, price, shown, store)
+    learned = real._tokenizer.decode(sample.labels[sample.labels != IGNORED].tolist())
+    assert (
+        "".join(learned.split()) == 'closer</think>{"name":"zoom","arguments":{"times":2}}<|im_end|>asquare<|im_end|>'
+    )
 
 
 def test_labels_are_the_answers(media: Path, model: Folder) -> None:

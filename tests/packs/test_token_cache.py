@@ -17,7 +17,7 @@ from kept_tokens import SAMPLES, Folder, assert_same, built, config, folder_of, 
 
 from packtrain import MultiModalIterableDataset
 from packtrain.core.errors import ConfigError, DataError, DriftError, RecordError
-from packtrain.core.values import Media, MediaRef, Message, Record, Text
+from packtrain.core.values import Extras, Media, MediaRef, Message, Record, Text, ToolCall, Variables
 from packtrain.packs.sample_tokens import SampleTokens, record_code
 from packtrain.packs.values import PackKey
 from packtrain.records import open as open_records
@@ -186,6 +186,10 @@ def test_all_that_decides_the_text_side_is_in_the_code_of_a_record() -> None:
         coded(replace(said, parts=(said.parts[1], photo, said.parts[2]))),
         coded(replace(said, parts=(photo, Text("a"), Text("bc\ud800")))),
         coded(replace(said, parts=(photo, Text("ab"), Text("d\ud800")))),
+        *(coded(replace(said, extras=Extras(reasoning=thought))) for thought in ("a", "b")),
+        *(coded(replace(said, extras=Extras(tool_calls=(ToolCall("f", call),)))) for call in ("{}", '{"a": 1}')),
+        *(coded(said, variables=Variables(tools)) for tools in ("[1]", "[2]")),
+        *(coded(said, variables=Variables(kwargs=(("a", flag),))) for flag in (True, False, None)),
     ]
     assert len(set(others)) == len(others)
     elsewhere = Media("image", MediaRef(name="n", path="n"))

@@ -57,6 +57,28 @@ def flagged(*flags: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": "x", **flag} for flag in flags]}
 
 
+# --- tools
+
+FUNCTION = {"name": "weather", "description": "Now.", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": FUNCTION}
+WEATHER = {"name": "weather", "arguments": {"city": "Paris", "days": 2}}
+CALL_TEXT = json.dumps(WEATHER)
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": WEATHER["arguments"]}
+NOT_THE_ASSISTANTS = "tool calls or reasoning of a role that is not the assistant's"
+NOT_ONE_VALUE = "a value in chat_template_kwargs is not one text, number or flag"
+TWO_KINDS = "two kinds of tool calls or reasoning in one message"
+NO_VARIABLE = "a name in chat_template_kwargs is not a variable's"
+
+
+def called(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def answer_of(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(parts)}
+
+
 # --- the same conversation in every schema ------------------------------------------------------------------
 
 words = st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="<>"), min_size=1, max_size=20)
@@ -143,9 +165,23 @@ json_values = st.recursive(
     max_leaves=10,
 )
 field_names = ["role", "content", "from", "value", "type", "text", "image", "image_url", "url", "train", "desc", "poly"]
-field_names += ["bbox_2d", "user", "assistant", "bytes", "path", "tool_calls"]
+field_names += ["bbox_2d", "user", "assistant", "bytes", "path", "tool_calls", "function", "name", "arguments", "human"]
+field_names += ["tool_use_id", "source", "thinking"]
 field_values = st.sampled_from(
-    ["user", "gpt", "text", "image", "video", "<image>", "a.jpg", "data:,", "x://y", "\ud800"]
+    [
+        "user",
+        "gpt",
+        "text",
+        "image",
+        "<image>",
+        "a.jpg",
+        "data:,",
+        "\ud800",
+        "tool_call",
+        "tool_use",
+        "tool_result",
+        "{}",
+    ]
 )
 near_misses = st.recursive(
     json_values | field_values,
@@ -153,7 +189,20 @@ near_misses = st.recursive(
     max_leaves=12,
 )
 column_names = sorted({c for sets in SCHEMA_COLUMNS.values() for columns in sets for c in columns})
-column_names += ["images", "image", "videos", "audio", "id", "system", "tools", "history", "input", "width"]
+column_names += [
+    "tools",
+    "functions",
+    "chat_template_kwargs",
+    "images",
+    "image",
+    "videos",
+    "audio",
+    "id",
+    "system",
+    "history",
+    "input",
+    "width",
+]
 junk_records = st.dictionaries(st.sampled_from(column_names), near_misses, max_size=5)
 
 
@@ -211,14 +260,41 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"conversations": user("<image>x")}, "more image markers than images"),
         ({"messages": [{"role": "assistant", "content": "x"}], "images": ["a"]}, "media without a user message"),
         ({"messages": user("\ud800")}, "text is not valid Unicode"),
-        ({"messages": [{**answer(""), "tool_calls": [{}]}]}, "tool calls are not supported"),
-        ({"messages": user("x"), "tools": [{"name": "f"}]}, "tool definitions are not supported"),
+        ({"messages": [{**answer(""), "tool_calls": [{}]}]}, "a tool call has no name"),
+        ({"messages": [{**answer(""), "tool_calls": [5]}]}, "a tool call is not an object"),
+        ({"messages": [called({"name": "f", "arguments": "[1]"})]}, "a tool call's arguments are not an object"),
+        ({"messages": [called({"name": "f", "arguments": "x=1"})]}, "a tool call's arguments are not JSON"),
+        ({"messages": [called({"name": "f", "arguments": {"a": b"1"}})]}, "a tool's values are not JSON"),
+        ({"messages": [called({"name": "f", "arguments": {"a": "\ud800"}})]}, "text is not valid Unicode"),
+        ({"messages": [{**called(WEATHER), "function_call": WEATHER}]}, TWO_KINDS),
+        ({"messages": [{"role": "tool_call", "content": "f(1)"}]}, "a tool call is not JSON"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [WEATHER]}]}, NOT_THE_ASSISTANTS),
+        ({"messages": [{"role": "system", "content": "x", "reasoning": "y"}]}, NOT_THE_ASSISTANTS),
+        ({"messages": [{**answer("x"), "reasoning": "y", "thinking": "z"}]}, TWO_KINDS),
+        ({"messages": [{**answer("x"), "thinking": True}]}, "a field of a message is not text"),
+        ({"messages": [answer_of(THOUGHT, {"text": "x"}, THOUGHT)]}, "reasoning behind an answer's beginning"),
+        ({"messages": [answer_of(USE, {"text": "x"})]}, "a part behind a tool call"),
+        ({"messages": [{**answer_of(THOUGHT), "reasoning_content": "z"}]}, TWO_KINDS),
+        ({"messages": [{**answer_of(USE), "tool_calls": [WEATHER]}]}, TWO_KINDS),
+        ({"messages": [{"role": "tool_call", "content": CALL_TEXT, "tool_calls": [USE]}]}, TWO_KINDS),
+        ({"messages": [answer_of({**USE, "weight": 0})]}, "loss on a part of a message is not supported"),
         (
-            {"messages": user("x"), "chat_template_kwargs": {"enable_thinking": False}},
-            "arguments of the chat template are not supported",
+            {"messages": [{**answer("x"), "loss": 0}, {"role": "tool_call", "content": json.dumps(WEATHER)}]},
+            "loss on a part of a message is not supported",
         ),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool calls are not supported"),
-        ({"messages": user("x"), "functions": [{"name": "f"}]}, "tool definitions are not supported"),
+        ({"messages": user("x"), "tools": "[{"}, "tool definitions are not JSON"),
+        ({"messages": user("x"), "tools": "[" * 100_000}, "tool definitions are not JSON"),
+        ({"messages": user("x"), "tools": '{"a": 1}'}, "tool definitions are not a list"),
+        ({"messages": user("x"), "tools": [5]}, "a tool definition is not an object"),
+        ({"messages": user("x"), "tools": [FUNCTION], "functions": [FUNCTION]}, "two columns of tool definitions"),
+        ({"text": "x", "chat_template_kwargs": {"a": 1}}, "tools or chat_template_kwargs of plain text"),
+        ({"messages": user("x"), "chat_template_kwargs": [1]}, "chat_template_kwargs are not a small object"),
+        ({"messages": user("x"), "chat_template_kwargs": {"a": [1]}}, NOT_ONE_VALUE),
+        ({"messages": user("x"), "chat_template_kwargs": {"a": "x" * 10_001}}, NOT_ONE_VALUE),
+        *(
+            ({"messages": user("x"), "chat_template_kwargs": {name: 1}}, NO_VARIABLE)
+            for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "_x", "a b", "")
+        ),
         ({"messages": [{**answer("x"), "loss_scale": 2}]}, "a message's train flag is neither yes nor no"),
         ({"messages": [{**answer("x"), "train_detail": [{}]}]}, "loss on a part of a message is not supported"),
         ({"messages": [flagged({"train": False}, {})]}, "loss on a part of a message is not supported"),
@@ -453,6 +529,15 @@ def test_a_chat_may_be_a_text_of_json(column: str) -> None:
         ({"messages": user("x"), "id": 1, "image": "a", "source": "s", "width": 3, "weight": 1, "system": "s"}, []),
         ({"messages": user("x"), "text": "y", "score": 0, "rating": None, "tags": []}, ["text", "score"]),
         ({"messages": [{**answer("x"), "name": "Ann", "train": True, "tool_calls": None}]}, ["messages[].name"]),
+        (
+            {"messages": [{"role": "tool", "content": "x", "name": "Ann", "tool_call_id": "1", "is_error": 1}]},
+            ["messages[].is_error"],
+        ),
+        ({"text": "x", "tools": "[]", "functions": None}, ["tools"]),
+        (
+            {"messages": [answer_of(THOUGHT, {"text": "x", "id": 1, "name": "a"}, {**USE, "caller": "x"})]},
+            ["messages[].content[].name", "messages[].content[].caller"],
+        ),
         ({"messages": [flagged({"fps": 2, "image": None, "train": 1})]}, ["messages[].content[].fps"]),
         ({"messages": user([{"type": "image", "image": "a", "max_pixels": 9, "fps": None}])}, []),
         ({"texts": [{"user": "x", "assistant": "y", "source": "s", "mood": 1}] * 2}, ["texts[].mood"]),
@@ -730,6 +815,185 @@ def test_an_entrys_own_error_is_raised() -> None:
     with pytest.raises(RecordError) as caught:
         to_record(Entry(origin="x", error=error), source="s", options=DEFAULT)
     assert caught.value is error
+
+
+# --- tools, as they are published -----------------------------------------------------------------------------
+
+OPENAI = [
+    {"role": "user", "content": "q"},
+    called({"type": "function", "function": {"name": "weather", "arguments": json.dumps(WEATHER["arguments"])}}),
+    {"role": "tool", "content": "sunny"},
+    answer("done"),
+]
+
+
+def numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with an id of the call."""
+    call = {"id": "c1", **turns[1]["tool_calls"][0]}
+    return [turns[0], {**turns[1], "tool_calls": [call]}, {**turns[2], "tool_call_id": "c1"}, turns[3]]
+
+
+def typed_value(kind: str, value: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "value": value}]
+
+
+# name -> the columns of a record, and the messages of OpenAI that say the same
+PUBLISHED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "arguments as an object": (
+        {"messages": [OPENAI[0], called({"function": WEATHER}), *OPENAI[2:]], "tools": [TOOL]},
+        OPENAI,
+    ),
+    "no content": (
+        {
+            "messages": [OPENAI[0], {key: OPENAI[1][key] for key in ("role", "tool_calls")}, *OPENAI[2:]],
+            "tools": json.dumps([TOOL]),
+        },
+        OPENAI,
+    ),
+    "ms-swift": (
+        {
+            "messages": [
+                OPENAI[0],
+                {"role": "tool_call", "content": CALL_TEXT},
+                {"role": "tool_response", "content": "sunny"},
+                answer("done"),
+            ],
+            "tools": json.dumps([TOOL]),
+        },
+        OPENAI,
+    ),
+    "LLaMA-Factory, glaive": (
+        {
+            "conversations": [
+                {"from": "human", "value": "q"},
+                {"from": "function_call", "value": CALL_TEXT},
+                {"from": "observation", "value": "sunny"},
+                {"from": "gpt", "value": "done"},
+            ],
+            "tools": json.dumps([FUNCTION]),
+        },
+        OPENAI,
+    ),
+    "LLaMA-Factory v1": (
+        {
+            "messages": [
+                {"role": "system", "content": typed_value("tools", json.dumps([FUNCTION]))},
+                {"role": "user", "content": typed_value("text", "q"), "loss_weight": 0.0},
+                {"role": "assistant", "content": typed_value("tool_call", CALL_TEXT), "loss_weight": 1.0},
+                {"role": "tool", "content": typed_value("text", "sunny"), "loss_weight": 0.0},
+                {"role": "assistant", "content": typed_value("text", "done"), "loss_weight": 1.0},
+            ]
+        },
+        [{**turn, "train": number % 2 == 1} for number, turn in enumerate(OPENAI)],
+    ),
+    "OpenAI's functions": (
+        {
+            "messages": [
+                OPENAI[0],
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "function_call": {**WEATHER, "arguments": '{"city": "Paris", "days": 2}'},
+                },
+                {"role": "function", "name": "weather", "content": "sunny"},
+                answer("done"),
+            ],
+            "functions": [FUNCTION],
+        },
+        [*OPENAI[:2], {**OPENAI[2], "name": "weather"}, OPENAI[3]],
+    ),
+    "Anthropic": (
+        {
+            "messages": [
+                OPENAI[0],
+                answer_of(THOUGHT, {"type": "text", "text": "Let me see."}, USE),
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}]},
+                answer_of({"type": "text", "text": "done"}),
+            ],
+            "tools": [{"input_schema" if key == "parameters" else key: item for key, item in FUNCTION.items()}],
+        },
+        [
+            OPENAI[0],
+            {**numbered(OPENAI)[1], "content": "Let me see.", "reasoning_content": "hm"},
+            *numbered(OPENAI)[2:],
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tools_are_the_same_however_they_are_written(name: str) -> None:
+    value, same = PUBLISHED[name]
+    unread = Unread(strict=True)
+    record = to_record(Entry(origin="data.jsonl:7", value=value), source="mine", options=DEFAULT, unread=unread)
+    assert record == convert({"messages": same, "tools": [TOOL]})
+    call = record.messages[1].extras
+    assert call is not None
+    assert [json.loads(one.arguments) for one in call.tool_calls] == [WEATHER["arguments"]]
+    assert record.variables is not None
+    assert json.loads(record.variables.tools) == [TOOL]
+
+
+def test_answers_and_calls_side_by_side() -> None:
+    """ms-swift writes a turn for each; in the conversation that templates know they are one."""
+    turn = {"role": "tool_call", "content": CALL_TEXT}
+    result = {"role": "tool_response", "content": "sunny"}
+    record = convert(
+        {"messages": [{"role": "user", "content": "q"}, answer("Wait."), turn, turn, result, result, turn]}
+    )
+    assert [(m.role, len(m.extras.tool_calls) if m.extras else 0) for m in record.messages] == [
+        *(("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0), ("assistant", 1))
+    ]
+    assert shape(record)[1] == ("assistant", ["Wait."])
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_many_names(key: str) -> None:
+    record = convert({"messages": [*user("x"), {**answer("y"), key: "hm"}]})
+    assert record.messages[2].extras is not None
+    assert record.messages[2].extras.reasoning == "hm"
+    assert (
+        convert({"messages": [*user("x"), answer_of({"type": key.split("_")[0], "value": "hm"}, {"text": "y"})]})
+        == record
+    )
+    assert convert({"messages": [*user("x"), {**answer("y"), key: ""}]}) == convert(
+        {"messages": [*user("x"), answer("y")]}
+    )
+
+
+def test_images_in_tool_answers_and_from_anthropic() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(b"PNG!").decode()}
+    blocks = [{"type": "text", "text": "see"}, {"type": "image", "source": source}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": blocks}
+    turns = [user("q")[0], answer_of(USE), {"role": "user", "content": [result, {"type": "text", "text": "And?"}]}]
+    record = convert({"messages": [*turns, answer("x")]})
+    assert [m.role for m in record.messages] == ["user", "assistant", "tool", "user", "assistant"]
+    assert [(p.kind, p.ref.data) for p in record.messages[2].parts if isinstance(p, Media)] == [("image", b"PNG!")]
+    marked = [*OPENAI[:2], {"role": "tool", "content": "<image>"}, OPENAI[3]]
+    assert [medium.ref.name for medium in convert({"messages": marked, "images": ["a.png"]}).media()] == ["a.png"]
+    url = {"type": "image", "source": {"type": "url", "url": "https://host/a.png"}}
+    assert reason({"messages": user([url])}) == "remote media are not fetched"
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_table_has_the_arguments_of_other_rows(padded: bool) -> None:
+    """Which a JSON line has only where it says so itself."""
+    call = {"function": {"name": "weather", "arguments": {"city": "Paris", "query": None, "list": [None]}}}
+    value = {"messages": [user("q")[0], called(call)], "chat_template_kwargs": {"a": False, "b": None}}
+    record = to_record(Entry(origin="x", value=value, padded=padded), source="s", options=DEFAULT)
+    assert record.messages[1].extras is not None
+    assert record.variables is not None
+    asked = {"city": "Paris", "list": [None]} if padded else {"city": "Paris", "query": None, "list": [None]}
+    assert json.loads(record.messages[1].extras.tool_calls[0].arguments) == asked
+    assert record.variables.kwargs == ((("a", False),) if padded else (("a", False), ("b", None)))
+
+
+def test_exchanges_of_ms_swift() -> None:
+    turns = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
+    same = [*user("a")[:1], answer("b"), *user("c")[:1], answer("d")]
+    assert convert({"conversation": turns, "system": "s"}) == convert({"messages": same, "system": "s"})
+    assert unread_of({"conversation": [{**turns[0], "mood": 1, "loss": 0}]}, "conversations") == ["conversation[].mood"]
+    assert not convert({"conversation": [{**turns[0], "loss": 0}]}).messages[1].train
 
 
 # --- back to typed messages ------------------------------------------------------------------------------------

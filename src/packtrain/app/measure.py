@@ -82,7 +82,7 @@ def measure_outcome(
         outcome = known.opened(lambda folder, anew: measured(folder, anew=anew))
     processor = request.settings()
     splits = split_notes(request.specs)
-    unused = unused_note("template_date", config.template_date, processor.chat_template)
+    unused = unused_note("template_date", config.template_date, processor.templates)
     return replace(outcome, notes=(*splits, *unused, *packing_notes(processor), *data_notes(outcome.table.summary)))
 
 

@@ -77,6 +77,26 @@ class Media:
 
 
 Part = Text | Media
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that an answer makes."""
+
+    name: str
+    arguments: str  # a JSON object
+    id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extras:
+    """What a message has beside its content."""
+
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant
+    reasoning: str | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool's answer: which call it answers
+    name: str | None = None  # of a tool's answer: the tool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +114,15 @@ class Message:
     role: str  # one of ROLES
     parts: tuple[Part, ...]
     train: bool = True  # an assistant message that must not carry loss says False
+    extras: Extras | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What a record gives to the chat template beside its messages."""
+
+    tools: str = ""  # a JSON list of tool definitions
+    kwargs: tuple[tuple[str, Scalar], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +140,22 @@ class Record:
     plain: bool = False
     objects: int = 0  # annotated objects, where the schema has them
     tokens: TokenIds | None = None
+    variables: Variables | None = None
+
+    @property
+    def structured(self) -> bool:
+        """Does it have anything for the chat template that only some of them write?"""
+        return self.variables is not None or any(m.extras is not None or m.role == "tool" for m in self.messages)
+
+    def beside(self) -> Iterator[str]:
+        """The texts that it has beside the contents of its messages."""
+        if self.variables is not None:
+            yield self.variables.tools
+            yield from (text for pair in self.variables.kwargs for text in pair if isinstance(text, str))
+        for extras in [message.extras for message in self.messages if message.extras is not None]:
+            for call in extras.tool_calls:
+                yield from (call.name, call.arguments, call.id or "")
+            yield from filter(None, (extras.reasoning, extras.tool_call_id, extras.name))
 
     def media(self) -> Iterator[Media]:
         """Every medium in the order in which the conversation shows it."""

@@ -86,6 +86,7 @@ def settings_state(settings: ProcessorSettings) -> dict[str, Any]:
         "vision_config": settings.config.get("vision_config", {}),
         "config": digest(dict(settings.config)),
         "chat_template": digest(settings.chat_template),
+        **({} if settings.tool_template is None else {"tool_template": digest(settings.tool_template)}),
         "special_tokens": dict(settings.special_tokens),
         "tokenizer_config": digest(dict(settings.tokenizer_config)),
         "tokenizer": files_state({tokenizer.name: tokenizer}, content=True)[tokenizer.name],

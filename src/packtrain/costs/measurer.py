@@ -145,7 +145,8 @@ class Measurer:
 
 def _characters(record: Record) -> int:
     """How much text a record has, or how many tokens."""
-    return sum(map(len, texts_of(record))) + (len(record.tokens.ids) if record.tokens is not None else 0)
+    tokens = len(record.tokens.ids) if record.tokens is not None else 0
+    return tokens + sum(map(len, (*texts_of(record), *record.beside())))
 
 
 def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:

@@ -77,7 +77,7 @@ class Request:
 
         What is measured, encoded or compared begins with this: a template must not look at the clock later.
         """
-        wanted = date_for(self.chat_template or read_settings(self.model).chat_template, self.template_date)
+        wanted = date_for(self.chat_template or read_settings(self.model).templates, self.template_date)
         return self if wanted == self.template_date else replace(self, template_date=wanted)
 
     def __post_init__(self) -> None:

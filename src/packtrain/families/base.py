@@ -52,8 +52,14 @@ class ProcessorSettings:
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, image_token, ... by name
     chat_template: str | None = None
+    tool_template: str | None = None  # used instead where a record has tools: `tool_use` of a tokenizer with several
     own_template: bool = False  # that one is the user's, not the model's
     template_date: str | None = None  # YYYY-MM-DD, what the template writes as today
+
+    @property
+    def templates(self) -> str:
+        """All that its chat templates say."""
+        return "".join(filter(None, (self.chat_template, self.tool_template)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

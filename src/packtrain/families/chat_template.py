@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import jinja2
 import jinja2.compiler
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -90,7 +92,8 @@ class ChatTemplate:
     """One compiled chat template with the special tokens it may refer to.
 
     `literals` are the texts that it may compare a text with: the string constants in its source and the special tokens.
-    `functions` are the names of the filters it uses and of the methods it calls. `date` is what it writes as today.
+    `functions` are the names of the filters it uses and of the methods it calls, `variables` of the variables it reads,
+    `looks_up` of keys and attributes; `written` are the texts in its source. `date` is what it writes as today.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], date: str | None = None) -> None:
@@ -111,8 +114,18 @@ class ChatTemplate:
         filters = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
         methods = {c.node.attr for c in tree.find_all(jinja2.nodes.Call) if isinstance(c.node, jinja2.nodes.Getattr)}
         self.functions = frozenset(filters | {f".{name}" for name in methods})
-        self._variables = {"tools": None, "documents": None, **special_tokens}
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        attributes = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+        self.looks_up = frozenset(attributes.union(constants))
+        self.written = (*constants, *(node.data for node in tree.find_all(jinja2.nodes.TemplateData)))
+        self._variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens}
         self._marks_generation = "generation" in source and "endgeneration" in source
+
+    def given(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with these variables, which come before its special tokens as in transformers."""
+        found = copy.copy(self)
+        found._variables = {**self._variables, **variables}
+        return found
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> Rendered:
         """The conversation as the tokenizer will see it, and what the template marks in it."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text
+from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text, Variables
 from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
 from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length
@@ -24,6 +25,18 @@ SAMPLE_HEADERS = (
     MediaHeader(kind="image", width=1300, height=700),
     MediaHeader(kind="video", width=64, height=48, frames=40, fps=8.0, seconds=5.0),
 )
+
+
+_MOST_CHATS = 64  # tool sets and template arguments for which what stands around turns is kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat template and what is known about it."""
+
+    template: ChatTemplate
+    turns: TurnFinder
+    dialect: Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,8 @@ class Layouter:
         self._chat = self._prepare(settings.chat_template, settings)
         videos = None if settings.own_template else traits.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
+        self._tool_chat = self._prepare(settings.tool_template, settings) or self._chat
+        self._given: dict[tuple[bool, Variables], _Chat] = {}
         self._kinds = {token: kind for kind, token in family.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         self.reserved = (*self._kinds, *self._run_tokens())
@@ -98,14 +113,42 @@ class Layouter:
                     found |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
         return [token for token in found if token not in self._kinds]
 
-    def _prepare(self, source: str | None, settings: ProcessorSettings) -> tuple[ChatTemplate, TurnFinder] | None:
+    def _prepare(self, source: str | None, settings: ProcessorSettings) -> _Chat | None:
         if not source:
             return None
         template = ChatTemplate(source, settings.special_tokens, settings.template_date)
-        specials = self.tokenizer.special_tokens()
-        return template, TurnFinder(
-            template, string_content=self._string_content, specials=specials, tokens=self.tokenizer.offsets
+        return _Chat(template, self._turns(template), dialect_of(template, string_content=self._string_content))
+
+    def _turns(self, template: ChatTemplate) -> TurnFinder:
+        return TurnFinder(
+            template,
+            string_content=self._string_content,
+            specials=self.tokenizer.special_tokens(),
+            tokens=self.tokenizer.offsets,
         )
+
+    def _chat_of(self, record: Record) -> _Chat | None:
+        """The template that writes a record, with what the record gives to it."""
+        videos = any(medium.kind == "video" for medium in record.media())
+        chat, variables = self._video_chat if videos else self._chat, record.variables
+        if variables is not None and variables.tools and self._tool_chat is not self._chat:
+            chat = self._tool_chat
+        if chat is None or not record.structured:
+            return chat
+        chat.dialect.require(record)
+        if any(token in text for text in (*_texts_of(record), *record.beside()) for token in self.reserved):
+            raise RecordError("template", "media placeholders in the text do not match the media", "one is in a text")
+        if variables is None:
+            return chat
+        if (videos, variables) not in self._given:
+            if len(self._given) >= _MOST_CHATS:
+                self._given.clear()
+            values = template_variables(variables)
+            template = chat.template.given(values)
+            if variables.kwargs:
+                chat = replace(chat, turns=self._turns(template.given({"tools": None})))
+            self._given[videos, variables] = replace(chat, template=template, turns=chat.turns.given(template))
+        return self._given[videos, variables]
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
@@ -117,25 +160,29 @@ class Layouter:
         """The record through the chat template, placeholders still in place."""
         if record.plain:
             return self._plain(record)
-        chat = self._video_chat if any(medium.kind == "video" for medium in record.media()) else self._chat
+        chat = self._chat_of(record)
         if chat is None:
             return self._without_template(record)
-        template, turns = chat
-        messages = self.messages(record)
+        template, turns = chat.template, chat.turns
+        messages = self.messages(record, chat.dialect)
         rendered = template.render(messages)
-        spans = self._carrying(record, turns, rendered, messages)
+        told = self._turns_of(record, turns, rendered, messages)
+        self._require_calls(record, rendered.text, told)
+        spans = self._carrying(record, turns, rendered, messages, told)
         if spans and self.loss_on != "all" and _answers_with_media(record):
             spans = self._without_media(template, rendered.text, spans)
         bos = self.tokenizer.bos_token
         special = self._typed and not (bos and rendered.text.startswith(bos))
         text, spans = self._ended(rendered.text, spans, self._eos, special=special)
-        return Layout(text=text, special=special, supervised=spans, shortened=self._shortens(record, rendered.text))
+        return Layout(
+            text=text, special=special, supervised=spans, shortened=self._shortens(record, rendered.text, told)
+        )
 
-    def messages(self, record: Record) -> list[dict[str, Any]]:
+    def messages(self, record: Record, dialect: Dialect) -> list[dict[str, Any]]:
         """The conversation as the template expects it."""
         if self._media_first:
-            return self._messages_media_first(record)
-        return [{"role": m.role, "content": self._content(m.parts)} for m in record.messages]
+            return self._messages_media_first(record, dialect)
+        return [dialect.written(m, self._content(m.parts)) for m in record.messages]
 
     def _content(self, parts: Sequence[Text | Media]) -> str | list[dict[str, str]]:
         if self._string_content:
@@ -143,7 +190,7 @@ class Layouter:
             return pieces[0] if len(pieces) == 1 else "".join(pieces)
         return [{"type": "text", "text": p.text} if isinstance(p, Text) else {"type": p.kind} for p in parts]
 
-    def _messages_media_first(self, record: Record) -> list[dict[str, Any]]:
+    def _messages_media_first(self, record: Record, dialect: Dialect) -> list[dict[str, Any]]:
         """All media stand before the first user text, as the family was trained."""
         lead = "".join(self.placeholder(medium.kind) for medium in record.media())
         messages = []
@@ -151,7 +198,9 @@ class Layouter:
             text = "".join(_texts(message.parts))
             if message.role == "user":
                 text, lead = lead + text, ""
-            messages.append({"role": message.role, "content": text})
+            elif message.role == "tool" and len(_texts(message.parts)) < len(message.parts):
+                raise RecordError("family", "media in a tool's answer", "this model is shown all before the first text")
+            messages.append(dialect.written(message, text))
         if lead:
             raise RecordError("family", "media without a user message")
         return messages
@@ -160,13 +209,13 @@ class Layouter:
     def template_literals(self) -> tuple[str, ...]:
         """The string constants of the templates in use."""
         chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
-        return tuple(dict.fromkeys(literal for template, _ in chats for literal in template.literals))
+        return tuple(dict.fromkeys(literal for chat in chats for literal in chat.template.literals))
 
     @property
     def template_functions(self) -> frozenset[str]:
         """The filters and methods that the templates in use call."""
         chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
-        return frozenset(name for template, _ in chats for name in template.functions)
+        return frozenset(name for chat in chats for name in chat.template.functions)
 
     def kind_of(self, placeholder: str) -> MediaKind:
         """Which kind of medium a placeholder stands for."""
@@ -183,6 +232,8 @@ class Layouter:
         """A base model: a prompt and its completion, joined as they are."""
         if [message.role for message in record.messages] != ["user", "assistant"] or any(True for _ in record.media()):
             raise RecordError("template", "the model has no chat template")
+        if record.structured:
+            raise RecordError("template", "the model has no chat template", "for tools, reasoning and arguments of it")
         return self._plain(record)
 
     def _plain(self, record: Record) -> Layout:
@@ -207,33 +258,60 @@ class Layouter:
             spans = (*spans, (len(text), len(text) + len(eos)))
         return text + eos, spans
 
-    def _carrying(
+    def _turns_of(
         self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[dict[str, Any]]
+    ) -> dict[int, Span]:
+        """The assistant's turns by the number of the message, where anything depends on them."""
+        numbers = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
+        if not numbers or (self.loss_on == "all" and not record.structured and all(m.train for m in record.messages)):
+            return {}
+        return dict(zip(numbers, turns.turns(rendered, messages), strict=True))
+
+    def _carrying(
+        self,
+        record: Record,
+        turns: TurnFinder,
+        rendered: Rendered,
+        messages: list[dict[str, Any]],
+        told: Mapping[int, Span],
     ) -> tuple[Span, ...] | None:
         """The characters that carry loss; None means all of them."""
         silent = [number for number, message in enumerate(record.messages) if not message.train]
         if self.loss_on == "all" and not silent:
             return None
-        assistants = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
-        spans = dict(zip(assistants, turns.spans(rendered, messages), strict=True)) if assistants else {}
+        spans = dict(zip(told, turns.marked(rendered, list(told.values())), strict=True))
         if self.loss_on == "all":
             left_out = [spans[n] if n in spans else (turns.content(rendered, messages, n),) for n in silent]
             return _between([span for found in left_out for span in found], len(rendered.text))
-        wanted = [number for number in assistants if number not in silent]
+        wanted = [number for number in spans if number not in silent]
         if self.loss_on == "completion":
             wanted = [number for number in wanted if number == len(record.messages) - 1]
         return tuple(span for number in wanted for span in spans[number])
 
-    def _shortens(self, record: Record, text: str) -> bool:
-        """Does the template leave out what an answer that carries loss says? White space does not matter."""
+    def _shortens(self, record: Record, text: str, told: Mapping[int, Span]) -> bool:
+        """Does the template leave out what an answer that carries loss says? White space does not matter.
+
+        Beside tools and reasoning it may also write it elsewhere: there it is looked for up to the end of the turn.
+        """
         answers = record.messages[-1:] if self.loss_on == "completion" else record.messages
-        for message in answers:
-            if message.role != "assistant" or not message.train:
+        first, before = len(record.messages) - len(answers), 0
+        for number, message in enumerate(answers, first):
+            if message.role != "assistant":
                 continue
-            for part in _texts(message.parts):
-                if part not in text and "".join(str.split(part)) not in "".join(text.split()):
+            where, before = (text[before : told[number][1]], told[number][1]) if record.structured else (text, 0)
+            reasoning = message.extras.reasoning if message.extras is not None else None
+            for part in (*_texts(message.parts), reasoning or "") if message.train else ():
+                if part not in where and "".join(str.split(part)) not in "".join(where.split()):
                     return True
         return False
+
+    def _require_calls(self, record: Record, text: str, told: Mapping[int, Span]) -> None:
+        """Refuse a record of whose calls some are not written. How arguments are written is the template's business."""
+        for number, message in enumerate(record.messages):
+            names = [call.name for call in message.extras.tool_calls] if message.extras is not None else []
+            for name in dict.fromkeys(names):
+                if text.count(name, *told[number]) < names.count(name):
+                    raise RecordError("template", "the chat template leaves a tool call out", name[:60])
 
     def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """The spans less media and what the template writes around them: no model can write a picture."""
@@ -357,6 +435,11 @@ def _between(spans: Sequence[Span], end: int) -> tuple[Span, ...]:
     """
     edges = [0, *(edge for span in sorted(spans) for edge in span), end]
     return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
+
+
+def _texts_of(record: Record) -> list[str]:
+    """The texts of each message, side by side."""
+    return ["".join(_texts(message.parts)) for message in record.messages]
 
 
 def _texts(parts: Sequence[Text | Media]) -> list[str]:

@@ -71,6 +71,7 @@ def read_settings(folder: str | Path) -> ProcessorSettings:
         )
     video_file = _read(root, "video_preprocessor_config.json")
     image = _nested(root, processor_file, "image_processor", image_file)
+    has_processor = bool(processor_file or image_file or video_file or "processor_class" in tokenizer_config)
     return ProcessorSettings(
         folder=str(root),
         model_type=_model_type(root, config, processor_file, image, tokenizer_config),
@@ -80,12 +81,8 @@ def read_settings(folder: str | Path) -> ProcessorSettings:
         config=config,
         tokenizer_config=tokenizer_config,
         special_tokens=_special_tokens(tokenizer_config, _read(root, "special_tokens_map.json")),
-        chat_template=_chat_template(
-            root,
-            processor_file,
-            tokenizer_config,
-            has_processor=bool(processor_file or image_file or video_file or "processor_class" in tokenizer_config),
-        ),
+        chat_template=_chat_template(root, processor_file, tokenizer_config, has_processor=has_processor),
+        tool_template=None if has_processor else _tool_template(root, tokenizer_config),
     )
 
 
@@ -142,15 +139,23 @@ def _chat_template(
     if has_processor:
         legacy = _read(root, "chat_template.json").get("chat_template")
         candidates = [processor_file.get("chat_template"), legacy, *candidates]
-    return next((text for text in map(_default_template, candidates) if text is not None), None)
+    return next((text for text in map(_template_of, candidates) if text is not None), None)
 
 
-def _default_template(value: Any) -> str | None:
+def _tool_template(root: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The template that a tokenizer takes where there are tools; processors take their default one."""
+    if (root / "chat_template.jinja").is_file():
+        return _read_text(root / "additional_chat_templates" / "tool_use.jinja")
+    found = tokenizer_config.get("chat_template")
+    return None if isinstance(found, str) else _template_of(found, "tool_use")
+
+
+def _template_of(value: Any, name: str = "default") -> str | None:
     """One template, from a text, a mapping by name, or the list of named templates in older tokenizer configs."""
     if isinstance(value, list):
         value = {item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)}
     if isinstance(value, Mapping):
-        value = value.get("default")
+        value = value.get(name)
     return value if isinstance(value, str) else None
 
 
@@ -197,7 +202,11 @@ def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
 
 def with_template(settings: ProcessorSettings, template: str | None) -> ProcessorSettings:
     """The settings with the user's own chat template, where there is one."""
-    return settings if template is None else replace(settings, chat_template=template, own_template=True)
+    return (
+        settings
+        if template is None
+        else replace(settings, chat_template=template, tool_template=None, own_template=True)
+    )
 
 
 def with_tokenizer(settings: ProcessorSettings, folder: str | None) -> ProcessorSettings:

@@ -45,6 +45,7 @@ _SEEN_THROUGH = {
 _HIDING_METHODS = frozenset((".format", ".format_map", ".join"))
 
 Shape = tuple[tuple[object, ...], ...]
+_STRUCTURED = ("structured",)  # as if one more message: the template has to be run for each of these
 MOST_SHAPES = 4096  # kept in memory; more mean that hardly any comes again
 
 
@@ -122,9 +123,8 @@ def _queues(kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> dict
 
 def shape_of(record: Record) -> Shape:
     """What a record's skeleton depends on."""
-    return tuple(
-        [(m.role, m.train, *[None if isinstance(p, Text) else p.kind for p in m.parts]) for m in record.messages]
-    )
+    shape = [(m.role, m.train, *[None if isinstance(p, Text) else p.kind for p in m.parts]) for m in record.messages]
+    return (*shape, _STRUCTURED) if record.structured else tuple(shape)
 
 
 def texts_of(record: Record) -> list[str]:
@@ -156,7 +156,7 @@ class Skeletons:
 
     def skeleton(self, record: Record, shape: Shape) -> Skeleton | None:
         """The skeleton of a record's shape; None where its template has to be run for each record."""
-        if record.plain or self._always_run:
+        if record.plain or record.structured or self._always_run:
             return None
         if shape not in self._known:
             if len(self._known) >= MOST_SHAPES:

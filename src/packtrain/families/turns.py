@@ -10,6 +10,7 @@ a template puts after that. Where a rendered turn departs from the generation pr
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,10 +55,25 @@ class TurnFinder:
         self._piece = re.compile("|".join((*known, r"<[^<>\s]+>", ".")), re.DOTALL)
         self._frame = self._probe()
 
+    def given(self, template: ChatTemplate) -> TurnFinder:
+        """The same for the template with tools. What stands around turns is told without them, where that can be:
+        some templates write tools before the last question."""
+        found = copy.copy(self)
+        found._template = template
+        found._frame = self._frame if self._frame != _Frame() else found._probe()
+        return found
+
     def spans(self, rendered: Rendered, messages: Messages) -> tuple[tuple[Span, ...], ...]:
         """What carries loss of each assistant message, in order; several stretches where the template marks them."""
-        text = rendered.text
-        turns = [self._turn(text, messages, i) for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return self.marked(rendered, self.turns(rendered, messages))
+
+    def turns(self, rendered: Rendered, messages: Messages) -> tuple[Span, ...]:
+        """The turn of each assistant message, in order."""
+        numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        return tuple([self._turn(rendered.text, messages, number) for number in numbers])
+
+    def marked(self, rendered: Rendered, turns: Sequence[Span]) -> tuple[tuple[Span, ...], ...]:
+        """What of each turn carries loss: what the template marks, or all of it."""
         marked = [[part for mark in rendered.generated or () if (part := _marked(turn, mark))] for turn in turns]
         if any(marked):  # a template that marks none of them has other things in mind
             return tuple(map(tuple, marked))
@@ -94,7 +110,7 @@ class TurnFinder:
             shared = self._same_tokens(following, prompt or "")
             if not self._frame.header and (plain is None or shared < len(plain.rstrip())):
                 return None  # not even the message before is written as it would be at its end
-        lead = self._before([*messages[:turn], self._message("assistant", _ANOTHER), *messages[turn + 1 :]])
+        lead = self._lead(messages, turn)
         if lead is None or len(lead) < before:
             return None
         header = self._frame.header
@@ -102,6 +118,17 @@ class TurnFinder:
         if at >= 0 and at + len(header) > before + shared:  # no generation prompt is written here, or another one
             return at + self._same_tokens(text[at:], self._frame.prompt)
         return before + shared if turn else len(lead)
+
+    def _lead(self, messages: Messages, turn: int) -> str | None:
+        """What stands before an answer, told by another one in its place that makes the same calls."""
+        another = self._message("assistant", _ANOTHER)
+        found = None
+        if calls := messages[turn].get("tool_calls"):
+            another["tool_calls"] = calls
+            found = self._before([*messages[:turn], another, *messages[turn + 1 :]])
+            first = {**calls[0], "function": {**calls[0]["function"], "name": _ANOTHER}}
+            another = {**self._message("assistant", ""), "tool_calls": [first, *calls[1:]]}
+        return found or self._before([*messages[:turn], another, *messages[turn + 1 :]])
 
     # ---- where it ends
 
@@ -117,6 +144,8 @@ class TurnFinder:
                     return end
             if text.startswith(through.rstrip()) and not text[len(through.rstrip()) : start].strip():
                 return len(through.rstrip())
+        if messages[turn].get("tool_calls"):
+            return self._calls_end(text, messages, turn, start)
         ends = self._answer_end(text, messages, turn)  # the turn is written otherwise once others follow it
         if ends is None or text[ends:start].strip():
             return None
@@ -133,12 +162,23 @@ class TurnFinder:
         following = self._behind([*messages[:turn], self._longer(messages[turn]), *messages[turn + 1 :]])
         return len(text) - len(following) if following is not None and text.endswith(following) else None
 
+    def _calls_end(self, text: str, messages: Messages, turn: int, start: int) -> int | None:
+        """Where what is behind another call ceases to be what would be there at the end of the conversation."""
+        longer = [*messages[:turn], self._longer(messages[turn]), *messages[turn + 1 :]]
+        following, alone = self._behind(longer), self._behind(longer[: turn + 1])
+        if following is None or alone is None:
+            return None
+        rest = following[len(following[: self._shared(following, alone)].rstrip()) :]
+        end = len(text) - len(rest)
+        return end if text.endswith(rest) and end >= start else None
+
     # ---- the texts of messages
 
     def content(self, rendered: Rendered, messages: Messages, number: int) -> Span:
         """Where the text of any message stands."""
         text = rendered.text
-        another = self._message(messages[number]["role"], _ANOTHER)
+        is_text = isinstance(messages[number]["content"], str)
+        another = {**messages[number], "content": _ANOTHER if is_text else [{"type": "text", "text": _ANOTHER}]}
         lead = self._before([*messages[:number], another, *messages[number + 1 :]])
         end = self._answer_end(text, messages, number)
         if lead is None or end is None or not text.startswith(lead) or end < len(lead):
@@ -166,7 +206,11 @@ class TurnFinder:
         return tail if found else None
 
     def _longer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with more text at its end."""
+        """The message with more text at its end; calls with another argument."""
+        if calls := message.get("tool_calls"):
+            function = calls[-1]["function"]
+            function = {**function, "arguments": {**function["arguments"], "qz": _ANOTHER}}
+            return {**message, "tool_calls": [*calls[:-1], {**calls[-1], "function": function}]}
         content = message["content"]
         if isinstance(content, str):
             return {**message, "content": content + _ANOTHER}

@@ -17,7 +17,9 @@ from packtrain.core.values import Cost, Media, MediaHeader, MediaKind, MediaLimi
 from packtrain.costs.drift import Reality
 from packtrain.costs.request import Request
 from packtrain.families.base import ProcessorSettings, Traits
+from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.coverage import last_runs
+from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
@@ -98,6 +100,17 @@ class RealProcessor:
             self._own_template = with_date(settings.chat_template, settings.template_date)
         traits: Traits = getattr(family, "traits", Traits())
         self._other_for_videos = has_own and traits.video_chat_template is not None
+        self._dialect = self._dialect_of(settings.chat_template, settings)
+        self._tool_dialect = self._dialect_of(settings.tool_template, settings)
+        self._tool_template = settings.tool_template
+        if settings.template_date is not None and settings.tool_template is not None:
+            self._tool_template = with_date(settings.tool_template, settings.template_date)
+
+    def _dialect_of(self, source: str | None, settings: ProcessorSettings) -> Dialect:
+        if source is None:
+            return Dialect("none")
+        template = ChatTemplate(source, settings.special_tokens, settings.template_date)
+        return dialect_of(template, string_content=not self._multimodal)
 
     # ---- encoding
 
@@ -126,13 +139,17 @@ class RealProcessor:
             text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
             ids = self._tokenizer(text)["input_ids"]
             return {"input_ids": self._ended(ids, text, self._plain_eos)}
+        variables = template_variables(record.variables)
         if not self._multimodal:
-            messages = [{"role": m.role, "content": "".join(_texts(m.parts))} for m in record.messages]
+            for_tools = "tools" in variables and self._tool_template is not None
+            dialect = self._tool_dialect if for_tools else self._dialect
+            messages = [dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
+            own = self._tool_template if for_tools and self._own_template is not None else self._own_template
             outputs = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._own_template, tokenize=True, return_dict=True
+                messages, chat_template=own, tokenize=True, return_dict=True, **variables
             )
             ids = outputs["input_ids"]
-            return {"input_ids": self._ended(ids, self._rendered(messages), self._eos)}
+            return {"input_ids": self._ended(ids, self._rendered(messages, variables), self._eos)}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
         for kind in _bounded(record):  # what has bounds of its own is as large as it is to be
@@ -146,9 +163,10 @@ class RealProcessor:
             return_dict=True,
             return_tensors="pt",
             processor_kwargs=kwargs,
+            **variables,
         )
         found = dict(outputs)
-        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages), self._eos)
+        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages, variables), self._eos)
         found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
         return found
 
@@ -173,7 +191,7 @@ class RealProcessor:
                         frames = np.zeros((len(frames), height, width, 3), np.uint8)
                     content.append({"type": "video", "video": frames})
                     metadata.append(about)
-            messages.append({"role": message.role, "content": content})
+            messages.append(self._dialect.written(message, content))
         return messages, metadata
 
     def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
@@ -199,8 +217,10 @@ class RealProcessor:
         _, height, width = made[f"{kind}_grid_thw"][0].tolist()
         return width * own.patch_size, height * own.patch_size
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str:
-        return str(self._processor.apply_chat_template(messages, tokenize=False)) if self._eos else ""
+    def _rendered(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        if not self._eos:
+            return ""
+        return str(self._processor.apply_chat_template(messages, tokenize=False, **variables))
 
     def _ended(self, ids: list[int], text: str, eos: str | None) -> list[int]:
         """With the end token once, never twice."""

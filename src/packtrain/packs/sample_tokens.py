@@ -118,7 +118,10 @@ def expansions_code(expansions: Sequence[Expansion]) -> int:
 
 
 def record_code(record: Record) -> int:
-    """A number for all of a record that decides its text side: roles, what carries loss, kinds of parts, texts, ids."""
+    """A number for all of a record that decides its text side.
+
+    Roles, what carries loss, kinds of parts, texts, ids, and what the chat template is given beside them.
+    """
     texts = texts_of(record)
     parts = (
         record.tokens,
@@ -127,6 +130,9 @@ def record_code(record: Record) -> int:
         [len(text) for text in texts],
     )  # with them, no two can join to the same
     found = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    if record.structured:
+        beside = record.variables, [message.extras for message in record.messages]
+        found.update(repr(beside).encode("utf-8", "surrogatepass"))
     found.update("".join(texts).encode("utf-8", "surrogatepass"))
     return int.from_bytes(found.digest(), "little", signed=True)
 

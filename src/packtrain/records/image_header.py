@@ -1,9 +1,9 @@
 """Image bytes -> upright width and height, from headers alone, for the images that can be decoded later.
 
 "Later" is what the training pipeline does: Pillow opens the file, and `decoded_rgb` turns it upright and makes it RGB.
-Pillow's lazy open reads the size; a walk over markers or chunks then tells whether the file is complete, and bounds the
-canvas of a WebP file before its decoder allocates it. Where that cannot tell, or where it is open whether values of more
-than eight bits have a form in eight, one real decode decides.
+Pillow's lazy open reads the size. A walk over markers or chunks then tells whether the file is complete, and bounds the
+canvas of a WebP file before its decoder allocates it. Where that cannot tell, or where values of more than eight bits
+may have no form in eight, one real decode decides.
 
 What no header shows: damage in the middle of compressed data, and in tables that only a decoder reads. JPEG decodes
 most of it anyway; other formats fail later, and their samples are then left out by name.
@@ -84,6 +84,7 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
 
 def _jpeg_complete(image: ImageFile, stretch: Stretch) -> bool:
     """Is there an end marker after the start of the scan, where opening stops? Compressed data never look like one."""
+    assert image.fp is not None, "opened a moment ago"
     scan = image.fp.tell()
     if stretch.size - 2 >= scan and stretch.read_at(stretch.size - 2, 2) == b"\xff\xd9":
         return True

@@ -53,6 +53,7 @@ class Entry:
     error: RecordError | None = None
     media: Mapping[str, MediaRef] = field(default_factory=dict)  # media that travel beside the value (tar members)
     at: int = -1  # its place: a byte of the decompressed file, or a row of a table
+    padded: bool = False  # a row of a table: it has the keys of other rows, too, without a value
     check: int = 0  # crc32 of its raw text, or of a table's row; 0 where it has none
 
 

@@ -16,7 +16,7 @@ _KEY = "template_date"
 def with_template_date(run: ResolvedRun) -> ResolvedRun:
     """The run with the date that its samples have, or without one where the model's chat template writes none."""
     own = run.data.own_template()
-    template = own or read_settings(resolve(run.model.name, cache_dir() / "models")).chat_template
+    template = own or read_settings(resolve(run.model.name, cache_dir() / "models")).templates
     given = run.config.data.template_date
     chosen = date_for(template, given)
     if chosen is not None and given is None:

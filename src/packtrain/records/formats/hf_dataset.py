@@ -141,7 +141,7 @@ def _unchecked(origin: str, row: int, value: Any) -> Entry:
     """A row of what `load_dataset` makes. Streamed it may have other Python types than at random: so no checksum."""
     if isinstance(value, RecordError):
         return Entry(origin=origin, error=value, at=row)
-    return Entry(origin=origin, value=value, at=row)
+    return Entry(origin=origin, value=value, at=row, padded=True)
 
 
 def hub_files(spec: SourceSpec) -> str | None:

@@ -221,7 +221,7 @@ def row_entry(origin: str, row: int, value: dict[str, Any] | RecordError) -> Ent
     if isinstance(value, RecordError):
         return Entry(origin=origin, error=value, at=row)
     try:
-        return Entry(origin=origin, value=value, at=row, check=row_check(value))
+        return Entry(origin=origin, value=value, at=row, check=row_check(value), padded=True)
     except RecursionError:
         return Entry(origin=origin, error=RecordError("read", BAD_ROW, "nested too deeply"), at=row)
 

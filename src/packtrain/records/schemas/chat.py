@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
 from packtrain.records.schemas.limits import limits_of
+from packtrain.records.schemas.recognise import LOSS_FLAGS
 from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
+from packtrain.records.schemas.tools import ANSWER_KEYS, EXTRA_KEYS, checked, extras_of, unfolded
 
 ROLE_ALIASES: Mapping[str, str] = {
     "user": "user",
@@ -22,26 +24,16 @@ ROLE_ALIASES: Mapping[str, str] = {
     "chatgpt": "assistant",
     "bot": "assistant",
     "model": "assistant",
-    "function_call": "assistant",
     "developer": "system",
     "observation": "tool",
+    "tool_response": "tool",
     "function": "tool",
     "ipython": "tool",
 }
 # Fields of a message that would change what the model is to learn; leaving them out silently would train another text.
 _REFUSED_FIELDS: Mapping[str, str] = {
-    "tool_calls": "tool calls are not supported",
-    "function_call": "tool calls are not supported",
-    "reasoning_content": "reasoning content is not supported",
-    "reasoning": "reasoning content is not supported",
-    "thinking": "reasoning content is not supported",
     "prefix": "prefix in a message is not supported",
     "train_detail": "loss on a part of a message is not supported",
-}
-# How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
-LOSS_FLAGS: Mapping[str, bool] = {
-    **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
-    "mask": False,
 }
 # Where a typed part may keep its reference, first match first.
 _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
@@ -53,10 +45,10 @@ _PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
     "audio_url": ("audio", ("audio_url", "url", "path", "base64", "audio", "value")),
     "input_audio": ("audio", ("input_audio",)),
 }
-MESSAGE_KEYS = frozenset(("role", "content", "from", "value", *LOSS_FLAGS, *_REFUSED_FIELDS))
-PART_KEYS = frozenset(
-    (*("type", "text", "train_detail"), *LOSS_FLAGS, *(name for _, names in _PART_FIELDS.values() for name in names))
-)
+MESSAGE_KEYS = frozenset(("role", "content", "from", "value", *EXTRA_KEYS, *LOSS_FLAGS, *_REFUSED_FIELDS))
+TOOL_KEYS = MESSAGE_KEYS | frozenset(ANSWER_KEYS)  # of a tool's answer
+_MEDIA_KEYS = (name for _, names in _PART_FIELDS.values() for name in names)
+PART_KEYS = frozenset((*("type", "text", "value", "cache_control", "train_detail"), *LOSS_FLAGS, *_MEDIA_KEYS))
 _MARKER = re.compile("<(image|video|audio)>")
 
 
@@ -68,11 +60,12 @@ class Draft(NamedTuple):
     objects: int = 0
     tokens: TokenIds | None = None
     how: str = ""  # what was made of it, where more than one thing could be
+    tools: tuple[Any, ...] = ()  # definitions of tools that stood in messages
 
 
 def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     """`messages`: typed parts, or strings with markers."""
-    return Draft(read_messages(value["messages"], pool))
+    return _chat(value["messages"], pool)
 
 
 def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
@@ -80,31 +73,23 @@ def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Dr
     items = value.get("conversations")
     if items is None:
         items = value.get("conversation")
-    if isinstance(items, list | tuple) and items and _is_exchange(items[0]):
-        items = _turns_of(items, "conversations")
-    return Draft(read_messages(items, pool))
+    return _chat(items, pool)
 
 
-def _is_exchange(turn: object) -> bool:
-    return isinstance(turn, Mapping) and "assistant" in turn and ("user" in turn or "human" in turn)
+def _chat(items: object, pool: MediaPool | None) -> Draft:
+    turns, tools = unfolded(as_list(items, "messages"))
+    return Draft(read_messages(turns, pool), tools=tuple(tools))
 
 
 def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     """nanoVLM: `texts` of {user, assistant}; the images stand before the first user text."""
-    return Draft(read_messages(_turns_of(as_list(value["texts"], "texts"), "texts"), pool))
-
-
-def _turns_of(exchanges: Iterable[object], name: str) -> list[dict[str, object]]:
-    """Exchanges of {user, assistant} (ms-swift: {human, assistant}) as turns."""
-    turns: list[dict[str, object]] = []
-    for turn in exchanges:
+    turns = as_list(value["texts"], "texts")
+    for turn in turns:
         if not isinstance(turn, Mapping):
-            raise RecordError("schema", "a message is not an object", f"{name}: {type(turn).__name__}")
-        asked = turn.get("user") if turn.get("user") is not None else turn.get("human")
-        if asked is None or turn.get("assistant") is None:
+            raise RecordError("schema", "a message is not an object", f"texts: {type(turn).__name__}")
+        if turn.get("user") is None or turn.get("assistant") is None:
             raise RecordError("schema", "a turn needs user and assistant", f"keys {list(turn)[:5]!a}")
-        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": turn["assistant"]}]
-    return turns
+    return _chat(turns, pool)
 
 
 def as_list(items: object, name: str) -> list[Any] | tuple[Any, ...]:
@@ -140,7 +125,9 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
     known = ROLE_ALIASES.get(role) or ROLE_ALIASES.get(role.lower())
     if known is None:
         raise RecordError("schema", "unknown role", _short(role))
-    train = True if len(turn) == 2 and content is not None else _read_extras(turn)
+    plain = len(turn) == 2 and content is not None
+    train = True if plain else _read_flags(turn)
+    extras = None if plain else extras_of(turn, known)
     if isinstance(content, str):
         parts: tuple[Part, ...]
         if markers and "<" in content and pool is not None:
@@ -153,13 +140,15 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
         parts = tuple(_read_parts(content, pool))
         train = _parts_carry_loss(content) and train
     elif content is None:
-        raise RecordError("schema", "a message has no content", known)
+        if known != "assistant" or extras is None:
+            raise RecordError("schema", "a message has no content", known)
+        parts = ()
     else:
         raise RecordError("schema", "content has the wrong type", f"{known}: {type(content).__name__}")
-    return Message(role=known, parts=parts, train=train)
+    return Message(role=known, parts=parts, train=train, extras=extras)
 
 
-def _read_extras(turn: Mapping[str, Any]) -> bool:
+def _read_flags(turn: Mapping[str, Any]) -> bool:
     """Whether the message may carry loss; refuses fields that cannot be represented."""
     for field, reason in _REFUSED_FIELDS.items():
         if turn.get(field):
@@ -195,16 +184,6 @@ def _parts_carry_loss(content: Iterable[str | Mapping[str, Any]]) -> bool:
     return False not in said
 
 
-def checked(text: str) -> str:
-    """The text itself; lone surrogates (legal in JSON) cannot be tokenized or written."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RecordError("schema", "text is not valid Unicode", f"position {error.start}") from None
-    return text
-
-
 def _split(text: str, markers: Mapping[str, MediaKind], pool: MediaPool) -> Iterable[Part]:
     """Text with markers -> texts and media in order; the text around a marker stays as it is."""
     start = 0
@@ -233,8 +212,7 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             name = next((key for key in ("text", *_PART_FIELDS) if part.get(key) is not None), None)
         if name == "text":
             text = part.get("text")
-            if text is None:
-                text = part.get("value")
+            text = part.get("value") if text is None else text
             if not isinstance(text, str):
                 raise RecordError("schema", "a text part has no text", type(text).__name__)
             yield Text(checked(text))
@@ -299,7 +277,7 @@ def _put_first(messages: list[Message], media: list[Media]) -> list[Message]:
     """Media that nothing marks stand before the first user text, as in LLaVA and nanoVLM."""
     for position, message in enumerate(messages):
         if message.role == "user":
-            first = Message(role="user", parts=(*media, *message.parts), train=message.train)
+            first = replace(message, parts=(*media, *message.parts))
             return [*messages[:position], first, *messages[position + 1 :]]
     raise RecordError("schema", "media without a user message", f"{len(media)} media")
 

@@ -12,7 +12,6 @@ from packtrain.core.values import Message, Record, Text
 from packtrain.records.schemas.chat import (
     Draft,
     carries_loss,
-    checked,
     conversations_schema,
     messages_schema,
     refuse_markers,
@@ -30,6 +29,7 @@ from packtrain.records.schemas.pairs import (
 )
 from packtrain.records.schemas.recognise import (
     SCHEMA_COLUMNS,
+    TURNS,
     Plan,
     choose_schema,
     plan_for,
@@ -38,11 +38,13 @@ from packtrain.records.schemas.recognise import (
 )
 from packtrain.records.schemas.references import MediaPool, gather
 from packtrain.records.schemas.tokens import tokens_schema
+from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked, variables_of, without_nulls
 from packtrain.records.schemas.unread import Unread, unread_of
 from packtrain.records.source import Entry
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
+_VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
 Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], Draft]
 
 
@@ -90,6 +92,8 @@ def to_record(
     if formatting is not None:
         value = apply_formatting(formatting, value)
     value = _parsed(value)
+    if entry.padded:
+        value = without_nulls(value, TURNS)
     plan = plan_for(value)
     if plan.refused:
         refuse_columns(plan, value, None)
@@ -116,6 +120,11 @@ def to_record(
         messages = _with_system(value, messages, plain=draft.plain)
     if schemas is not None:
         schemas[f"{name} ({draft.how})" if draft.how else name] += 1
+    variables = None
+    if draft.tools or not _VARIABLES.isdisjoint(value):
+        variables = variables_of(value, draft.tools)
+        if variables is not None and (draft.plain or draft.tokens is not None):
+            raise RecordError("schema", "tools or chat_template_kwargs of plain text", "it has no chat template")
     return Record(
         id=record_id,
         origin=entry.origin,
@@ -124,6 +133,7 @@ def to_record(
         plain=draft.plain,
         objects=draft.objects,
         tokens=draft.tokens,
+        variables=variables,
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Text
-from packtrain.records.schemas.chat import Draft, as_list, checked, read_messages
+from packtrain.records.schemas.chat import Draft, as_list, read_messages
 from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
+from packtrain.records.schemas.tools import checked, unfolded
 
 _APPROPRIATELY = "Write a response that appropriately completes the request."
 
@@ -23,12 +24,14 @@ def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -
     completion = _turns(value["completion"], "completion", "assistant")
     if not prompt or not completion:
         raise RecordError("schema", "no messages", "empty prompt or completion")
-    messages = read_messages([*prompt, *completion], pool)
+    (asked, tools), (answered, more) = unfolded(prompt), unfolded(completion)
+    messages = read_messages([*asked, *answered], pool)
     return Draft(
         tuple(
-            replace(message, train=False) if position < len(prompt) and message.role == "assistant" else message
+            replace(message, train=False) if position < len(asked) and message.role == "assistant" else message
             for position, message in enumerate(messages)
-        )
+        ),
+        tools=(*tools, *more),
     )
 
 

@@ -22,6 +22,7 @@ SCHEMA_COLUMNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "objects": (("images", "objects"), ("image", "objects")),
     "text": (("text",), ("caption",)),
 }
+TURNS = ("messages", "conversations", "conversation", "prompt", "completion")  # columns that may hold turns
 MEDIA_COLUMNS: Mapping[str, MediaKind] = {
     "images": "image",
     "image": "image",
@@ -44,6 +45,11 @@ OTHER_COLUMNS = ("system", "input", "history", "width", "height", "labels", *LOS
 # By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
 ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
 OWN_FUNCTION = "a function of your own makes messages of it: --formatting module:function"
+# How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
+LOSS_FLAGS: Mapping[str, bool] = {
+    **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
+    "mask": False,
+}
 _PREFERENCES = "preference data are not supported"
 _QUESTION = "a column that belongs to the question is not read"
 _PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
@@ -52,9 +58,6 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejected": (_PREFERENCES, ()),
     "rejected_response": (_PREFERENCES, ()),
     "rejected_messages": (_PREFERENCES, ()),
-    "tools": ("tool definitions are not supported", ()),
-    "functions": ("tool definitions are not supported", ()),
-    "chat_template_kwargs": ("arguments of the chat template are not supported", ()),
     "options": (_QUESTION, _PAIRS),
     "choices": (_QUESTION, _PAIRS),
     "context": (_QUESTION, _PAIRS),

@@ -73,7 +73,7 @@ def _bounded(data: bytes) -> bytes:
 
 
 def _from_mapping(kind: MediaKind, item: Mapping[str, Any]) -> MediaRef:
-    """Tables hold {"bytes", "path"}; chat formats {"url"}; audio input {"data", "format"}."""
+    """Tables hold {"bytes", "path"}; chat formats {"url"}; audio input and Anthropic's sources {"data"}."""
     data, path = item.get("bytes"), item.get("path")
     if data is not None:
         if not isinstance(data, bytes | bytearray | memoryview):

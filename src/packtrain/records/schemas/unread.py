@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS
+from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS, ROLE_ALIASES, TOOL_KEYS
 from packtrain.records.schemas.limits import LIMIT_KEYS
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
@@ -18,6 +18,7 @@ from packtrain.records.schemas.recognise import (
     ROW_FLAGS,
     SCHEMA_COLUMNS,
 )
+from packtrain.records.schemas.tools import BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
 
 # What is about a record and not of it: leaving it out changes nothing.
 IRRELEVANT = frozenset(
@@ -28,6 +29,7 @@ IRRELEVANT = frozenset(
         *("subset", "url", "__url__", "__local_path__", "license", "language", "lang", "meta", "metadata", "width"),
         *("height", "original_width", "original_height", "sha256", "md5", "hash", "timestamp", "date", "created"),
         *("created_at", "dump", "token_count", "num_tokens", "num_turns", "status", "error_message", "exif"),
+        "parallel_tool_calls",
     )
 )
 _ALSO: Mapping[str, tuple[str, ...]] = {
@@ -52,9 +54,11 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
 }
 _KEYS = {
     "message": MESSAGE_KEYS | IRRELEVANT,
-    "exchange": IRRELEVANT | {"user", "human", "assistant"},
+    "tool": TOOL_KEYS | IRRELEVANT,
+    "exchange": MESSAGE_KEYS | IRRELEVANT | {"user", "human", "assistant"},
     "part": PART_KEYS | IRRELEVANT,
     "medium": PART_KEYS | IRRELEVANT | LIMIT_KEYS,
+    "block": BLOCK_KEYS | IRRELEVANT,
 }
 _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
 _LONGEST = 100  # characters of a name
@@ -94,22 +98,30 @@ def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
     for column in _TURNS.get(schema, ()):
         turns = value.get(column)
         if isinstance(turns, list | tuple):
-            exchanged = schema == "texts" or ("assistant" in turns[0] if turns else False)
-            names += dict.fromkeys(_of_turns(turns, column, "exchange" if exchanged else "message"))
+            names += dict.fromkeys(_of_turns(turns, column))
     return names
 
 
-def _of_turns(turns: Iterable[Mapping[str, Any]], column: str, kind: str) -> Iterator[str]:
+def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[str]:
     for turn in turns:
         if len(turn) > 2:
-            yield from (f"{column}[].{key}" for key in _unknown(tuple(turn), kind) if _filled(turn[key]))
+            yield from (f"{column}[].{key}" for key in _unknown(tuple(turn), _kind(turn)) if _filled(turn[key]))
         content = turn.get("content") or turn.get("value")
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
-                    is_text = part.get("type", "text" if "text" in part else None) == "text"
-                    unknown = _unknown(tuple(part), "part" if is_text else "medium")
+                    kind = part.get("type", "text" if "text" in part else None)
+                    unknown = _unknown(
+                        tuple(part), "block" if kind in BLOCKS else "part" if kind == "text" else "medium"
+                    )
                     yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
+
+
+def _kind(turn: Mapping[str, Any]) -> str:
+    role = turn.get("role") or turn.get("from")
+    if role is None:
+        return "exchange"
+    return "tool" if ROLE_ALIASES.get(str(role).lower()) == "tool" else "message"
 
 
 def _filled(item: object) -> bool:
@@ -126,6 +138,6 @@ def _unknown(keys: tuple[str, ...], kind: str) -> tuple[str, ...]:
 def _unread_columns(columns: tuple[str, ...], schema: str) -> tuple[str, ...]:
     refused = (name for name, (_, schemas) in REFUSED_COLUMNS.items() if schema in schemas or not schemas)
     own = (name for names in SCHEMA_COLUMNS[schema] for name in names)
-    system = () if schema in ("text", "tokens") else ("system",)
-    read = {*own, *_ALSO.get(schema, ()), *system, *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
+    templated = () if schema in ("text", "tokens") else ("system", *TOOL_COLUMNS, KWARGS_COLUMN)
+    read = {*own, *templated, *_ALSO.get(schema, ()), *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
     return tuple(name for name in columns if name not in read and name not in IRRELEVANT)
