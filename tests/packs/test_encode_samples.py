@@ -149,6 +149,40 @@ def test_a_prompt_and_its_completion_are_trained_as_trl_does(
     assert sample.labels.tolist() == [IGNORED if at < max(same, 1) else one for at, one in enumerate(ids)]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_text_is_what_trl_itself_trains(family: str, media: Path, model: Folder, tmp_path: Path) -> None:
+    """The same tokens; the same labels of plain text. Chats: TRL also trains white space after an end token."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    chat = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "Blue."}]
+    pairs = [("The sky is", " blue."), ("a\n", "\nb"), ("", "b"), ("a b", " c<|eot_id|>")]
+    rows = [{"text": "The sky is blue."}, {"text": "a "}, *({"prompt": p, "completion": c} for p, c in pairs)]
+    rows += [{"prompt": chat[:1], "completion": chat[1:]}, {"messages": chat}]
+    folder, store = model(family), MediaStore(str(media))
+    built, tokenizer = tiny.build_model(folder), AutoTokenizer.from_pretrained(folder)
+    arguments = SFTConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], max_length=None, packing=False
+    )
+    compared = 0
+    for row in rows:
+        trainer = SFTTrainer(
+            model=built, args=arguments, train_dataset=Dataset.from_list([row]), processing_class=tokenizer
+        )
+        theirs = trainer.train_dataset[0]
+        encoder = SampleEncoder(request_for(folder, media, loss_on="all" if "messages" in row else None))
+        shown = to_record(Entry(origin="x:1", value=row), source="s", options=SchemaOptions())
+        ours = encoder.encode(shown, store)
+        assert ours.input_ids.tolist() == theirs["input_ids"], row
+        for at, (label, expected) in enumerate(zip(ours.labels.tolist(), theirs["labels"], strict=True)):
+            if at and (label != IGNORED or tokenizer.decode(theirs["input_ids"][at]).strip() or "text" in row):
+                assert label == expected, (row, at)
+                compared += 1
+    assert compared > 50
+
+
 def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> None:
     from transformers import AutoTokenizer
 
