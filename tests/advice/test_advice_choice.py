@@ -85,7 +85,8 @@ def test_the_choice_is_never_beaten_by_another_that_is_as_good(found: list[Simul
         return
     steady = [one for one in allowed if one.fits and abs(one.samples_per_step / 100 - 1) <= 0.1]
     for other in steady:
-        assert other.tokens_per_second <= 1.0102 * chosen.tokens_per_second
+        more = other.samples_dropped > chosen.samples_dropped  # for a little speed none is given up
+        assert other.tokens_per_second <= (1.0633 if more else 1.0102) * chosen.tokens_per_second
         if other.tokens_per_second >= chosen.tokens_per_second and abs(chosen.samples_per_step / 100 - 1) <= 0.1:
             assert chosen.samples_dropped <= other.samples_dropped
     if abs(chosen.samples_per_step / 100 - 1) > 0.1 and steady:

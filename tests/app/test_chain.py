@@ -67,6 +67,8 @@ SAID: dict[str, Any] = {
     "max_frames_per_pack": 640,
     "max_samples_per_pack": 90,
     "max_attention_per_pack": 10**6,
+    "pack_alignment": 8,
+    "max_packs": 1_000,
     "cutoff_len": 50,
     "truncate_side": "left",
     "overlong": "truncate",

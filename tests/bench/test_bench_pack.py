@@ -23,11 +23,10 @@ from packtrain.bench.equal_work import equal_work, plan_of
 from packtrain.bench.length_files import read_lengths
 from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, samples_from
 from packtrain.bench.others import OTHERS, OtherPacker, Run
-from packtrain.bench.pack import LIMITS, bench_pack, best_fit_decreasing, show_bench, timed
+from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, show_bench, timed
 from packtrain.bench.scaling import GeneratedRows, scaling
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.estimates.flops import WorkModel
-from packtrain.plans.arrays import STRATEGIES
 from packtrain.plans.config import PackingConfig
 from packtrain.plans.resources import EXTRAS, RESOURCES
 
@@ -329,7 +328,7 @@ def check_result(result: dict[str, Any]) -> None:
     """The numbers of one result agree with each other."""
     assert json.loads(json.dumps(result))["samples"] == result["samples"]
     strategies = result["strategies"]["rows"]
-    assert len(strategies) == len(STRATEGIES)
+    assert len(strategies) == len(WHOLE)
     for row in (*result["one_resource"], *strategies):
         assert row["packs"] >= row["bound"] > 0
         assert row["of_bound"] == row["bound"] / row["packs"]

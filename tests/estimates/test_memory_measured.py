@@ -258,7 +258,7 @@ def test_logits_and_their_gradients(tmp_path: Path) -> None:
 
 
 def fused_losses(
-    logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, with_gradient: bool
+    logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, smoothing: float, with_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the one kernel of a GPU leaves behind: a sum, and a gradient in the logits' type."""
     return logits.new_zeros((), dtype=torch.float32), torch.zeros_like(logits) if with_gradient else logits
@@ -285,7 +285,7 @@ def test_chunked_loss(
     ids = torch.randint(5, 100, (supervised,))
     with Live(known | {storage(ids), storage(hidden)}) as live:
         chosen = hidden.index_select(0, torch.arange(supervised))
-        chunked_loss._SumOfLosses.apply(chosen, head.weight, None, ids, None, 50)
+        chunked_loss._SumOfLosses.apply(chosen, head.weight, None, ids, None, 50, 0.0)
     load = replace(case.load, supervised_tokens=supervised)
     setup = replace(case.setup, method=method, chunked_loss=True, loss_chunk=50)  # type: ignore[arg-type]
     assert loss_bytes(case.shape, setup, load) == pytest.approx(live.peak, rel=0.05)

@@ -181,7 +181,8 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
     request = table.request()
     counts = {**table.summary["counts"], "entries": entries * times, "rows": entries * times}
     content = content_of(folder / COSTS, folder / MEDIA)
-    summary = {**table.summary, "inputs": inputs_of(request), "counts": counts, "content": content}
+    schemas = {name: number * times for name, number in table.summary["schemas"].items()}
+    summary = {**table.summary, "inputs": inputs_of(request), "counts": counts, "schemas": schemas, "content": content}
     longer = CostTable(folder, summary)
     summary["statistics"] = summarise(longer)
     summary["copies"] = count_copies(longer.column("check"), longer.column("tokens"))
