@@ -56,7 +56,7 @@ test: lint types unit  ## lint, types and the quick tests (under 10 minutes)
 
 test-full: install oldest  ## what takes longer: every family, faults, Ray, the oldest supported versions (under 45 minutes)
 	$(BIN)/python -m pytest $(BESIDE) -m "full and not ray"
-	$(BIN)/python -m pytest -m ray tests/costs
+	$(BIN)/python -m pytest -m ray tests/measuring
 	$(OLDEST)/bin/python -m pytest $(BESIDE) -m "contract and not more"
 
 oldest: $(OLDEST)/.installed

@@ -6,8 +6,8 @@ import lightning
 import torch
 
 from packtrain import DatasetConfig, MultiModalDataset, PackLoader, load_model, prepare_model, step_tokens, token_loss
-from packtrain.batches.sampler import check_ranks
-from packtrain.batches.values import Batch
+from packtrain.delivery.collate.values import Batch
+from packtrain.delivery.loader.sampler import check_ranks
 
 
 class PackModule(lightning.LightningModule):

@@ -11,7 +11,7 @@ from trl import SFTConfig, SFTTrainer
 
 from packtrain import DatasetConfig, MultiModalDataset, PackedTraining, load_model, prepare_model, trainer_arguments
 from packtrain.core.places import cache_dir
-from packtrain.models.tiny import resolve
+from packtrain.families.model_folder import resolve
 
 
 class ShownNumbers(SFTTrainer):

@@ -13,12 +13,12 @@ from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from packtrain.app.config.load import load_config
-from packtrain.app.demo.data import write_dataset
 from packtrain.app.train.settings import resolve_run
 from packtrain.cli import app
+from packtrain.config.load import load_config
+from packtrain.demo.data import write_dataset
 from packtrain.families.registry import MODEL_TYPES
-from packtrain.models.tiny import TINY_FAMILIES
+from packtrain.families.tiny import TINY_FAMILIES
 
 ROOT = Path(__file__).parents[1]
 # So that a CPU is done in seconds.

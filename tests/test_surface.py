@@ -11,16 +11,16 @@ from typing import Any
 import typer.main
 
 import packtrain
-from packtrain.app.config.sections import ALIASES, SECTIONS
 from packtrain.app.measure import measure_outcome
 from packtrain.cli import app
+from packtrain.config.sections import ALIASES, SECTIONS
 from packtrain.core import values
-from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.estimates.gpus import CATALOGUE
 from packtrain.families.registry import MODEL_TYPES
-from packtrain.models.tiny import TINY_FAMILIES
-from packtrain.plans.arrays import STRATEGIES
-from packtrain.plans.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
+from packtrain.families.tiny import TINY_FAMILIES
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.packing.arrays import STRATEGIES
+from packtrain.packing.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
+from packtrain.predicting.gpus import CATALOGUE
 from packtrain.records.schemas.convert import SCHEMAS
 from packtrain.records.schemas.options import SchemaOptions
 from packtrain.records.source import FORMATS

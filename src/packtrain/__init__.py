@@ -48,22 +48,22 @@ if TYPE_CHECKING:
     from packtrain.app.plan import plan
     from packtrain.app.train.run import train
     from packtrain.app.verify import verify
-    from packtrain.batches.failures import FailureWatch
-    from packtrain.batches.loader import PackLoader
-    from packtrain.batches.loss import step_tokens, token_loss
-    from packtrain.batches.online import OnlineDataset
-    from packtrain.batches.sampler import check_ranks
-    from packtrain.batches.trainer import PackedTraining, trainer_arguments
-    from packtrain.batches.watch import RankWatch
     from packtrain.core.errors import PacktrainError
-    from packtrain.costs.table import CostTable
-    from packtrain.models.load import load_model
-    from packtrain.models.prepare import prepare_model
-    from packtrain.models.settings import ModelSettings
-    from packtrain.plans.arrays import Packing, pack_arrays
-    from packtrain.plans.config import PackingConfig
-    from packtrain.plans.plan import PackPlan
-    from packtrain.plans.schedule import LoaderState, Schedule
+    from packtrain.delivery.loader.failures import FailureWatch
+    from packtrain.delivery.loader.loader import PackLoader
+    from packtrain.delivery.loader.sampler import check_ranks
+    from packtrain.delivery.online.dataset import OnlineDataset
+    from packtrain.delivery.trainers.loss import step_tokens, token_loss
+    from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
+    from packtrain.delivery.trainers.watch import RankWatch
+    from packtrain.measuring.table import CostTable
+    from packtrain.modeling.load import load_model
+    from packtrain.modeling.prepare import prepare_model
+    from packtrain.modeling.settings import ModelSettings
+    from packtrain.packing.arrays import Packing, pack_arrays
+    from packtrain.packing.config import PackingConfig
+    from packtrain.packing.plan import PackPlan
+    from packtrain.packing.schedule import LoaderState, Schedule
     from packtrain.records.schemas.options import SchemaOptions
     from packtrain.training.settings import StepSettings
     from packtrain.training.trainer import PackedTrainer
@@ -73,33 +73,33 @@ _LAZY = {
     "train": "packtrain.app.train.run",
     "StepSettings": "packtrain.training.settings",
     "PackedTrainer": "packtrain.training.trainer",
-    "ModelSettings": "packtrain.models.settings",
-    "PackLoader": "packtrain.batches.loader",
-    "PackedTraining": "packtrain.batches.trainer",
-    "trainer_arguments": "packtrain.batches.trainer",
-    "check_ranks": "packtrain.batches.sampler",
-    "token_loss": "packtrain.batches.loss",
-    "step_tokens": "packtrain.batches.loss",
-    "load_model": "packtrain.models.load",
-    "prepare_model": "packtrain.models.prepare",
+    "ModelSettings": "packtrain.modeling.settings",
+    "PackLoader": "packtrain.delivery.loader.loader",
+    "PackedTraining": "packtrain.delivery.trainers.mixin",
+    "trainer_arguments": "packtrain.delivery.trainers.mixin",
+    "check_ranks": "packtrain.delivery.loader.sampler",
+    "token_loss": "packtrain.delivery.trainers.loss",
+    "step_tokens": "packtrain.delivery.trainers.loss",
+    "load_model": "packtrain.modeling.load",
+    "prepare_model": "packtrain.modeling.prepare",
     "verify": "packtrain.app.verify",
-    "FailureWatch": "packtrain.batches.failures",
-    "RankWatch": "packtrain.batches.watch",
-    "OnlineDataset": "packtrain.batches.online",
-    "CostTable": "packtrain.costs.table",
+    "FailureWatch": "packtrain.delivery.loader.failures",
+    "RankWatch": "packtrain.delivery.trainers.watch",
+    "OnlineDataset": "packtrain.delivery.online.dataset",
+    "CostTable": "packtrain.measuring.table",
     "DatasetConfig": "packtrain.app.datasets.build",
-    "LoaderState": "packtrain.plans.schedule",
+    "LoaderState": "packtrain.packing.schedule",
     "MultiModalDataset": "packtrain.app.datasets.build",
     "MultiModalIterableDataset": "packtrain.app.datasets.build",
-    "PackPlan": "packtrain.plans.plan",
-    "Packing": "packtrain.plans.arrays",
-    "PackingConfig": "packtrain.plans.config",
-    "Schedule": "packtrain.plans.schedule",
+    "PackPlan": "packtrain.packing.plan",
+    "Packing": "packtrain.packing.arrays",
+    "PackingConfig": "packtrain.packing.config",
+    "Schedule": "packtrain.packing.schedule",
     "PacktrainError": "packtrain.core.errors",
     "SchemaOptions": "packtrain.records.schemas.options",
     "measure": "packtrain.app.measure",
     "pack": "packtrain.app.pack",
-    "pack_arrays": "packtrain.plans.arrays",
+    "pack_arrays": "packtrain.packing.arrays",
     "plan": "packtrain.app.plan",
 }
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from packtrain.app.demo.model import write_shape
+from packtrain.demo.model import write_shape
 
-sys.path.append(str(Path(__file__).parents[1] / "plans"))  # tables and lengths, as the tests of plans make them
+sys.path.append(str(Path(__file__).parents[1] / "packing"))  # tables and lengths, as the tests of plans make them
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from packtrain.app.calibration import run as calibrating
 from packtrain.app.calibration.run import CPU, calibrate
 from packtrain.app.calibration.trials import calibration_trials, model_config
-from packtrain.app.show.calibration import markdown, summary
 from packtrain.cli import app
+from packtrain.cli.show.calibration import markdown, summary
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.calibration import Measurement, calibration_path, coefficients_for, fit, read_calibration
-from packtrain.estimates.gpus import find_gpu
-from packtrain.estimates.shapes import shape_from_config
-from packtrain.estimates.time import Coefficients, default_coefficients, step_time
-from packtrain.estimates.values import Load
+from packtrain.predicting.calibration import Measurement, calibration_path, coefficients_for, fit, read_calibration
+from packtrain.predicting.gpus import find_gpu
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.time import Coefficients, default_coefficients, step_time
+from packtrain.predicting.values import Load
 from packtrain.training import trial as trials
 from packtrain.training.trial import Trial
 

@@ -11,15 +11,15 @@ import yaml
 from commands import Run
 from made_runs_data import write_chats
 
-from packtrain.app.config.load import load_config
-from packtrain.app.config.sections import DataSection
-from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.dataset import DatasetConfig
+from packtrain.config.load import load_config
+from packtrain.config.sections import DataSection
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.costs.table import CostTable
+from packtrain.measuring.table import CostTable
 
 # What measuring can be told, with a value that is not the default, by the dataset that takes it.
 LINES: dict[str, Any] = {

@@ -21,16 +21,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 import packtrain
-from packtrain.app.config.load import load_config
-from packtrain.app.config.sections import KEYS
 from packtrain.app.doctor import _install
 from packtrain.app.measure import measure_outcome
-from packtrain.app.show.bars import Clock
-from packtrain.app.show.terminal import show_measured
-from packtrain.app.show.train import PrepareBar
 from packtrain.cli.common import Terminal
-from packtrain.costs.run import Progress as Measuring
-from packtrain.models import tiny
+from packtrain.cli.show.bars import Clock
+from packtrain.cli.show.terminal import show_measured
+from packtrain.cli.show.train import PrepareBar
+from packtrain.config.load import load_config
+from packtrain.config.sections import KEYS
+from packtrain.families import tiny
+from packtrain.measuring.run import Progress as Measuring
 
 RECORDS = [
     {"id": f"r{n}", "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}

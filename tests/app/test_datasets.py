@@ -24,9 +24,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.datasets.config import LONGEST_DEFAULT
+from packtrain.config.dataset import LONGEST_DEFAULT
 from packtrain.core.errors import ConfigError, DataError, DriftError
-from packtrain.packs.values import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.values import EMPTY_PACK, PackKey
 
 SAMPLES, SHARDS = 36, 6
 QUICK = {"workers": 1, "check": 0}
@@ -341,7 +341,7 @@ def test_datasets_survive_pickling(mapped: MultiModalDataset, streamed: MultiMod
 def test_a_worker_knows_its_rank_and_where_to_begin(
     lines: Path, cache: Path, mapped: MultiModalDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packtrain.batches.stream.rank_and_world", lambda: (1, 2))  # as a process group says
+    monkeypatch.setattr("packtrain.delivery.loader.stream.rank_and_world", lambda: (1, 2))  # as a process group says
     dataset = built(MultiModalIterableDataset, config(lines, cache))
     dataset.load_state_dict({**dataset.state_dict(), "epoch": 1, "next_pack": 6})
     ours = mapped.loader(rank=1, world=2)

@@ -12,10 +12,11 @@ from PIL import Image
 from transformers import Trainer, TrainingArguments
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.batches.failures import FailureWatch
-from packtrain.batches.trainer import PackedTraining, trainer_arguments
 from packtrain.core.errors import DataError
-from packtrain.models.tiny import build_model, write
+from packtrain.delivery.loader.failures import FailureWatch
+from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
+from packtrain.families.tiny import write
+from packtrain.modeling.random_model import build_model
 
 pytestmark = pytest.mark.full
 

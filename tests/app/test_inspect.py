@@ -17,9 +17,9 @@ from packtrain.app.inspection.plan import find_sample, open_plan, pack_samples
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.core.errors import ArtifactError
-from packtrain.costs.table import CostTable
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.plan import PackPlan
+from packtrain.measuring.table import CostTable
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.plan import PackPlan
 
 HOSTILE = (
     *("[bold]x[/bold]", "[/]", ":warning:", "a\nb", "\x1b[31mred\x1b[0m", "😀" * 20, "x" * 10_000, "\u202egnp.exe"),

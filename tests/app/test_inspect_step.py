@@ -17,12 +17,12 @@ from tables import write_table
 from packtrain.app.inspection.step import inspect_step
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
-from packtrain.batches.sampler import PackSampler
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.plan import PackPlan
-from packtrain.plans.schedule import EMPTY, Schedule
+from packtrain.delivery.loader.sampler import PackSampler
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.plan import PackPlan
+from packtrain.packing.schedule import EMPTY, Schedule
 
 LAYOUTS = [
     {"world": 1, "rows_per_batch": 1, "balance": "sorted"},

@@ -18,20 +18,21 @@ from made_runs_data import write_config
 
 from packtrain.app.cache.entries import list_cache
 from packtrain.app.cache.of_run import clear_run
-from packtrain.app.config.load import load_config
-from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.run import _resolved
 from packtrain.app.train.same_data import check_frozen, check_resumed, other_evaluation
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.load import load_config
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
-from packtrain.costs.table import CostTable
-from packtrain.models import tiny
-from packtrain.models.adapters import set_trainable
-from packtrain.models.frozen import frozen_state
-from packtrain.models.settings import ModelSettings
-from packtrain.plans.plan import inputs_of
+from packtrain.families import tiny
+from packtrain.measuring.table import CostTable
+from packtrain.modeling.adapters import set_trainable
+from packtrain.modeling.frozen import frozen_state
+from packtrain.modeling.random_model import build_model
+from packtrain.modeling.settings import ModelSettings
+from packtrain.packing.plan import inputs_of
+from packtrain.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 def test_a_run_goes_on_elsewhere(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch, packing: bool) -> None:
     config = write_config(home, max_steps=6)
     model = tiny.write("llama", home / "model")
-    tiny.build_model(model).save_pretrained(model)
+    build_model(model).save_pretrained(model)
     content = yaml.safe_load(config.read_text())
     content["model"]["model_name_or_path"] = str(model)
     content["data"]["packing"] = packing
@@ -209,7 +210,7 @@ def test_adapters_do_not_go_on_beside_other_weights(tmp_path: Path) -> None:
     folder = tiny.write("llama", tmp_path / "model")
     states = {}
     for name, seed in (("base", 0), ("again", 0), ("tuned", 1)):
-        model = tiny.build_model(folder, seed)
+        model = build_model(folder, seed)
         states[name] = frozen_state(set_trainable(model, ModelSettings(name="llama", method="lora")))
     run = begun(tmp_path / "out", frozen=states["base"])
     check_frozen(run, states["again"])

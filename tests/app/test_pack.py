@@ -18,12 +18,12 @@ from commands import Run, files
 from lengths import lvis_like
 from tables import write_table
 
-from packtrain.app.demo.model import write_shape
 from packtrain.app.pack import pack
 from packtrain.core.checksums import sums_of
-from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable, write_summary
-from packtrain.plans.config import LIMITS, PackingConfig
-from packtrain.plans.plan import PackPlan
+from packtrain.demo.model import write_shape
+from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, write_summary
+from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.plan import PackPlan
 
 
 @pytest.fixture

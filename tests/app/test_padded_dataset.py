@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.batches.join import count_patches
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.packs.values import IGNORED
-from packtrain.plans.padding import padding_share
+from packtrain.delivery.collate.join import count_patches
+from packtrain.delivery.encode.values import IGNORED
+from packtrain.packing.padding import padding_share
 
 SAMPLES = 30
 KEPT, SILENT = "kept answer that is learned", "silent answer that is not learned"

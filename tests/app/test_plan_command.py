@@ -14,16 +14,16 @@ from made_runs_data import write_chats
 from PIL import Image
 from tables import write_table
 
-from packtrain.app.config.load import load_config
 from packtrain.app.measure import measure
 from packtrain.app.plan import Planned, plan
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.load import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits
-from packtrain.costs.table import CostTable
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
-from packtrain.plans.draw import check_weights
+from packtrain.measuring.table import CostTable
+from packtrain.packing.draw import check_weights
 from packtrain.reports.files import FILES
 
 ONCE = {"lengths": (4096,), "gpu": "h100"}
@@ -214,7 +214,7 @@ class TestTheConfig:
     def test_how_the_run_is_trained(
         self, costs: CostTable, shape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("packtrain.app.config.setup.find_spec", lambda _: None)
+        monkeypatch.setattr("packtrain.config.setup.find_spec", lambda _: None)
         made = planned(
             costs,
             shape,
@@ -454,7 +454,7 @@ def test_stopping_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packtrain.app.show.plan.PlanBar.update", stop)
+    monkeypatch.setattr("packtrain.cli.show.plan.PlanBar.update", stop)
     code, out, err = run("plan", costs.folder, "--model", shape, "-o", tmp_path / "r", "--json")
     assert (code, out, "starts over" in err) == (1, "", True)
     assert not (tmp_path / "r").exists()

@@ -9,13 +9,13 @@ import pytest
 from commands import Run
 from made_runs_data import write_chats
 
-from packtrain.advice.values import Simulation
-from packtrain.app.config.load import load_config
-from packtrain.app.config.steps import StepSize
 from packtrain.app.measure import measure
 from packtrain.app.plan import plan
 from packtrain.app.train.prepare import RunNumbers, prepare
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.load import load_config
+from packtrain.config.steps import StepSize
+from packtrain.planning.values import Simulation
 
 WORLDS = (1, 2, 4)
 

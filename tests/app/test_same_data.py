@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from made_runs_data import write_config
 
-from packtrain.app.config.load import load_config
 from packtrain.app.train import same_data
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.run import train
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.load import load_config
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.training import agreement
 

@@ -13,9 +13,9 @@ from made_runs_data import write_config
 
 from packtrain import DatasetConfig, MultiModalDataset, step_tokens
 from packtrain.app.measure import measure
-from packtrain.packs.values import EMPTY_PACK
-from packtrain.plans.plan import PackPlan
-from packtrain.training.metrics_log import read_metrics
+from packtrain.delivery.encode.values import EMPTY_PACK
+from packtrain.packing.plan import PackPlan
+from packtrain.runs.metrics_log import read_metrics
 
 SAMPLES, LENGTH = 40, 32  # tokens, which few of the chats fit
 SPLIT = ("data.overlong=split", f"data.packing_length={LENGTH}")

@@ -15,28 +15,29 @@ from made_runs_data import write_chats, write_config
 from test_moved_runs import known_by, losses, stop_at
 from tokenizers import Tokenizer
 
-from packtrain.app.config.load import load_config
 from packtrain.app.datasets.build import MultiModalDataset
-from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.dated import with_template_date
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.same_data import compare
 from packtrain.app.train.settings import resolve_run, resolved_sections
-from packtrain.batches.online import OnlineDataset
+from packtrain.config.dataset import DatasetConfig
+from packtrain.config.load import load_config
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import Message, Record, Text
-from packtrain.costs.fingerprint import inputs_of
-from packtrain.costs.request import Request
+from packtrain.delivery.encode.encode import SampleEncoder
+from packtrain.delivery.encode.reference import RealProcessor
+from packtrain.delivery.encode.token_table import TokenTable
+from packtrain.delivery.online.dataset import OnlineDataset
+from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import with_date
-from packtrain.models import tiny
-from packtrain.models.export import _put_template as put_template
-from packtrain.packs.encode import SampleEncoder
-from packtrain.packs.reference import RealProcessor
-from packtrain.packs.token_table import TokenTable
-from packtrain.plans.config import PackingConfig
+from packtrain.measuring.fingerprint import inputs_of
+from packtrain.measuring.request import Request
+from packtrain.modeling.export import _put_template as put_template
+from packtrain.modeling.random_model import build_model
+from packtrain.packing.config import PackingConfig
 from packtrain.records.media import MediaStore
 from packtrain.records.open import open_sources
 
@@ -70,7 +71,7 @@ def dated_model(folder: Path, family: str = "llama", *, weights: bool = False) -
     template = model / "chat_template.jinja"
     template.write_text(ASKING + template.read_text())
     if weights:
-        tiny.build_model(model).save_pretrained(model)
+        build_model(model).save_pretrained(model)
     return model
 
 

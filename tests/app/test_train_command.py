@@ -22,16 +22,16 @@ import yaml
 from commands import Run, files
 from made_runs_data import write_chats, write_config
 
-from packtrain.app.config.load import RunConfig, load_config
-from packtrain.app.runs.folder import RunFolder, origin
 from packtrain.app.train.from_data import config_from_data
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import resolve_run
 from packtrain.app.train.values import Place
 from packtrain.cli.train import _what_is_lost
-from packtrain.models.tiny import resolve
-from packtrain.reports.run_read import read_run
-from packtrain.reports.run_summary import summarise
+from packtrain.config.load import RunConfig, load_config
+from packtrain.families.model_folder import resolve
+from packtrain.runs.folder import RunFolder, origin
+from packtrain.runs.read import read_run
+from packtrain.runs.summary import summarise
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 
@@ -473,7 +473,7 @@ class TestRun:
     ) -> None:
         """Of 40 samples: 4, or 1 where none may be lost; a run of three steps, and a whole epoch."""
         from packtrain.core.errors import RecordError
-        from packtrain.packs.source import PackSource
+        from packtrain.delivery.encode.source import PackSource
 
         encoded, every = PackSource._encoded, 40 if rate == "none" else 10
 
@@ -721,7 +721,9 @@ class TestBadInput:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("packtrain.app.train.run.train", stopped)
-        monkeypatch.setattr("packtrain.batches.watch.end_process", lambda said, *, code: ended.append(f"{said} {code}"))
+        monkeypatch.setattr(
+            "packtrain.delivery.trainers.watch.end_process", lambda said, *, code: ended.append(f"{said} {code}")
+        )
         run("train", config, "--json")
         assert len(ended) == 1
         assert "interrupted; there is no checkpoint" in ended[0]

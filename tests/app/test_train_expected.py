@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packtrain.app.config.load import RunConfig, with_overrides
-from packtrain.app.demo.data import write_dataset
 from packtrain.app.train.course import course_of, room_for
 from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
 from packtrain.app.train.prepare import Prepared, batch_rows, prepare
 from packtrain.app.train.session import accepted_arguments, arguments_of
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.load import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.host import PROCESS_BYTES
-from packtrain.estimates.memory import estimate_memory
-from packtrain.plans.schedule import EMPTY
+from packtrain.demo.data import write_dataset
+from packtrain.packing.schedule import EMPTY
+from packtrain.predicting.host import PROCESS_BYTES
+from packtrain.predicting.memory import estimate_memory
 
 H200 = "NVIDIA H200"
 

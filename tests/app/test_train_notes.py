@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from made_runs_data import write_config
 
-from packtrain.app.config.load import load_config
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.settings import resolve_run
-from packtrain.costs.statistics import data_notes
-from packtrain.models import tiny
+from packtrain.config.load import load_config
+from packtrain.families import tiny
+from packtrain.measuring.statistics import data_notes
 
 
 @pytest.fixture

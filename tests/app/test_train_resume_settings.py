@@ -12,9 +12,9 @@ import yaml
 from commands import Run, files
 from made_runs_data import write_config
 
-from packtrain.app.config.load import RunConfig, with_overrides
-from packtrain.app.config.sections import ModelSection
 from packtrain.app.train.changed import changes_note, refuse_changes
+from packtrain.config.load import RunConfig, with_overrides
+from packtrain.config.sections import ModelSection
 from packtrain.core.errors import ConfigError
 
 LORA = {"model_name_or_path": "tiny:qwen3_vl", "method": "lora", "lora_rank": 4, "lora_target_modules": ["k_proj"]}
@@ -102,7 +102,7 @@ def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
 
 
 def test_deepspeed_has_its_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.app.config.setup.find_spec", lambda _: object())
+    monkeypatch.setattr("packtrain.config.setup.find_spec", lambda _: object())
     said = refused(FULL, "training.weight_decay=0.1", deepspeed="zero2", learning_rate=0.01)
     assert "training.weight_decay: the run has nothing, asked for is 0.1; DeepSpeed takes it" in said
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app.config import arguments as config_arguments
-from packtrain.app.config import setup as config_setup
-from packtrain.app.config.load import RunConfig, load_config, with_overrides
-from packtrain.app.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
-from packtrain.app.config.steps import RunLength, StepSize
 from packtrain.app.train.settings import ResolvedRun, resolve_run, resolved_sections
+from packtrain.config import arguments as config_arguments
+from packtrain.config import setup as config_setup
+from packtrain.config.load import RunConfig, load_config, with_overrides
+from packtrain.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
+from packtrain.config.steps import RunLength, StepSize
 from packtrain.core.errors import ConfigError
 
 BASE = RunConfig.of(

@@ -41,8 +41,8 @@ from packtrain.bench.loader_speed import PLAIN, ROUNDS, WAYS, SpeedTask, epochs_
 from packtrain.bench.loader_start import first_batch
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
-from packtrain.costs.table import COSTS, MEDIA, CostTable
-from packtrain.models.tiny import resolve
+from packtrain.families.model_folder import resolve
+from packtrain.measuring.table import COSTS, MEDIA, CostTable
 
 MODEL = "tiny:qwen3_vl"
 QUICK = {"workers": 1, "check": 0}

@@ -26,9 +26,9 @@ from packtrain.bench.others import OTHERS, OtherPacker, Run
 from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, show_bench, timed
 from packtrain.bench.scaling import GeneratedRows, scaling
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
-from packtrain.estimates.flops import WorkModel
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.resources import EXTRAS, RESOURCES
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.resources import EXTRAS, RESOURCES
+from packtrain.predicting.flops import WorkModel
 
 LENGTHS = [6, 500, 20, 4_000, 31]
 WORK = WorkModel(per_token=1, per_squared_token=0, per_supervised_token=0, per_patch=0, per_squared_patch=0)

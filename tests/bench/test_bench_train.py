@@ -13,7 +13,6 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from packtrain.batches.collate import PackCollator
 from packtrain.bench import train as bench
 from packtrain.bench.train import bench_train, measured, with_adapters
 from packtrain.bench.train_data import MadeRows, Pool, evenly_chosen, put_into_batches
@@ -22,9 +21,10 @@ from packtrain.bench.train_rows import ADAPTERS, BASELINE, YARDSTICK, bench_rows
 from packtrain.bench.train_shapes import MODELS, TINY, TINY_TEXT, bench_model
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.memory_states import count
+from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.encode.values import IGNORED
 from packtrain.families.contracts import CONTRACTS
-from packtrain.packs.values import IGNORED
+from packtrain.predicting.memory_states import count
 
 QUICK = replace(TINY_SETTINGS, tokens=400, step_samples=4, workers=0)
 

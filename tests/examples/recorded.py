@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from packtrain.batches.collate import PackCollator
+from packtrain.delivery.collate.packed import PackCollator
 
 
 def main() -> None:

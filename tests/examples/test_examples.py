@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from packtrain.models.load import load_model
+from packtrain.modeling.load import load_model
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

@@ -14,10 +14,10 @@ from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
+from packtrain.families import tiny
 from packtrain.families.encoder import LossOn, RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
-from packtrain.models import tiny
 
 VISION = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm", "llava", "llava_next", "llava_onevision"),

@@ -11,12 +11,12 @@ import pytest
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Record, Text
+from packtrain.delivery.encode import tokenizer as finishing
+from packtrain.delivery.encode.tokenizer import finished_tokenizer
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings, with_tokenizer
-from packtrain.models.tiny import write
-from packtrain.packs import tokenizer as finishing
-from packtrain.packs.tokenizer import finished_tokenizer
+from packtrain.families.tiny import write
 
 PHI3 = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"

@@ -14,8 +14,8 @@ from packtrain.families.registry import load_family
 from packtrain.families.segments import Draft
 from packtrain.families.settings import read_settings
 from packtrain.families.skeleton import shape_of
+from packtrain.families.tiny import TINY_FAMILIES, write
 from packtrain.families.tokenizer import _runs_into
-from packtrain.models.tiny import TINY_FAMILIES, write
 
 IMAGE = MediaHeader(kind="image", width=300, height=200)
 SPECIAL = (

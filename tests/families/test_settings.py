@@ -12,8 +12,8 @@ import pytest
 
 from packtrain.core.errors import ConfigError
 from packtrain.families import settings as settings_module
+from packtrain.families import tiny
 from packtrain.families.settings import read_settings
-from packtrain.models import tiny
 
 MINIMAL = "{% for m in messages %}{{ m.role }}{% endfor %}"
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
+from packtrain.families import tiny
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.families.skeleton import Skeletons, shape_of
 from packtrain.families.tokenizer import LightTokenizer
-from packtrain.models import tiny
 
 WRITE = (
     "{%- macro write(content) -%}{%- for part in content -%}{%- if part.type == 'image' -%}<|image_pad|>"

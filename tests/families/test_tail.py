@@ -25,13 +25,13 @@ from packtrain.core.values import (
     Record,
     Text,
 )
+from packtrain.delivery.encode.sample_tokens import SampleTokens
+from packtrain.delivery.encode.values import IGNORED
+from packtrain.families import tiny
 from packtrain.families.base import Expansion, Family, Run
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
-from packtrain.models import tiny
-from packtrain.packs.sample_tokens import SampleTokens
-from packtrain.packs.values import IGNORED
 
 SEEING = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm", "llava", "llava_next", "llava_onevision"),

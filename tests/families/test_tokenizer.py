@@ -11,11 +11,11 @@ import pytest
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits, Message, Record, Text
+from packtrain.families import tiny
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.families.tokenizer import LightTokenizer
-from packtrain.models import tiny
 
 FRAGMENTS = (
     *(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.turns import TurnFinder
-from packtrain.models import tiny
 
 
 @dataclass(frozen=True)

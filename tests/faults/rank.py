@@ -29,18 +29,18 @@ import torch
 import torch.distributed as dist
 
 import packtrain.app.verify
-import packtrain.batches.collate
-import packtrain.batches.loader
-import packtrain.packs.encode
-import packtrain.packs.streamed
+import packtrain.delivery.collate.packed
+import packtrain.delivery.encode.encode
+import packtrain.delivery.encode.streamed
+import packtrain.delivery.loader.loader
 import packtrain.records.shards.files  # noqa: F401  what a dataset would import when it is built
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.batches.failures import FailureWatch
-from packtrain.batches.sampler import Turn
-from packtrain.batches.watch import RankWatch
 from packtrain.core import retries
 from packtrain.core.artifacts import atomic_path, remove_leftovers
 from packtrain.core.errors import PacktrainError
+from packtrain.delivery.loader.failures import FailureWatch
+from packtrain.delivery.loader.sampler import Turn
+from packtrain.delivery.trainers.watch import RankWatch
 
 BREAK = "PACKTRAIN_TEST_BREAK"  # which fault the loader has: a key of BREAKS
 STATE, SKIPPED = "state.json", "skipped.jsonl"

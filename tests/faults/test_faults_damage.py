@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "plans"))  # tables made from arrays, as the tests of plans make them
+sys.path.append(str(Path(__file__).parents[1] / "packing"))  # tables made from arrays, as the tests of plans make them
 from tables import write_table
 
 from packtrain.app.pack import GENERIC_WORK
-from packtrain.packs.rows import RowTable
-from packtrain.plans.build import build_plan
-from packtrain.plans.config import PackingConfig
+from packtrain.delivery.encode.rows import RowTable
+from packtrain.packing.build import build_plan
+from packtrain.packing.config import PackingConfig
 
 PROGRAM = Path(__file__).with_name("damage.py")
 

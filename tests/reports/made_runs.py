@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from packtrain.core.artifacts import write_json
-from packtrain.training.metrics_log import MetricsLog
+from packtrain.runs.metrics_log import MetricsLog
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitors import EarlyWarning
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
 
 GIB = 1 << 30
 

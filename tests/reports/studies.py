@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from study_parts import GIB, Made, columns_like_lvis, make
 
-from packtrain.advice.values import Reason
-from packtrain.estimates.memory import MemoryEstimate
-from packtrain.estimates.options import Saving
+from packtrain.planning.values import Reason
+from packtrain.predicting.memory import MemoryEstimate
+from packtrain.predicting.options import Saving
 from packtrain.reports.samples import NUMBERS
 
 HOSTILE = (

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.advice.values import (
+from packtrain.measuring.statistics import describe
+from packtrain.planning.values import (
     Alternative,
     BalanceRow,
     Beside,
@@ -26,11 +27,10 @@ from packtrain.advice.values import (
     Simulation,
     Study,
 )
-from packtrain.costs.statistics import describe
-from packtrain.estimates.host import HostNeeds
-from packtrain.estimates.memory import MemoryEstimate, Part
-from packtrain.estimates.options import Saving
-from packtrain.estimates.values import Load
+from packtrain.predicting.host import HostNeeds
+from packtrain.predicting.memory import MemoryEstimate, Part
+from packtrain.predicting.options import Saving
+from packtrain.predicting.values import Load
 from packtrain.reports.samples import NUMBERS, SampleChunk, Samples
 
 GIB = 1 << 30

@@ -12,10 +12,10 @@ from pages import at, read_page
 from study_parts import Made
 
 from packtrain.core.artifacts import read_json
+from packtrain.core.numbers import FORMATS, formatted, gib, memory
 from packtrain.reports.compared import SIMULATED, compared
 from packtrain.reports.content import plain, study_content
 from packtrain.reports.files import KINDS, VERSION
-from packtrain.reports.numbers import FORMATS, formatted, gib, memory
 from packtrain.reports.samples import NUMBERS
 
 Written = tuple[Made, Path]

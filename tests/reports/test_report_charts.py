@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page
 
-from packtrain.advice.values import BalanceRow, Histogram
+from packtrain.core.numbers import FORMATS, percent
+from packtrain.planning.values import BalanceRow, Histogram
 from packtrain.reports.charts import (
     Line,
     Point,
@@ -22,7 +23,6 @@ from packtrain.reports.charts import (
     line_chart,
     stacked_bar,
 )
-from packtrain.reports.numbers import FORMATS, percent
 from packtrain.reports.svg import nice_scale, spaced
 
 SIZES = st.floats(-1e12, 1e12, allow_nan=False)

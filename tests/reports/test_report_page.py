@@ -15,8 +15,8 @@ from pages import Page, read_page
 from rich.console import Console
 from study_parts import Made
 
-from packtrain.advice.values import Group, PicturePack, PictureSample
-from packtrain.app.show.plan import _sweep_table
+from packtrain.cli.show.plan import _sweep_table
+from packtrain.planning.values import Group, PicturePack, PictureSample
 from packtrain.reports.content import study_content
 from packtrain.reports.figures import _subtitle
 from packtrain.reports.html import embedded

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.advice.values import Reason
+from packtrain.planning.values import Reason
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.content import plain
 from packtrain.reports.yaml_text import config_text

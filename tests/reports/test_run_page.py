@@ -16,12 +16,12 @@ from pages import Page, at, read_page
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.locks import alone
-from packtrain.reports.numbers import FORMATS, formatted
+from packtrain.core.numbers import FORMATS, formatted
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_drawn import draw_runs
 from packtrain.reports.run_page import render_runs, write_run_report
-from packtrain.reports.run_read import read_run
-from packtrain.reports.run_values import STEP_KEYS, About, Evaluation, Run, Steps, Warned
+from packtrain.runs.read import read_run
+from packtrain.runs.values import STEP_KEYS, About, Evaluation, Run, Steps, Warned
 
 EVIL = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\u202e\x00"
 

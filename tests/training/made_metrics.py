@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
 GIB = 1 << 30
 NOISE = random.Random(5)

@@ -17,15 +17,15 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from packtrain import DatasetConfig, MultiModalDataset
-from packtrain.batches.trainer import trainer_arguments
-from packtrain.models.adapters import set_trainable
-from packtrain.models.load import load_model
-from packtrain.models.prepare import prepare_model
-from packtrain.models.settings import ModelSettings
+from packtrain.delivery.trainers.mixin import trainer_arguments
+from packtrain.modeling.adapters import set_trainable
+from packtrain.modeling.load import load_model
+from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.settings import ModelSettings
 from packtrain.training.settings import StepSettings
 from packtrain.training.trainer import PackedTrainer
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))  # where processes for ranks are
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))  # where processes for ranks are
 SAMPLES = 24
 G = 3  # packs of a step
 

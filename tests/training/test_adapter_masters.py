@@ -12,8 +12,8 @@ from small_run import dataset, losses, same, trainer_of, weights
 from torch import Tensor
 from torch.optim import AdamW
 
-from packtrain.estimates.values import TrainingSetup
-from packtrain.models.settings import ModelSettings
+from packtrain.modeling.settings import ModelSettings
+from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import MASTER, make_optimizer, masters_of
 from packtrain.training.ready import ready_model
 from packtrain.training.settings import StepSettings

@@ -15,8 +15,8 @@ import torch
 from transformers.utils import logging
 
 from packtrain import DatasetConfig, MultiModalDataset
-from packtrain.app.demo.data import write_dataset
-from packtrain.batches.padded import PaddedCollator
+from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.demo.data import write_dataset
 
 pytestmark = pytest.mark.full
 EPOCHS = 8

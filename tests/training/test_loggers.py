@@ -12,8 +12,8 @@ import pytest
 from small_run import dataset, trainer_of
 from test_meter import PEAK, SETUP, SHAPE
 
+from packtrain.runs.metrics_log import METRICS, MetricsLog
 from packtrain.training.meter import StepMeter
-from packtrain.training.metrics_log import METRICS, MetricsLog
 
 pytestmark = pytest.mark.contract
 STEPS = 3

@@ -17,15 +17,15 @@ from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
 from transformers import Adafactor, Trainer, TrainerCallback
 
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.values import TrainingSetup
-from packtrain.models.groups import parameter_groups
-from packtrain.models.settings import ModelSettings
+from packtrain.modeling.groups import parameter_groups
+from packtrain.modeling.settings import ModelSettings
+from packtrain.predicting.values import TrainingSetup
 from packtrain.training import masters as masters_module
 from packtrain.training.masters import MASTER, MasterWeights, make_optimizer, masters_of
 from packtrain.training.ready import ready_model
 from packtrain.training.settings import StepSettings
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import process_of
 
 RATE = 1e-5

@@ -10,13 +10,13 @@ import pytest
 import torch
 from small_run import dataset, model_of, shared, trainer_of
 
-from packtrain.batches.values import BatchInfo
 from packtrain.core.errors import MemoryLimitError
-from packtrain.estimates.memory import estimate_memory
-from packtrain.estimates.shapes import read_shape
-from packtrain.estimates.values import TrainingSetup
-from packtrain.models.tiny import resolve
-from packtrain.packs.values import EMPTY_PACK, PackKey
+from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.encode.values import EMPTY_PACK, PackKey
+from packtrain.families.model_folder import resolve
+from packtrain.predicting.memory import estimate_memory
+from packtrain.predicting.shapes import read_shape
+from packtrain.predicting.values import TrainingSetup
 from packtrain.training.memory_errors import (
     DeviceMemory,
     Failure,

@@ -15,20 +15,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from packtrain.batches.values import BatchInfo
 from packtrain.core.errors import ArtifactError
-from packtrain.estimates.flops import training_flops
-from packtrain.estimates.gpus import find_gpu
-from packtrain.estimates.memory import estimate_memory
-from packtrain.estimates.time import step_time
-from packtrain.estimates.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
-from packtrain.packs.values import PackKey
+from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.encode.values import PackKey
+from packtrain.predicting.flops import training_flops
+from packtrain.predicting.gpus import find_gpu
+from packtrain.predicting.memory import estimate_memory
+from packtrain.predicting.time import step_time
+from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.meter import StepMeter
 from packtrain.training.predictions import ModelPrediction, useful_load, whole_load
-from packtrain.training.step_metrics import StepMetrics
 from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, memory, stopwatch
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import run_ranks
 
 SHAPE = ModelShape(
@@ -387,7 +387,7 @@ def test_two_ranks_make_one_step(tmp_path: Path) -> None:
 def test_nothing_here_needs_transformers() -> None:
     code = """
 import sys
-import packtrain.training.metrics_log, packtrain.training.monitors, packtrain.training.progress
+import packtrain.runs.metrics_log, packtrain.training.monitors, packtrain.training.progress
 assert "torch" not in sys.modules
 import packtrain.training.meter
 assert "torch" in sys.modules and not {"transformers", "accelerate", "peft"} & set(sys.modules)

@@ -16,11 +16,11 @@ import pytest
 from made_metrics import eval_of, step_of
 
 from packtrain.core.errors import ArtifactError
-from packtrain.reports.run_read import read_run
-from packtrain.reports.run_values import STEP_KEYS
-from packtrain.training.history import EarlyWarning
-from packtrain.training.metrics_log import MetricsLog, read_metrics
-from packtrain.training.step_metrics import StepMetrics, flat, to_plain
+from packtrain.runs.history import EarlyWarning
+from packtrain.runs.metrics_log import MetricsLog, read_metrics
+from packtrain.runs.read import read_run
+from packtrain.runs.step_metrics import StepMetrics, flat, to_plain
+from packtrain.runs.values import STEP_KEYS
 
 WARNING = EarlyWarning(kind="loss_spike", step=2, found="NaN", advice="größer, \ud800")
 
@@ -140,7 +140,7 @@ def test_a_killed_writer_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
 import os, signal, sys
 sys.path.append({str(Path(__file__).parent)!r})
 from made_metrics import step_of
-from packtrain.training.metrics_log import MetricsLog
+from packtrain.runs.metrics_log import MetricsLog
 log = MetricsLog({str(tmp_path / "m.jsonl")!r})
 for step in range(1, 6):
     log.step(step_of(step))
@@ -197,7 +197,7 @@ import resource, signal, sys
 sys.path.append({str(Path(__file__).parent)!r})
 from made_metrics import step_of
 from packtrain.core.errors import ArtifactError
-from packtrain.training.metrics_log import MetricsLog
+from packtrain.runs.metrics_log import MetricsLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 log = MetricsLog({str(path)!r})
 log.step(step_of(1))

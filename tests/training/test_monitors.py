@@ -14,10 +14,10 @@ import pytest
 from made_metrics import GIB, eval_of, healthy, step_of
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.training.history import KINDS, MonitorLimits
+from packtrain.runs.history import KINDS, MonitorLimits
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitor_rules import RULES
 from packtrain.training.monitors import EarlyWarning, Monitors
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
 
 History = Iterable[StepMetrics | EvalMetrics]
 UP_DOWN = (1.0, -0.9, 0.4)

@@ -13,7 +13,7 @@ from packtrain.core.errors import ArtifactError
 from packtrain.training.checkpoints import CheckpointFolder
 from packtrain.training.resuming import checkpoint_to_resume
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import TORCH, run_ranks
 
 NEWEST = "newest"

@@ -14,12 +14,12 @@ from small_run import dataset, trainer_of
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.core.errors import ArtifactError
-from packtrain.proofs.values import Finding, Verdict
+from packtrain.runs.metrics_log import MetricsLog, read_metrics
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.meter import StepMeter
-from packtrain.training.metrics_log import MetricsLog, read_metrics
 from packtrain.training.progress import TrainingProgress
 from packtrain.training.run_watch import RunWatch
+from packtrain.verifying.values import Finding, Verdict
 
 pytestmark = pytest.mark.contract
 

@@ -21,7 +21,7 @@ from test_trainer_sharded import SMOOTH, TOLERANCE, as_launched, fresh, launch
 from packtrain.app.train.run import train
 from packtrain.core.errors import ConfigError
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 
 ADAPTERS = "adapter_model.safetensors"
 pytestmark = pytest.mark.full
@@ -167,7 +167,7 @@ def bytes_saved(run: Path) -> int:
 def test_adapters_are_merged_into_sharded_weights(runs: list[dict[str, Any]], folder: Path) -> None:
     from peft import PeftModel
 
-    from packtrain.models.load import load_model
+    from packtrain.modeling.load import load_model
 
     assert runs[0]["merged"][:2] == ("complete", STEPS)
     adapted = PeftModel.from_pretrained(load_model(f"tiny:{FAMILY}"), folder / "adapters-ddp" / "final")

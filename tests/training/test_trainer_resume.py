@@ -23,10 +23,10 @@ from transformers import TrainerCallback
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
-from packtrain.models.reload import reload_weights
+from packtrain.modeling.reload import reload_weights
 from packtrain.training.checkpoints import KIND, MARKER, VERSION, find_latest
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import process_of
 
 pytestmark = pytest.mark.contract

@@ -29,7 +29,7 @@ from small_run import (
 from packtrain.core.errors import MemoryLimitError
 from packtrain.training.checkpoints import find_latest
 
-sys.path.append(str(Path(__file__).parents[1] / "batches"))
+sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import run_ranks
 
 pytestmark = [pytest.mark.contract, pytest.mark.full]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.values import TrainingSetup
-from packtrain.models.known_shapes import KNOWN_SHAPES
-from packtrain.packs.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.modeling.known_shapes import KNOWN_SHAPES
+from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
 from packtrain.training.masters import MasterWeights
 from packtrain.training.settings import LOSS_CHUNK

@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from packtrain.app.config.data import section_defaults
-from packtrain.app.config.load import Reading, RunConfig, config_files
-from packtrain.app.config.section import Section
-from packtrain.app.config.sections import SECTIONS
-from packtrain.app.config.steps import counted_in_packs_by
-from packtrain.app.config.systems import systems_of
 from packtrain.app.train.settings import resolve_run
+from packtrain.config.data import section_defaults
+from packtrain.config.load import Reading, RunConfig, config_files
+from packtrain.config.section import Section
+from packtrain.config.sections import SECTIONS
+from packtrain.config.steps import counted_in_packs_by
+from packtrain.config.systems import systems_of
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import without_secrets
 from packtrain.records.formats.files import is_hub_name

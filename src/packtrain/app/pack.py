@@ -11,16 +11,16 @@ from packtrain.app.cache.made import made_of
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.places import cache_dir
-from packtrain.costs.table import CostTable
-from packtrain.estimates.flops import WorkModel, work_model
-from packtrain.estimates.shapes import read_shape
-from packtrain.estimates.values import TrainingSetup
+from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.settings import read_settings
-from packtrain.packs.model_config import packing_notes
-from packtrain.plans.build import Progress, build_plan
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.own import packer_source
-from packtrain.plans.plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
+from packtrain.measuring.table import CostTable
+from packtrain.packing.build import Progress, build_plan
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.own import packer_source
+from packtrain.packing.plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
+from packtrain.predicting.flops import WorkModel, work_model
+from packtrain.predicting.shapes import read_shape
+from packtrain.predicting.values import TrainingSetup
 
 # The shape of a model with two billion parameters, for tables whose model is not at hand: only ratios matter.
 GENERIC_WORK = WorkModel(

@@ -11,32 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.advice.baseline import Baseline
-from packtrain.advice.study import Progress, study_outcome
-from packtrain.advice.values import Study
-from packtrain.app.config.data import data_seed, section_defaults
-from packtrain.app.config.load import RunConfig, absolute_paths, load_config
-from packtrain.app.config.sections import DataSection
-from packtrain.app.config.setup import ATTENTION, compiles, sharding_notes, training_setup
-from packtrain.app.config.steps import in_packs, said_samples, step_size
-from packtrain.app.datasets.config import FILTERS, MEASURED_DEFAULTS
+from packtrain.config.data import data_seed, section_defaults
+from packtrain.config.dataset import FILTERS, MEASURED_DEFAULTS
+from packtrain.config.load import RunConfig, absolute_paths, load_config
+from packtrain.config.sections import DataSection
+from packtrain.config.setup import ATTENTION, compiles, sharding_notes, training_setup
+from packtrain.config.steps import in_packs, said_samples, step_size
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.values import MediaLimits
-from packtrain.costs.table import CostTable
-from packtrain.estimates.calibration import Fit, coefficients_for
-from packtrain.estimates.gpus import find_gpu
-from packtrain.estimates.shapes import read_shape
-from packtrain.estimates.values import ModelShape
+from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
-from packtrain.models.tiny import known_as, resolve
-from packtrain.packs.model_config import packing_notes
-from packtrain.plans.config import LIMITS, PackingConfig
-from packtrain.plans.overlong import fit_pieces
-from packtrain.plans.plan import PackPlan
-from packtrain.plans.resources import samples_of
+from packtrain.measuring.table import CostTable
+from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.overlong import fit_pieces
+from packtrain.packing.plan import PackPlan
+from packtrain.packing.resources import samples_of
+from packtrain.planning.baseline import Baseline
+from packtrain.planning.study import Progress, study_outcome
+from packtrain.planning.values import Study
+from packtrain.predicting.calibration import Fit, coefficients_for
+from packtrain.predicting.gpus import find_gpu
+from packtrain.predicting.shapes import read_shape
+from packtrain.predicting.values import ModelShape
 from packtrain.reports.files import check_place, write_study
 from packtrain.reports.samples import NUMBERS, SampleChunk
 

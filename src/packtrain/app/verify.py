@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.places import cache_dir
-from packtrain.costs.request import Request
+from packtrain.delivery.encode.model_config import model_contract
+from packtrain.delivery.encode.tokenizer import finished_tokenizer
 from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import LossOn
-from packtrain.models.quiet import quiet_libraries
-from packtrain.models.tiny import PREFIX, build_model, resolve
-from packtrain.packs.model_config import model_contract
-from packtrain.packs.tokenizer import finished_tokenizer
-from packtrain.proofs.shapes import SHAPES, shaped_folder
+from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.measuring.request import Request
+from packtrain.modeling.quiet import quiet_libraries
+from packtrain.modeling.random_model import build_model
+from packtrain.verifying.shapes import SHAPES, shaped_folder
 
 if TYPE_CHECKING:
     import torch
 
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.values import EncodedSample
     from packtrain.families.contracts import BatchContract
-    from packtrain.packs.encode import SampleEncoder
-    from packtrain.packs.values import EncodedSample
-    from packtrain.proofs.values import Priced, Verdict
     from packtrain.records.source import SourceSpec
+    from packtrain.verifying.values import Priced, Verdict
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEVICES = ("cpu", "cuda")
@@ -59,11 +60,11 @@ def verify(
     """Prove that a model on a backend gives packed samples what it gives each of them alone."""
     _check(model, shape, samples)
     place = _place(device, dtype)
-    from packtrain.batches.collate import PackCollator
-    from packtrain.models.attention import VARLEN_LOOP, choose_backend
-    from packtrain.packs.encode import SampleEncoder
-    from packtrain.proofs.long_rows import long_rows, unreached
-    from packtrain.proofs.run import verify_model
+    from packtrain.delivery.collate.packed import PackCollator
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
+    from packtrain.verifying.long_rows import long_rows, unreached
+    from packtrain.verifying.run import verify_model
 
     request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
     encoder = SampleEncoder(request)
@@ -107,11 +108,11 @@ def _samples(
     request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
 ) -> tuple[list[Priced], EncodedSample]:
     """What is packed, and the longest sample: of the user's data, or made up."""
-    from packtrain.proofs.long_rows import long_enough
-    from packtrain.proofs.made_up import made_up_samples, made_up_text
+    from packtrain.verifying.long_rows import long_enough
+    from packtrain.verifying.made_up import made_up_samples, made_up_text
 
     if request.specs:
-        from packtrain.proofs.user_data import samples_of  # only now: reading data needs more packages than proving
+        from packtrain.verifying.user_data import samples_of  # only now: reading data needs more packages than proving
 
         made, longest = samples_of(request, encoder, count, contract.longest_row)
         return made, longest if longest is not None else max((one.sample for one in made), key=len)
@@ -192,7 +193,7 @@ def _sources(data: str | Path, media_root: str | Path | None, dataset_format: st
 
 
 def _load(name: str, folder: str, place: _Place, seed: int) -> Any:
-    from packtrain.models.load import load_model
+    from packtrain.modeling.load import load_model
 
     if not name.startswith(PREFIX):
         return load_model(name, cache_dir=cache_dir() / "models", dtype=place.dtype).to(place.device)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packtrain.estimates.flops import WorkModel, work_model
-from packtrain.estimates.shapes import shape_from_config
-from packtrain.estimates.values import TrainingSetup
-from packtrain.models.known_shapes import known_config
-from packtrain.plans.balance import balance_table
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
-from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails
-from packtrain.plans.windows import pack_windows
+from packtrain.modeling.known_shapes import known_config
+from packtrain.packing.balance import balance_table
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
+from packtrain.packing.windows import pack_windows
+from packtrain.predicting.flops import WorkModel, work_model
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import TrainingSetup
 
 MODEL = "Qwen3-VL-2B"
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from packtrain.bench.lengths import samples_from
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.costs.table import COSTS
-from packtrain.plans.resources import Samples
+from packtrain.measuring.table import COSTS
+from packtrain.packing.resources import Samples
 
 _MOST = 2**31 - 1  # of anything in one sample: squares must fit 64 bits
 Columns = Mapping[str, np.ndarray]

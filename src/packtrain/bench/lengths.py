@@ -9,7 +9,7 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.seeds import stream
-from packtrain.plans.resources import Samples
+from packtrain.packing.resources import Samples
 
 LVIS_SAMPLES = 99_388
 PATCHES_PER_TOKEN = 4  # of the model whose work is predicted: 2 x 2 patches become one token

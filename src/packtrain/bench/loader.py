@@ -11,16 +11,16 @@ from typing import Any
 
 from PIL import Image
 
-from packtrain.app.datasets.config import DatasetConfig
 from packtrain.bench.loader_data import LongData, records, write_lines, write_long, write_pictures, write_shards
 from packtrain.bench.loader_memory import memory_over_steps
 from packtrain.bench.loader_process import fresh
 from packtrain.bench.loader_speed import SpeedTask, epochs_needed, speed
 from packtrain.bench.loader_start import start_times, starts
 from packtrain.bench.tables import show_loader as show_bench
+from packtrain.config.dataset import DatasetConfig
 from packtrain.core.errors import ConfigError
 from packtrain.core.places import cache_dir
-from packtrain.models.tiny import resolve
+from packtrain.families.model_folder import resolve
 
 __all__ = ["bench_loader", "show_bench"]
 

@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.app.datasets.build import MultiModalDataset
-from packtrain.app.datasets.config import DatasetConfig
-from packtrain.app.demo.data import write_dataset
+from packtrain.config.dataset import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
-from packtrain.costs.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
-from packtrain.costs.content import content_of
-from packtrain.costs.fingerprint import inputs_of
-from packtrain.costs.statistics import count_copies, summarise
-from packtrain.costs.table import COSTS, MEDIA, SUMS, CostTable, write_summary
+from packtrain.demo.data import write_dataset
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
+from packtrain.measuring.content import content_of
+from packtrain.measuring.fingerprint import inputs_of
+from packtrain.measuring.statistics import count_copies, summarise
+from packtrain.measuring.table import COSTS, MEDIA, SUMS, CostTable, write_summary
 
 PICTURES = 64
 SHARDS = 4

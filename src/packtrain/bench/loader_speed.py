@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from packtrain.app.datasets.config import DatasetConfig
+from packtrain.config.dataset import DatasetConfig
 
 ROUNDS = 3
 PLAIN = "plain DataLoader"

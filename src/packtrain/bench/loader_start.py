@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from packtrain.app.datasets.config import DatasetConfig
 from packtrain.bench.loader_data import LongData, forget_pages
 from packtrain.bench.loader_process import fresh
+from packtrain.config.dataset import DatasetConfig
 
 ROUNDS = 2
 Access = Literal["map-style", "streaming"]

@@ -15,15 +15,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from packtrain.app.demo.data import write_dataset
 from packtrain.bench.tables import show_measure as show_bench
 from packtrain.core.places import cache_dir
 from packtrain.core.seeds import stream
-from packtrain.costs.columns import Rows
-from packtrain.costs.measurer import FamilyRule, Measurer
-from packtrain.costs.request import Request
-from packtrain.models.tiny import resolve
-from packtrain.packs.reference import RealProcessor, load_reference
+from packtrain.delivery.encode.reference import RealProcessor, load_reference
+from packtrain.demo.data import write_dataset
+from packtrain.families.model_folder import resolve
+from packtrain.measuring.columns import Rows
+from packtrain.measuring.measurer import FamilyRule, Measurer
+from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, open_sources, read_unit
 
 __all__ = ["bench_measure", "show_bench"]

@@ -20,11 +20,11 @@ from packtrain.bench.scaling import scaling
 from packtrain.bench.tables import show_pack as show_bench
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
-from packtrain.plans.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
-from packtrain.plans.greedy import first_fit
-from packtrain.plans.resources import Samples
-from packtrain.plans.several_kernels import best_fit_by_sum
-from packtrain.plans.windows import LARGEST_WINDOW
+from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
+from packtrain.packing.greedy import first_fit
+from packtrain.packing.resources import Samples
+from packtrain.packing.several_kernels import best_fit_by_sum
+from packtrain.packing.windows import LARGEST_WINDOW
 
 __all__ = ["bench_pack", "show_bench"]
 

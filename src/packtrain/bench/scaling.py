@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
-from packtrain.plans.arrays import pack_arrays
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.resources import EXTRAS, RESOURCES, Samples, Tails
-from packtrain.plans.windows import LARGEST_WINDOW, pack_windows
+from packtrain.packing.arrays import pack_arrays
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
+from packtrain.packing.windows import LARGEST_WINDOW, pack_windows
 
 # Alone: lengths in, packs out. Plan: all that a plan needs of a window, which is all columns of costs, packs that are
 # alike, and what every pack holds.

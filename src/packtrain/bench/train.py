@@ -19,10 +19,10 @@ from packtrain.bench.train_loop import BenchTrainer, LoopSettings
 from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows, with_method
 from packtrain.bench.train_shapes import TINY, TINY_TEXT, BenchModel, bench_model
 from packtrain.core.places import cache_dir
-from packtrain.estimates.values import Method
-from packtrain.models.adapters import set_trainable
-from packtrain.models.load import quantize_random
-from packtrain.models.settings import ModelSettings
+from packtrain.modeling.adapters import set_trainable
+from packtrain.modeling.load import quantize_random
+from packtrain.modeling.settings import ModelSettings
+from packtrain.predicting.values import Method
 
 _TINY_SCALE = 24  # by which lengths are divided for the tiny model
 _LORA_RANK = 16

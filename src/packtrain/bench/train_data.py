@@ -13,12 +13,12 @@ from torch.utils.data import Dataset
 
 from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
-from packtrain.estimates.shapes import shape_from_config
-from packtrain.estimates.values import Load
+from packtrain.delivery.encode.made_up import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
+from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
-from packtrain.packs.made_up import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
-from packtrain.packs.values import EncodedSample, PackedRow, PackKey
-from packtrain.plans.arrays import pack_arrays
+from packtrain.packing.arrays import pack_arrays
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import Load
 
 Batching = Literal["packed", "random", "sorted", "grouped"]
 Batches = list[np.ndarray]  # numbers of the samples of each batch

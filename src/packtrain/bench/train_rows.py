@@ -7,7 +7,7 @@ from typing import Any
 
 from packtrain.bench.train_data import Batching
 from packtrain.bench.train_shapes import BenchModel
-from packtrain.estimates.values import Attention, Method, TrainingSetup
+from packtrain.predicting.values import Attention, Method, TrainingSetup
 
 ADAPTERS: tuple[Method, ...] = ("lora", "dora", "qlora")
 BASELINE, YARDSTICK = "padded, 2 a batch", "padded, sorted by length"

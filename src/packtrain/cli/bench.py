@@ -144,7 +144,7 @@ def train(
     """
     import torch
 
-    from packtrain.models.quiet import quiet_libraries
+    from packtrain.modeling.quiet import quiet_libraries
 
     quiet_libraries()
     from packtrain.bench.train import bench_train, show_bench

@@ -25,7 +25,7 @@ Kinds = Annotated[
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """What lies in the cache: size, of which dataset and model, when it was used, and whether it is stale and why."""
     from packtrain.app.cache.entries import list_cache
-    from packtrain.app.show.cache import cache_json, show_cache
+    from packtrain.cli.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
     entries = list_cache(root, kind or ())
@@ -55,7 +55,7 @@ def clear(
     """
     from packtrain.app.cache.entries import KEPT, KINDS, clear_cache, list_cache
     from packtrain.app.cache.entries import older_than as unused_for
-    from packtrain.app.show.cache import cache_json, considered, show_cache, size_of
+    from packtrain.cli.show.cache import cache_json, considered, show_cache, size_of
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
@@ -89,7 +89,7 @@ def clear(
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """Read everything in the cache and compare it with what it says of itself. Exit code 1: something is broken."""
     from packtrain.app.cache.entries import verify_cache
-    from packtrain.app.show.cache import cache_json, show_cache
+    from packtrain.cli.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
     with errors.status("reading") as status:

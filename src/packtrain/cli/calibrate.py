@@ -51,8 +51,8 @@ def calibrate(
     """
     from packtrain.app.calibration.run import calibrate as measure
     from packtrain.app.calibration.run import refit
-    from packtrain.app.show.bars import Bar
-    from packtrain.app.show.calibration import markdown, show_calibration
+    from packtrain.cli.show.bars import Bar
+    from packtrain.cli.show.calibration import markdown, show_calibration
 
     with interruptible(STARTS_OVER), Bar("calibrating", progress_console(), quiet=as_json) as bar:
         if again is not None:

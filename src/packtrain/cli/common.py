@@ -160,7 +160,7 @@ def names_of(option: str, text: str) -> dict[str, str]:
 @contextmanager
 def measuring(verb: str, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """A progress bar on stderr: how far, how fast, how long still, how many were skipped."""
-    from packtrain.app.show.terminal import MeasureBar
+    from packtrain.cli.show.terminal import MeasureBar
 
     with interruptible(), MeasureBar(verb, progress_console(), quiet=quiet) as bar:
         yield bar.update

@@ -30,12 +30,12 @@ def demo(
     It measures, plans and packs, proves that packing is correct, trains a tiny model packed and padded, and compares
     the two in report.html.
     """
-    from packtrain.app.demo.run import run_demo
-    from packtrain.app.demo.show import TrainingBars, show_trained, trained_json
-    from packtrain.app.show.pack import plan_json, show_plan
-    from packtrain.app.show.plan import planned_json, show_planned
-    from packtrain.app.show.terminal import MeasureBar, measured_json, show_measured
-    from packtrain.costs.run import Progress
+    from packtrain.cli.show.demo import TrainingBars, show_trained, trained_json
+    from packtrain.cli.show.pack import plan_json, show_plan
+    from packtrain.cli.show.plan import planned_json, show_planned
+    from packtrain.cli.show.terminal import MeasureBar, measured_json, show_measured
+    from packtrain.demo.run import run_demo
+    from packtrain.measuring.run import Progress
 
     bar = MeasureBar("measuring", progress_console(), quiet=as_json)
 

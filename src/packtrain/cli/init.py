@@ -34,7 +34,7 @@ def init(
 
     Example: packtrain init run.yaml --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
     """
-    from packtrain.app.config.sample import sample_config
+    from packtrain.config.sample import sample_config
 
     given: dict[str, object] = {"model_name_or_path": model, "dataset_path": public(data), **_BEGINNING}
     for name in ("model_name_or_path", "dataset_path"):  # found from any folder

@@ -37,7 +37,7 @@ class Verbs(TyperGroup):
 
 def _meant(error: Any) -> list[str]:
     """What is written for an option as other trainers name it: a setting of a run, or the option with dashes."""
-    from packtrain.app.config.sections import ALIASES, HOMES
+    from packtrain.config.sections import ALIASES, HOMES
 
     name = error.option_name.lstrip("-").replace("-", "_")
     options = {option for one in error.ctx.command.params for option in one.opts} if error.ctx is not None else set()

@@ -58,7 +58,7 @@ def measure(
             progress=progress,
             **settings,
         )
-    from packtrain.app.show.terminal import measured_json, show_measured
+    from packtrain.cli.show.terminal import measured_json, show_measured
 
     if as_json:
         print_json(measured_json(outcome))

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from packtrain.app.config.section import Key
-from packtrain.app.config.sections import KEYS, MEDIA_LIMITS
 from packtrain.cli.common import names_of, text_of
+from packtrain.config.section import Key
+from packtrain.config.sections import KEYS, MEDIA_LIMITS
 
 _FILES = ("object_template",)  # named by a file that holds the value
 

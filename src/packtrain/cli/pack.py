@@ -30,10 +30,10 @@ def pack(
     Example: packtrain pack costs --packing-length 16384 --max-images-per-pack 16 --out plan
     """
     from packtrain.app.pack import pack_outcome
-    from packtrain.app.show.pack import PackBar, plan_json, show_packed
-    from packtrain.plans.balance import balance_table
-    from packtrain.plans.config import PackingConfig
-    from packtrain.plans.plan import PLAN
+    from packtrain.cli.show.pack import PackBar, plan_json, show_packed
+    from packtrain.packing.balance import balance_table
+    from packtrain.packing.config import PackingConfig
+    from packtrain.packing.plan import PLAN
 
     if "packing_length" not in settings:
         raise ConfigError("--packing-length", got="none", expected="tokens of one pack, such as 16384")
@@ -88,8 +88,8 @@ def inspect(
     Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120 --batch
     """
     from packtrain.app.inspection import plan as looking
-    from packtrain.app.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
-    from packtrain.plans.balance import balance_table
+    from packtrain.cli.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
+    from packtrain.packing.balance import balance_table
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
         names = "--pack, --sample, --step, --blocked"
@@ -140,7 +140,7 @@ def _check_batch_options(
 
 def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> None:
     from packtrain.app.inspection.step import inspect_step
-    from packtrain.app.show.step import show_step, step_json
+    from packtrain.cli.show.step import show_step, step_json
 
     seen = inspect_step(run, step, costs)
     if as_json:
@@ -153,8 +153,8 @@ def _inspect_step_batches(
     run: Path, step: int, costs: Path | None, backend: str | None, all_tokens: bool, as_json: bool
 ) -> None:
     from packtrain.app.inspection.step import inspect_step, step_batches
-    from packtrain.app.show.batch import batch_json, show_batch
-    from packtrain.app.show.step import show_step, step_json
+    from packtrain.cli.show.batch import batch_json, show_batch
+    from packtrain.cli.show.step import show_step, step_json
     from packtrain.core.places import cache_dir
 
     seen = inspect_step(run, step, costs)
@@ -174,7 +174,7 @@ def _inspect_batch(
 ) -> None:
     from packtrain.app.inspection.batch import inspect_batch
     from packtrain.app.inspection.plan import open_plan
-    from packtrain.app.show.batch import batch_json, show_batch
+    from packtrain.cli.show.batch import batch_json, show_batch
     from packtrain.core.places import cache_dir
 
     found, table = open_plan(plan, costs)

@@ -63,7 +63,7 @@ def plan(
     Example: packtrain plan costs --model Qwen/Qwen3-VL-2B-Instruct --gpu h200 --gpus 4 --out report
     """
     from packtrain.app.plan import plan as make_plan
-    from packtrain.app.show.plan import PlanBar, planned_json, show_planned
+    from packtrain.cli.show.plan import PlanBar, planned_json, show_planned
 
     limits = {
         "max_images_per_pack": max_images_per_pack,

@@ -29,7 +29,7 @@ def report(
 
     Example: packtrain report runs/packed runs/padded --out comparison.html
     """
-    from packtrain.app.runs.report import report as write
+    from packtrain.app.report import report as write
 
     made = write(runs, out)
     if as_json:

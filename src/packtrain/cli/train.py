@@ -79,9 +79,9 @@ def train(
 
     Example: packtrain train run.yaml training.learning_rate=1e-5 --dry-run
     """
-    from packtrain.app.show.train import PrepareBar, outcome_json, show_outcome, show_ready
     from packtrain.app.train.run import train as run
     from packtrain.app.train.values import Ready
+    from packtrain.cli.show.train import PrepareBar, outcome_json, show_outcome, show_ready
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
         overrides, config = [config, *(overrides or ())], None
@@ -116,7 +116,7 @@ def train(
             raise
         said = f"interrupted; {_what_is_lost(started)}"
         if started:  # libraries that were left in the middle of a step may crash when Python takes them down
-            from packtrain.batches.watch import end_process
+            from packtrain.delivery.trainers.watch import end_process
 
             end_process(f"\n{said}", code=INTERRUPTED)
         errors.print(f"\n[yellow]{escape(said)}[/]", soft_wrap=True)

@@ -54,8 +54,8 @@ def verify(
 
     Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --backend varlen --data train.jsonl
     """
-    from packtrain.app.show.verify import show_verdict
     from packtrain.app.verify import verify as prove
+    from packtrain.cli.show.verify import show_verdict
 
     with interruptible(STARTS_OVER), errors.status("verifying") as status:
         if as_json or not errors.is_terminal:

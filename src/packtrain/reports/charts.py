@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from packtrain.advice.values import BalanceRow, Histogram
-from packtrain.reports.numbers import count, ratio, tick
+from packtrain.core.numbers import count, ratio, tick
+from packtrain.planning.values import BalanceRow, Histogram
 from packtrain.reports.svg import (
     BOTTOM,
     TOP,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from packtrain.advice.values import Simulation
-from packtrain.reports.numbers import count, shown
+from packtrain.core.numbers import count, shown
+from packtrain.planning.values import Simulation
 
 COLUMNS = (
     *("tokens", "text_tokens", "vision_tokens", "image_tokens", "video_tokens", "audio_tokens", "supervised_tokens"),

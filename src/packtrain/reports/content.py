@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.advice.choice import dropped_share
-from packtrain.advice.values import Group, PaddedRun, Simulation, Study
-from packtrain.reports.numbers import shown
+from packtrain.core.numbers import shown
+from packtrain.planning.choice import dropped_share
+from packtrain.planning.values import Group, PaddedRun, Simulation, Study
 
 Content = dict[str, Any]  # JSON: what is written, embedded and looked up by path
 SHOWN_SOURCES, SHOWN_REASONS, SHOWN_IDS = 12, 24, 12  # on the page; files have all

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from packtrain.advice.values import PaddedRun, Simulation, Study
-from packtrain.estimates.memory import Part
+from packtrain.core.numbers import count, decimal, duration, gib, percent, plural, shown, tick, times
+from packtrain.planning.values import PaddedRun, Simulation, Study
+from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
     Line,
     Point,
@@ -20,7 +21,6 @@ from packtrain.reports.charts import (
 )
 from packtrain.reports.compared import limit_sets, limits_text, padded_name, words
 from packtrain.reports.content import headline_memory
-from packtrain.reports.numbers import count, decimal, duration, gib, percent, plural, shown, tick, times
 from packtrain.reports.picture import MOST_PACKS, Key, packs_picture, picture_keys
 
 _PARTS = (

@@ -13,11 +13,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from packtrain.advice.values import DatasetStats, Group, Histogram, Simulation, Study
+from packtrain.core.numbers import count, decimal, large, percent, shown, tick
+from packtrain.planning.values import DatasetStats, Group, Histogram, Simulation, Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
 from packtrain.reports.compared import limit_sets, limits_text, words
 from packtrain.reports.content import sources_by_size
-from packtrain.reports.numbers import count, decimal, large, percent, shown, tick
 from packtrain.reports.svg import spaced
 
 # Okabe and Ito's colours, which stay apart for every kind of colour vision; a little darker, for lines on white.

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from packtrain.advice.values import Study
 from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.planning.values import Study
 from packtrain.reports.checklist import checklist
 from packtrain.reports.content import files_content, study_content
 from packtrain.reports.markdown import comparison_text, memory_text, summary_text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from packtrain.core.numbers import count, formatted, gib, memory, percent, shown
 from packtrain.reports.checklist import Task
 from packtrain.reports.compared import (
     SIMULATED,
@@ -15,7 +16,6 @@ from packtrain.reports.compared import (
     words,
 )
 from packtrain.reports.content import Content
-from packtrain.reports.numbers import count, formatted, gib, memory, percent, shown
 
 _SPECIAL = "\\`*_[]<|~&$"
 _METHOD = (

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from packtrain.reports.run_thin import Thinned
 from packtrain.reports.svg import (
     BOTTOM,
     TOP,
@@ -25,6 +24,7 @@ from packtrain.reports.svg import (
     y_at,
     y_axis,
 )
+from packtrain.runs.thin import Thinned
 
 _WIDE = 1000.0
 

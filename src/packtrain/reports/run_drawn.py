@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from markupsafe import Markup
 
-from packtrain.reports.numbers import (
+from packtrain.core.numbers import (
     count,
     elapsed,
     gib,
@@ -23,9 +23,9 @@ from packtrain.reports.numbers import (
 )
 from packtrain.reports.picture import Key
 from packtrain.reports.run_curves import Axes, Curve, Dot, Level, curve_chart
-from packtrain.reports.run_summary import drawn_loss
-from packtrain.reports.run_thin import BUCKETS, edges_for, thin
-from packtrain.reports.run_values import Run
+from packtrain.runs.summary import drawn_loss
+from packtrain.runs.thin import BUCKETS, edges_for, thin
+from packtrain.runs.values import Run
 
 COLOURS = 8
 _GIB = 1 << 30

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from packtrain.advice.configs import left_out
-from packtrain.advice.values import Reason, Recommendation
+from packtrain.core.numbers import shown
+from packtrain.planning.configs import left_out
+from packtrain.planning.values import Reason, Recommendation
 from packtrain.records.yaml_text import Dumper
 from packtrain.reports.content import plain
-from packtrain.reports.numbers import shown
 
 _WIDTH = 100
 

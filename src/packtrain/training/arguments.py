@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from packtrain.batches.trainer import OWN_LOSS
 from packtrain.core.errors import ConfigError
+from packtrain.delivery.trainers.mixin import OWN_LOSS
 
 SHARDED = "SHARDED_STATE_DICT"
 _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (

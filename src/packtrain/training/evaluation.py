@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from packtrain.batches.evaluation import Evaluated
-from packtrain.batches.values import Batch
+from packtrain.delivery.collate.values import Batch
+from packtrain.delivery.trainers.evaluation import Evaluated
 from packtrain.training.agreement import summed
 from packtrain.training.loss import weight_of
 

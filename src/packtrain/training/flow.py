@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from packtrain.batches.trainer import JointDecision
+from packtrain.delivery.trainers.mixin import JointDecision
 from packtrain.training.agreement import votes_of_all
 from packtrain.training.interrupts import Interrupts
 

@@ -96,6 +96,6 @@ class Interrupts:
 
 
 def _end_process(message: str) -> None:
-    from packtrain.batches.watch import end_process
+    from packtrain.delivery.trainers.watch import end_process
 
     end_process(message, code=_STOPPED)

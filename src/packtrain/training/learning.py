@@ -8,9 +8,9 @@ from statistics import fmean as mean
 from statistics import variance
 from typing import Any
 
-from packtrain.training.history import MonitorLimits
+from packtrain.runs.history import MonitorLimits
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitor_rules import Found
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
 
 _COMPARED = (3, 6, 12, 24, 48)  # stretches, with as many before them
 _CERTAIN = 3.0  # standard errors: it is looked at often

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from packtrain.batches.values import BatchInfo
 from packtrain.core.errors import MemoryLimitError
-from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, largest_tokens
-from packtrain.estimates.values import Load, ModelShape, TrainingSetup
-from packtrain.packs.values import EMPTY_PACK
+from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.encode.values import EMPTY_PACK
+from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, largest_tokens
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 # How libraries say it that do not raise torch's own error.
 _WORDS = re.compile(

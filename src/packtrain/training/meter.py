@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from packtrain.batches.values import BatchInfo
 from packtrain.core.errors import ArtifactError
-from packtrain.estimates.flops import training_flops
-from packtrain.estimates.values import ModelShape, TrainingSetup
+from packtrain.delivery.collate.values import BatchInfo
+from packtrain.predicting.flops import training_flops
+from packtrain.predicting.values import ModelShape, TrainingSetup
+from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.predictions import Prediction, useful_load, whole_load
-from packtrain.training.step_metrics import StepMetrics
 from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, memory, stopwatch
 
 _STATE = 1

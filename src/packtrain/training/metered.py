@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from packtrain.batches.values import BatchInfo
+from packtrain.delivery.collate.values import BatchInfo
 
 
 class Meter(Protocol):

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
-from packtrain.training.history import Kind, MonitorLimits, Seen
+from packtrain.runs.history import Kind, MonitorLimits, Seen
 
 GIB = 1 << 30
 _NORMAL = 1.4826  # median deviation of a normal distribution -> its standard deviation

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from packtrain.core.errors import ArtifactError
-from packtrain.training.history import (
+from packtrain.runs.history import (
     KINDS,
     EarlyWarning,
     Kind,
@@ -17,9 +17,9 @@ from packtrain.training.history import (
     remembered,
     to_rows,
 )
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.learning import Overfitting, Plateau
 from packtrain.training.monitor_rules import RULES, Found
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
 
 _STATE = 1
 

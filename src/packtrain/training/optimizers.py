@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainingArguments
 
 from packtrain.core.errors import ConfigError
-from packtrain.models.groups import parameter_groups
-from packtrain.models.settings import INSTEAD_OF_FP16, LEARNING_DTYPES
+from packtrain.modeling.groups import parameter_groups
+from packtrain.modeling.settings import INSTEAD_OF_FP16, LEARNING_DTYPES
 from packtrain.training.masters import make_optimizer
 from packtrain.training.settings import StepSettings
 

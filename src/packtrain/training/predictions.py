@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
-from packtrain.batches.values import BatchInfo
-from packtrain.estimates.gpus import Gpu
-from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
-from packtrain.estimates.time import Coefficients, step_time
-from packtrain.estimates.values import Load, ModelShape, TrainingSetup
+from packtrain.delivery.collate.values import BatchInfo
+from packtrain.predicting.gpus import Gpu
+from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
+from packtrain.predicting.time import Coefficients, step_time
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 
 class Prediction(Protocol):

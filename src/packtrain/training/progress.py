@@ -17,10 +17,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from packtrain.advice.words import clock as as_clock
-from packtrain.advice.words import duration
-from packtrain.training.history import EarlyWarning
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
+from packtrain.core.words import clock as as_clock
+from packtrain.core.words import duration
+from packtrain.runs.history import EarlyWarning
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
 _RECENT = 50  # steps that the rate is taken from
 _LONG = 5.0  # seconds since the last step from which on they are shown

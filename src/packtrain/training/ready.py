@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
-from packtrain.batches.collate import ConstantShapes
-from packtrain.batches.weights import LossWeighting
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.values import TrainingSetup
+from packtrain.delivery.collate.packed import ConstantShapes
+from packtrain.delivery.collate.weights import LossWeighting
 from packtrain.families.contracts import contract_for
-from packtrain.models.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
-from packtrain.models.attention import dense_backend
-from packtrain.models.compiled import compile_layers
-from packtrain.models.empty_media import add_empty_media_hook
-from packtrain.models.four_bits import keep_four_bits
-from packtrain.models.load import load_model
-from packtrain.models.no_waiting import stop_waiting
-from packtrain.models.parts import model_parts
-from packtrain.models.patch_products import multiply_patches
-from packtrain.models.prepare import prepare_model
-from packtrain.models.settings import ModelSettings
-from packtrain.models.vision_batches import checkpoint_parts, split_vision, unsplit_vision
+from packtrain.modeling.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
+from packtrain.modeling.attention import dense_backend
+from packtrain.modeling.compiled import compile_layers
+from packtrain.modeling.empty_media import add_empty_media_hook
+from packtrain.modeling.four_bits import keep_four_bits
+from packtrain.modeling.load import load_model
+from packtrain.modeling.no_waiting import stop_waiting
+from packtrain.modeling.parts import model_parts
+from packtrain.modeling.patch_products import multiply_patches
+from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.vision_batches import checkpoint_parts, split_vision, unsplit_vision
+from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import HALF
 from packtrain.training.settings import StepSettings
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from packtrain.proofs.values import Verdict
+from packtrain.runs.history import EarlyWarning
+from packtrain.runs.metrics_log import Metrics, MetricsLog
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.flow import is_due
-from packtrain.training.history import EarlyWarning
-from packtrain.training.metrics_log import Metrics, MetricsLog
 from packtrain.training.monitors import Monitors
 from packtrain.training.progress import TrainingProgress
-from packtrain.training.step_metrics import EvalMetrics, StepMetrics
+from packtrain.verifying.values import Verdict
 
 _SAVED = "packtrain.monitors"  # under this name their state stands in trainer_state.json
 

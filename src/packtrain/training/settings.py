@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from packtrain.batches.weights import LossWeighting
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.delivery.collate.weights import LossWeighting
 
 LOSS_CHUNK = 4096
 

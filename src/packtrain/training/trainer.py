@@ -21,16 +21,15 @@ from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
-from packtrain.batches.collate import PackCollator
-from packtrain.batches.trainer import PackedTraining
-from packtrain.batches.values import Batch, BatchInfo
-from packtrain.batches.watch import RankWatch
-from packtrain.models.attention import has_own_attention
-from packtrain.models.compiled import refuse_uncompiled
-from packtrain.models.prepare import prepare_model
-from packtrain.models.vision_batches import checkpoint_parts
-from packtrain.proofs.quick import Training
-from packtrain.proofs.values import Verdict
+from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.values import Batch, BatchInfo
+from packtrain.delivery.trainers.mixin import PackedTraining
+from packtrain.delivery.trainers.watch import RankWatch
+from packtrain.modeling.attention import has_own_attention
+from packtrain.modeling.compiled import refuse_uncompiled
+from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.vision_batches import checkpoint_parts
+from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
 from packtrain.training.arguments import SHARDED, refuse_arguments, refuse_unsharded
@@ -49,8 +48,9 @@ from packtrain.training.resumed_settings import require_shapes, settings_as_aske
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints, states_in_words
 from packtrain.training.settings import StepSettings
 from packtrain.training.settled import SettledObjects
-from packtrain.training.step_metrics import StepMetrics, flat
 from packtrain.training.unreached_states import reading_what_is_there
+from packtrain.verifying.quick import Training
+from packtrain.verifying.values import Verdict
 
 _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has

@@ -16,23 +16,23 @@ from typing import Any
 
 import torch
 
-from packtrain.batches.collate import ConstantShapes, PackCollator
-from packtrain.batches.padded import PaddedCollator
-from packtrain.batches.values import Batch, BatchInfo
 from packtrain.core.errors import PacktrainError
-from packtrain.estimates.calibration import Measurement
-from packtrain.estimates.shapes import shape_from_config
-from packtrain.estimates.values import Load, TrainingSetup
+from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
+from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.values import Batch, BatchInfo
+from packtrain.delivery.encode.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
-from packtrain.models.adapters import set_trainable
-from packtrain.models.compiled import compile_layers
-from packtrain.models.no_waiting import stop_waiting
-from packtrain.models.patch_products import multiply_patches
-from packtrain.models.prepare import prepare_model
-from packtrain.models.settings import ModelSettings
-from packtrain.models.vision_batches import checkpoint_parts, split_vision
-from packtrain.packs.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
-from packtrain.packs.values import EncodedSample, PackedRow, PackKey
+from packtrain.modeling.adapters import set_trainable
+from packtrain.modeling.compiled import compile_layers
+from packtrain.modeling.no_waiting import stop_waiting
+from packtrain.modeling.patch_products import multiply_patches
+from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
+from packtrain.predicting.calibration import Measurement
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import Load, TrainingSetup
 from packtrain.training.loss import FromLogits, InChunks, SumOfLosses
 from packtrain.training.masters import make_optimizer
 

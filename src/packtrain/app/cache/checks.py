@@ -15,22 +15,22 @@ from packtrain.app.cache.made import of_users
 from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
-from packtrain.costs.content import content_of
-from packtrain.costs.fingerprint import inputs_of as measured_inputs
-from packtrain.costs.places import Places
-from packtrain.costs.statistics import summarise
-from packtrain.costs.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
-from packtrain.estimates import calibration
-from packtrain.models.tiny import known_as
-from packtrain.packs.rows import RowTable, fingerprint_of
-from packtrain.packs.token_table import KIND as TOKENS_KIND
-from packtrain.packs.token_table import TOKENS, TokenTable, token_inputs
-from packtrain.packs.token_table import VERSION as TOKENS_VERSION
-from packtrain.plans.plan import PACKER_VERSION, PackPlan, inputs_of
-from packtrain.plans.resources import RESOURCES
+from packtrain.core.numbers import plural
+from packtrain.delivery.encode.rows import RowTable, fingerprint_of
+from packtrain.delivery.encode.token_table import KIND as TOKENS_KIND
+from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inputs
+from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
+from packtrain.families.model_folder import known_as
+from packtrain.measuring.content import content_of
+from packtrain.measuring.fingerprint import inputs_of as measured_inputs
+from packtrain.measuring.places import Places
+from packtrain.measuring.statistics import summarise
+from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
+from packtrain.packing.plan import PACKER_VERSION, PackPlan, inputs_of
+from packtrain.packing.resources import RESOURCES
+from packtrain.predicting import calibration
 from packtrain.records.shards.entries import list_folder
 from packtrain.records.yaml_text import read_yaml
-from packtrain.reports.numbers import plural
 
 STUDIED = "recommended.yaml"
 Faults = Iterator[str]

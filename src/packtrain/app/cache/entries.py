@@ -18,7 +18,7 @@ from pathlib import Path
 from packtrain.app.cache.checks import CHECKS, STUDIED, described, staleness
 from packtrain.app.cache.made import of_users
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.packs.rows import sum_of
+from packtrain.delivery.encode.rows import sum_of
 from packtrain.records.shards.entries import MARKER, is_ours
 from packtrain.records.shards.folder import CacheFolder
 

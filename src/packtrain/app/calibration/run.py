@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from packtrain.app.calibration.trials import Modes, calibration_trials
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
-from packtrain.estimates.calibration import (
+from packtrain.modeling.quiet import quiet_libraries
+from packtrain.predicting.calibration import (
     Calibration,
     Measurement,
     Mode,
@@ -23,8 +24,7 @@ from packtrain.estimates.calibration import (
     read_calibration,
     save_calibration,
 )
-from packtrain.estimates.gpus import Gpu, find_gpu
-from packtrain.models.quiet import quiet_libraries
+from packtrain.predicting.gpus import Gpu, find_gpu
 
 if TYPE_CHECKING:
     from packtrain.training.trial import Trial

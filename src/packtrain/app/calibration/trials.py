@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.places import cache_dir
-from packtrain.estimates.gpus import Gpu
-from packtrain.estimates.memory import estimate_memory
-from packtrain.estimates.shapes import shape_from_config
-from packtrain.estimates.values import Load, TrainingSetup
-from packtrain.models.known_shapes import KNOWN_SHAPES, known_config
-from packtrain.models.tiny import PREFIX, resolve
+from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.modeling.known_shapes import KNOWN_SHAPES, known_config
+from packtrain.predicting.gpus import Gpu
+from packtrain.predicting.memory import estimate_memory
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import Load, TrainingSetup
 
 if TYPE_CHECKING:
     from packtrain.training.trial import Trial
@@ -118,7 +118,7 @@ def _trial(
     row: _Row, gpu: Gpu, compiled: bool, held_out: bool, own: Mapping[str, Any] | None, own_name: str | None
 ) -> Trial | None:
     """One trial, with packs that this GPU has room for; None where even short ones do not fit."""
-    from packtrain.packs.made_up import Mix
+    from packtrain.delivery.encode.made_up import Mix
     from packtrain.training.trial import Trial
 
     name, size, changes, looks = row

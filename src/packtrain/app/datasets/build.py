@@ -16,35 +16,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.cache.made import in_cache
-from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.datasets.summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome
+from packtrain.config.dataset import DatasetConfig
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
-from packtrain.costs.statistics import data_notes
-from packtrain.costs.table import CostTable
-from packtrain.estimates.shapes import read_shape
-from packtrain.models.tiny import resolve
-from packtrain.plans.config import PackingConfig
-from packtrain.plans.plan import PackPlan, inputs_of
-from packtrain.plans.schedule import Schedule
+from packtrain.families.model_folder import resolve
+from packtrain.measuring.statistics import data_notes
+from packtrain.measuring.table import CostTable
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.plan import PackPlan, inputs_of
+from packtrain.packing.schedule import Schedule
+from packtrain.predicting.shapes import read_shape
 from packtrain.records.formats.files import split_notes
 
 if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
     import torch
 
-    from packtrain.batches.collate import PackCollator
-    from packtrain.batches.loader import PackLoader
-    from packtrain.batches.padded import PaddedCollator
-    from packtrain.batches.stream import PackStream
-    from packtrain.packs.encode import SampleEncoder
-    from packtrain.packs.rows import RowTable
-    from packtrain.packs.source import PackSource
-    from packtrain.packs.token_table import TokenTable
-    from packtrain.packs.values import PackedRow, PackKey
+    from packtrain.delivery.collate.packed import PackCollator
+    from packtrain.delivery.collate.padded import PaddedCollator
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.rows import RowTable
+    from packtrain.delivery.encode.source import PackSource
+    from packtrain.delivery.encode.token_table import TokenTable
+    from packtrain.delivery.encode.values import PackedRow, PackKey
+    from packtrain.delivery.loader.loader import PackLoader
+    from packtrain.delivery.loader.stream import PackStream
     from packtrain.records.shards.files import LocalFiles
 
 __all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
@@ -128,8 +128,8 @@ class _Packs:
 
     def get_collator(self, *, dtype: torch.dtype | None = None, **options: Any) -> PackCollator | PaddedCollator:
         """What makes a batch of a pack: one row without padding, or with `packing: false` padded ones."""
-        from packtrain.batches.collate import PackCollator
-        from packtrain.batches.padded import PaddedCollator
+        from packtrain.delivery.collate.packed import PackCollator
+        from packtrain.delivery.collate.padded import PaddedCollator
 
         capacity, encoder = self.plan.config.packing_length, self._parts()[1]
         make: Any = PaddedCollator
@@ -139,7 +139,7 @@ class _Packs:
 
     def loader(self, collator: Any = None, **options: Any) -> PackLoader:
         """This rank's batches, with a state; see PackLoader for the options."""
-        from packtrain.batches.loader import PackLoader
+        from packtrain.delivery.loader.loader import PackLoader
 
         options = {"rows_per_batch": self.rows_per_batch, **options}
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
@@ -164,7 +164,7 @@ class _Packs:
 
     def _tokens(self, table: CostTable, rows: RowTable, root: Path, progress: Callable[[Any], None]) -> TokenTable:
         """The tokens of a table: a folder beside it, by the same name."""
-        from packtrain.packs.token_writer import make_tokens
+        from packtrain.delivery.encode.token_writer import make_tokens
 
         files = self._files(root)
         workers = self.config.workers or len(os.sched_getaffinity(0))
@@ -195,7 +195,7 @@ class MultiModalDataset(_Packs):
         return self.plan.epoch(0).num_packs
 
     def __getitem__(self, key: int | PackKey) -> PackedRow:
-        from packtrain.packs.values import PackKey
+        from packtrain.delivery.encode.values import PackKey
 
         if isinstance(key, tuple):
             return self.source[key]
@@ -207,8 +207,8 @@ class MultiModalDataset(_Packs):
     def _source(
         self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
     ) -> PackSource:
-        from packtrain.packs.reader import RecordReader
-        from packtrain.packs.source import PackSource
+        from packtrain.delivery.encode.reader import RecordReader
+        from packtrain.delivery.encode.source import PackSource
 
         return PackSource(plan, rows, RecordReader(table.request(), rows, self._files(root)), encoder)
 
@@ -256,7 +256,7 @@ class MultiModalIterableDataset(_Packs):
 
     @cached_property
     def _stream(self) -> PackStream:
-        from packtrain.batches.stream import PackStream
+        from packtrain.delivery.loader.stream import PackStream
 
         if self._place is None:
             return PackStream(self.source, self.schedule, rows_per_batch=self.rows_per_batch)
@@ -273,8 +273,8 @@ class MultiModalIterableDataset(_Packs):
     def _source(
         self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
     ) -> PackSource:
-        from packtrain.packs.reader import RecordReader
-        from packtrain.packs.streamed import StreamedSource
+        from packtrain.delivery.encode.reader import RecordReader
+        from packtrain.delivery.encode.streamed import StreamedSource
 
         files = self._files(root)
         reader = RecordReader(table.request(), rows, files)
@@ -291,7 +291,7 @@ class MultiModalIterableDataset(_Packs):
 
 def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: int) -> None:
     """Refuse batches in which one long sample would change the positions of the others, before training finds one."""
-    from packtrain.batches.join import too_long_together
+    from packtrain.delivery.collate.join import too_long_together
 
     for epoch in range(plan.num_epochs if limit is not None else 0):
         packs = plan.epoch(epoch)
@@ -368,13 +368,13 @@ def _context(config: DatasetConfig) -> int:
 
 
 def _rows(table: CostTable, root: Path) -> RowTable:
-    from packtrain.packs.rows import RowTable
+    from packtrain.delivery.encode.rows import RowTable
 
     return RowTable.make(table, root / "rows")
 
 
 def _encoder(table: CostTable) -> SampleEncoder:
-    from packtrain.packs.encode import SampleEncoder
+    from packtrain.delivery.encode.encode import SampleEncoder
 
     return SampleEncoder(table.request(), measured_settings=table.summary["inputs"]["settings"])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from packtrain.plans.padding import padding_share
-from packtrain.plans.schedule import Schedule
+from packtrain.packing.padding import padding_share
+from packtrain.packing.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

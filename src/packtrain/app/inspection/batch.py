@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 from packtrain.app.inspection.plan import pack_samples
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
-from packtrain.costs.table import MEDIA, CostTable
+from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, PackedRow, PackKey
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
-from packtrain.packs.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, PackedRow, PackKey
-from packtrain.plans.plan import PackPlan
+from packtrain.measuring.table import MEDIA, CostTable
+from packtrain.packing.plan import PackPlan
 
 if TYPE_CHECKING:
-    from packtrain.batches.values import Batch
-    from packtrain.packs.encode import SampleEncoder
-    from packtrain.packs.expected import Expected
+    from packtrain.delivery.collate.values import Batch
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.expected import Expected
     from packtrain.records.media import MediaStore
 
 BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
@@ -129,10 +129,10 @@ def inspect_batches(
     # Which says what is wrong with the numbers.
     planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
     _quieten()
-    from packtrain.packs.encode import SampleEncoder
-    from packtrain.packs.reader import RecordReader
-    from packtrain.packs.rows import RowTable
-    from packtrain.packs.source import PackSource
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.reader import RecordReader
+    from packtrain.delivery.encode.rows import RowTable
+    from packtrain.delivery.encode.source import PackSource
     from packtrain.records.shards.files import LocalFiles
 
     request = table.request()
@@ -177,7 +177,7 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
 
 
 def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, backend: str) -> Batch:
-    from packtrain.batches.collate import PackCollator
+    from packtrain.delivery.collate.packed import PackCollator
 
     collator = PackCollator(
         encoder.contract,
@@ -230,7 +230,7 @@ class _Noting:
         return made
 
     def _media(self, record: Record, store: MediaStore) -> tuple[SeenMedium, ...]:
-        from packtrain.packs.decode import read_header
+        from packtrain.delivery.encode.decode import read_header
 
         media = tuple(record.media())
         if not media:
@@ -275,7 +275,7 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
 
 
 def _seen(plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, backend: str, texts: _TokenTexts) -> SeenBatch:
-    from packtrain.batches.collate import offsets_of
+    from packtrain.delivery.collate.packed import offsets_of
 
     info, encoder = batch.info, noting.encoder
     starts = offsets_of(row.samples, plan.config.pack_alignment)
@@ -372,7 +372,7 @@ class _TokenTexts:
     """The texts of a model's tokens, by its tokenizer as transformers loads it."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
-        from packtrain.packs.pixels import load_processor
+        from packtrain.delivery.encode.pixels import load_processor
 
         self._tokenizer: Any = load_processor(settings, multimodal=False).backend_tokenizer
         self._known: dict[int, _Piece] = {}

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
-from packtrain.costs.table import COSTS, CostTable
-from packtrain.plans.overlong import supervised_in
-from packtrain.plans.plan import PLAN, PackPlan
-from packtrain.reports.run_read import CONFIG, RUN, read_run
-from packtrain.reports.run_values import Run
+from packtrain.measuring.table import COSTS, CostTable
+from packtrain.packing.overlong import supervised_in
+from packtrain.packing.plan import PLAN, PackPlan
+from packtrain.runs.read import CONFIG, RUN, read_run
+from packtrain.runs.values import Run
 
 _SHOWN = (
     *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "videos", "patches"),

@@ -12,10 +12,10 @@ import numpy as np
 
 from packtrain.app.inspection.plan import PackedSample, open_plan, pack_samples, plan_of_run
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.costs.table import CostTable
-from packtrain.plans.schedule import EMPTY, Balance, Schedule
-from packtrain.reports.run_read import RUN, read_run
-from packtrain.reports.run_values import Run
+from packtrain.measuring.table import CostTable
+from packtrain.packing.schedule import EMPTY, Balance, Schedule
+from packtrain.runs.read import RUN, read_run
+from packtrain.runs.values import Run
 
 if TYPE_CHECKING:
     from packtrain.app.inspection.batch import SeenBatch

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from packtrain.app.runs.folder import RunOutcome, versions
 from packtrain.app.train.values import Ready
 from packtrain.core.secrets import without_secrets
-from packtrain.models.tiny import PREFIX
+from packtrain.families.model_folder import PREFIX
+from packtrain.runs.folder import RunOutcome, versions
 
 
 def model_card(ready: Ready, outcome: RunOutcome, *, merged: bool) -> str:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.config.load import RunConfig, load_config
-from packtrain.app.config.sections import TrainingSection, keys_with
-from packtrain.app.config.setup import MULTIMODAL, model_settings, uses_deepspeed
-from packtrain.app.runs.folder import CONFIG
+from packtrain.config.load import RunConfig, load_config
+from packtrain.config.sections import TrainingSection, keys_with
+from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import secrets_of
-from packtrain.models.settings import ModelSettings
+from packtrain.modeling.settings import ModelSettings
+from packtrain.runs.folder import CONFIG
 
 _RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
 _SCHEDULE = "lr_scheduler_type"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packtrain.advice.words import counted
 from packtrain.app.train.expected import Machine
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.host import host_needs, in_units
-from packtrain.estimates.values import Load
+from packtrain.core.words import counted
+from packtrain.predicting.host import host_needs, in_units
+from packtrain.predicting.values import Load
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.core.places import cache_dir
+from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import date_for, unused_note
-from packtrain.models.tiny import resolve
 
 _KEY = "template_date"
 

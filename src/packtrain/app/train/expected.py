@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packtrain.advice.clock import Clock
-from packtrain.advice.memory_report import GPUS_PER_NODE
-from packtrain.advice.passes import FIELDS, Passes, pack_passes
 from packtrain.app.train.prepare import Prepared, batch_rows
 from packtrain.core.errors import PacktrainError
 from packtrain.core.places import cache_dir
-from packtrain.estimates.calibration import coefficients_for
-from packtrain.estimates.gpus import Gpu, find_gpu
-from packtrain.estimates.host import host_needs
-from packtrain.estimates.memory import DEFAULT_COEFFICIENTS, GIB, MemoryCoefficients, estimate_memory, largest_tokens
-from packtrain.estimates.shapes import read_shape
-from packtrain.estimates.time import Coefficients
-from packtrain.estimates.values import Load, ModelShape, TrainingSetup
-from packtrain.models.tiny import resolve
-from packtrain.plans.resources import EXTRAS, RESOURCES
+from packtrain.families.model_folder import resolve
+from packtrain.packing.resources import EXTRAS, RESOURCES
+from packtrain.planning.clock import Clock
+from packtrain.planning.memory_report import GPUS_PER_NODE
+from packtrain.planning.passes import FIELDS, Passes, pack_passes
+from packtrain.predicting.calibration import coefficients_for
+from packtrain.predicting.gpus import Gpu, find_gpu
+from packtrain.predicting.host import host_needs
+from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, GIB, MemoryCoefficients, estimate_memory, largest_tokens
+from packtrain.predicting.shapes import read_shape
+from packtrain.predicting.time import Coefficients
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 _SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
 

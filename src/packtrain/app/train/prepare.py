@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packtrain.advice.sweep import KEPT
-from packtrain.advice.words import about, counted, signed_percent
-from packtrain.app.config.load import RunConfig
-from packtrain.app.config.steps import PackedStep, counted_in_packs_by
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.datasets.config import DatasetConfig
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.settings import ResolvedRun
+from packtrain.config.dataset import DatasetConfig
+from packtrain.config.load import RunConfig
+from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.places import cache_dir
-from packtrain.costs.run import Outcome
-from packtrain.costs.run import Progress as Measuring
-from packtrain.costs.worker import NOT_DRAWN, OTHER_PART
+from packtrain.core.words import about, counted, signed_percent
+from packtrain.delivery.encode.token_writer import Progress as Tokenizing
+from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.models.input_limits import limited_parts
-from packtrain.models.tiny import resolve
-from packtrain.packs.token_writer import Progress as Tokenizing
-from packtrain.plans.build import Progress as Packing
-from packtrain.plans.padding import padding_share
-from packtrain.plans.plan import PackPlan
-from packtrain.plans.schedule import Schedule
+from packtrain.measuring.run import Outcome
+from packtrain.measuring.run import Progress as Measuring
+from packtrain.measuring.worker import NOT_DRAWN, OTHER_PART
+from packtrain.modeling.input_limits import limited_parts
+from packtrain.packing.build import Progress as Packing
+from packtrain.packing.padding import padding_share
+from packtrain.packing.plan import PackPlan
+from packtrain.packing.schedule import Schedule
+from packtrain.planning.sweep import KEPT
 
 if TYPE_CHECKING:
-    from packtrain.packs.token_table import TokenTable
+    from packtrain.delivery.encode.token_table import TokenTable
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
 _MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said

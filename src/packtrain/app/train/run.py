@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.cache.of_run import clear_run
-from packtrain.app.config.load import RunConfig, load_config, with_overrides
-from packtrain.app.config.tiles import check_tiles
-from packtrain.app.runs.folder import CONFIG, RUN, RunFolder, RunOutcome
 from packtrain.app.train.changed import changes_note, config_of_run, refuse_changes
 from packtrain.app.train.dated import with_template_date
 from packtrain.app.train.from_data import RECOMMENDED, STUDY_PAGE, config_from_data
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.settings import ResolvedRun, resolve_run
 from packtrain.app.train.values import Place, Ready, TrainOutcome
+from packtrain.config.load import RunConfig, load_config, with_overrides
+from packtrain.config.tiles import check_tiles
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.places import cache_dir, made_cache
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
 from packtrain.families.contracts import contract_for
+from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.models.quiet import quiet_libraries
-from packtrain.models.tiny import resolve
+from packtrain.modeling.quiet import quiet_libraries
+from packtrain.runs.folder import CONFIG, RUN, RunFolder, RunOutcome
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ def train(
         run = replace(run, notes=(*run.notes, *clear_run(run)))
     with folder.alone() if writes else nullcontext():
         from packtrain.app.train.session import Session
-        from packtrain.models.load import require_weights
+        from packtrain.modeling.load import require_weights
         from packtrain.training.arguments import refuse_unsharded
 
         if (local := Path(run.model.name).expanduser()).is_dir():

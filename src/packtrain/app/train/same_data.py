@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.runs.folder import RunFolder
 from packtrain.app.train.prepare import Prepared
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
+from packtrain.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -54,7 +54,7 @@ def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: Tr
     """The trainer's own check of a checkpoint's place in the plan, before anything of the run is written over."""
     from transformers import TrainerControl, TrainerState
 
-    from packtrain.batches.trainer import PlanProgress
+    from packtrain.delivery.trainers.mixin import PlanProgress
 
     saved = checkpoint / "trainer_state.json"
     if not saved.is_file():  # on a machine that saves none, where disks are not shared

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome, origin
 from packtrain.app.train.card import model_card
 from packtrain.app.train.changed import changes_note, config_of_run
 from packtrain.app.train.check_arguments import check_arguments
@@ -28,12 +27,13 @@ from packtrain.app.train.settings import resolved_sections
 from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.core.places import cache_dir
-from packtrain.costs.table import LEDGER as MEASURED
-from packtrain.models.tiny import PREFIX, resolve
-from packtrain.plans.plan import LEDGER as PACKED
+from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.measuring.table import LEDGER as MEASURED
+from packtrain.packing.plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
-from packtrain.reports.run_read import read_run
-from packtrain.reports.run_summary import Summary, summarise
+from packtrain.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome, origin
+from packtrain.runs.read import read_run
+from packtrain.runs.summary import Summary, summarise
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     import torch
@@ -41,14 +41,14 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from transformers import TrainingArguments
 
     from packtrain.app.train.prepare import Dataset, Prepared
-    from packtrain.batches.values import BatchInfo
-    from packtrain.proofs.values import Verdict
+    from packtrain.delivery.collate.values import BatchInfo
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.ready import ReadyModel
     from packtrain.training.run_watch import RunWatch
     from packtrain.training.trainer import PackedTrainer
+    from packtrain.verifying.values import Verdict
 
 
 _ROUNDED = (
@@ -90,7 +90,7 @@ class Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
         import torch
 
-        from packtrain.models.frozen import frozen_state
+        from packtrain.modeling.frozen import frozen_state
         from packtrain.training.agreement import said_by_all
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.ready import ready_model, training_device, weights_dtype
@@ -201,7 +201,7 @@ class Session:
 
     def train(self, console: Console | None) -> TrainOutcome:
         """Train to the end, or to where it is stopped."""
-        from packtrain.training.metrics_log import METRICS, MetricsLog
+        from packtrain.runs.metrics_log import METRICS, MetricsLog
         from packtrain.training.run_watch import RunWatch
 
         folder = RunFolder(self.prepared.run.folder)
@@ -313,7 +313,7 @@ class Session:
         )
 
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
-        from packtrain.batches.failures import FailureWatch
+        from packtrain.delivery.loader.failures import FailureWatch
         from packtrain.training.memory_errors import MemoryModel
         from packtrain.training.trainer import PackedTrainer
 
@@ -372,7 +372,7 @@ class Session:
 
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
         """The weights alone; all processes take part where they are shared out."""
-        from packtrain.models.export import save_final
+        from packtrain.modeling.export import save_final
 
         run = self.prepared.run
         target = folder.path / FINAL
@@ -413,7 +413,7 @@ def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingA
     """The trainer's arguments: what the config gives, and what follows from the schedule and the weights."""
     import torch
 
-    from packtrain.batches.trainer import trainer_arguments
+    from packtrain.delivery.trainers.mixin import trainer_arguments
 
     run, dataset = prepared.run, prepared.dataset
     derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
@@ -469,10 +469,10 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
     None where rows are padded or it was turned off, and where the model is shared out among processes: it may be too
     large for one of them, and the trainer proves it then.
     """
-    from packtrain.proofs.quick import Training
     from packtrain.training.first_check import check_first_batch
     from packtrain.training.loss import loss_on, losses_of
     from packtrain.training.ready import ready_for_steps
+    from packtrain.verifying.quick import Training
 
     run = prepared.run
     if not (run.quick_check and run.data.packing) or run.shares_weights:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.config.arguments import trainer_settings
-from packtrain.app.config.data import evaluation_config, section_defaults, training_config
-from packtrain.app.config.load import RunConfig, absolute_paths, with_overrides
-from packtrain.app.config.setup import model_settings, step_settings, training_setup
-from packtrain.app.config.steps import RunLength, StepSize, run_length, step_size
-from packtrain.app.datasets.config import DatasetConfig
+from packtrain.config.arguments import trainer_settings
+from packtrain.config.data import evaluation_config, section_defaults, training_config
+from packtrain.config.dataset import DatasetConfig
+from packtrain.config.load import RunConfig, absolute_paths, with_overrides
+from packtrain.config.setup import model_settings, step_settings, training_setup
+from packtrain.config.steps import RunLength, StepSize, run_length, step_size
 from packtrain.core.errors import ConfigError
-from packtrain.estimates.values import TrainingSetup
-from packtrain.models.settings import ModelSettings
+from packtrain.modeling.settings import ModelSettings
+from packtrain.predicting.values import TrainingSetup
 from packtrain.training.settings import StepSettings
 
 RUNS = "runs"  # where run folders are made if none is named

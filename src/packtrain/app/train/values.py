@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packtrain.app.runs.folder import RunOutcome
 from packtrain.app.train.course import Course
 from packtrain.app.train.expected import Expected
 from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.settings import ResolvedRun
+from packtrain.runs.folder import RunOutcome
 
 if TYPE_CHECKING:
-    from packtrain.batches.values import BatchInfo
-    from packtrain.proofs.values import Verdict
+    from packtrain.delivery.collate.values import BatchInfo
+    from packtrain.verifying.values import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

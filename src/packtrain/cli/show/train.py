@@ -1,0 +1,351 @@
+"""How a training run looks in a terminal: everything that was derived before its first step, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn
+from rich.table import Table
+
+from packtrain.app.train.course import Course
+from packtrain.app.train.prepare import RunNumbers
+from packtrain.app.train.values import Learning, Ready, TrainOutcome
+from packtrain.cli.show.bars import Bar
+from packtrain.core.checksums import Checking
+from packtrain.core.words import counted, duration
+from packtrain.delivery.encode.token_writer import Progress as Tokenizing
+from packtrain.measuring.run import Progress as Measuring
+from packtrain.packing.build import Progress as Packing
+
+_GIB = 1 << 30
+_STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}
+
+
+class PrepareBar(Bar):
+    """A bar over measuring, packing and tokenizing, whichever is going on; without a terminal, a line for each."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        super().__init__("preparing", console, quiet=quiet, counts=(MofNCompleteColumn(),))
+        self._console, self._stage = console, None if quiet or console.is_terminal else ""
+
+    def update(self, state: Any) -> None:
+        """Show where preparation is; a text is a stage that nothing is counted of."""
+        stage = state if isinstance(state, str) else _STAGES.get(type(state), "")
+        if self._stage is not None and stage and stage != self._stage:
+            self._stage = stage
+            self._console.print(f"{stage} ...", soft_wrap=True)
+        if isinstance(state, str):
+            self.show(0, None, state)
+        elif isinstance(state, Measuring):
+            detail = f"measuring: {state.entries:,} records, {state.skipped:,} skipped"
+            self.show(state.units, state.total_units, detail)
+        elif isinstance(state, Packing):
+            self.show(state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}")
+        elif isinstance(state, Tokenizing):
+            self.show(state.rows, state.total, "tokenizing")
+        elif isinstance(state, Checking):
+            self.show(state.bytes >> 20, state.total >> 20, f"reading {state.path.name} (MiB)")
+
+
+def show_ready(ready: Ready, console: Console) -> None:
+    """Every derived number, before the first step."""
+    for line in ready.done:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    for warning in ready.warnings:
+        console.print(f"[bold yellow]warning: {escape(warning)}[/]", soft_wrap=True)
+    for note in ready.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
+    table = Table(title=f"{ready.numbers.mode} training into {escape(str(ready.run.folder))}", title_justify="left")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for name, text in _rows(ready):
+        table.add_row(name, escape(text))
+    console.print(table)
+    if ready.batches:
+        console.print(_batches_table(ready))
+    for risk in ready.risks:
+        console.print(f"[bold red]warning:[/] [red]{escape(risk)}[/]", soft_wrap=True)
+
+
+def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
+    numbers, run = ready.numbers, ready.run
+    masters = " with fp32 masters" if ready.masters else ""
+    yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
+    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
+    tokens = f"{counted(numbers.tokens, 'token')} ({numbers.supervised_tokens:,} supervised)"
+    data = f"{counted(numbers.samples, 'sample')}, {tokens}"
+    ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
+    ledger += f"; {numbers.held_out:,} held out for evaluation (eval_size)" if numbers.held_out else ""
+    ledger += _in_the_ledger(numbers.left_out)
+    if numbers.too_large:
+        ledger += f", {numbers.too_large:,} of them too large for a pack"
+    if numbers.unlabelled:
+        ledger += f", {numbers.unlabelled:,} of them pieces that were cut to no label"
+    if numbers.cut:
+        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are trained nowhere"
+        to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "the length of a pack"
+        ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
+    if numbers.waiting:
+        ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
+    yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
+    if numbers.mode == "packed":
+        packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
+        yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
+        first = ", ".join(f"{samples} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
+        yield "packing is on", f"samples that share each of the first packs: {first}"
+        yield "packing proof", _proof(ready)
+    else:
+        padding = f"{1 - numbers.fill:.1%} of tokens are padding"
+        each = f"{counted(numbers.rows_per_batch, 'sample')} each"
+        if run.data.pad_packs:
+            each = f"the samples of a pack each, {numbers.samples_per_pack:.1f} of them"
+        yield "batches", f"{each}, padded to the longest: {padding}"
+        yield "packing is off", "every sample has a row of its own"
+    yield "step", _step(ready)
+    yield "steps", _steps(numbers)
+    yield "epochs", _passes(numbers.epochs)
+    course = ready.course
+    warmup = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
+    yield "learning rate", f"{_rates(course)}; {course.schedule} schedule, {warmup}"
+    clipped = f"gradients clipped at {course.max_grad_norm:g}" if course.max_grad_norm else "gradients not clipped"
+    decay = f"weight decay {course.weight_decay:g}"
+    yield "optimizer", f"{course.optimizer}, {decay}, {clipped}; computing in {course.precision}"
+    yield "checkpoints", course.saves
+    if numbers.evaluation_samples:
+        batches = counted(numbers.evaluation_batches, "batch", "batches")
+        ledger = _in_the_ledger(numbers.evaluation_left_out)
+        yield "evaluation", f"{course.evaluates}: {counted(numbers.evaluation_samples, 'sample')} in {batches}{ledger}"
+    yield from _expected(ready)
+    if ready.resumed:
+        yield "resuming", f"from checkpoint-{ready.resumed}"
+
+
+def _lengths(numbers: RunNumbers) -> str:
+    """
+    >>> from types import SimpleNamespace as Numbers
+    >>> _lengths(Numbers(samples=3, tokens=4000, longest=2500))
+    'mean length 1,333 tokens, longest 2,500'
+    """
+    return f"mean length {numbers.tokens / numbers.samples:,.0f} tokens, longest {numbers.longest:,}"
+
+
+def _in_the_ledger(entries: int) -> str:
+    return f"; {entries:,} more in the ledger" if entries else ""
+
+
+def _steps(numbers: RunNumbers) -> str:
+    """
+    >>> from types import SimpleNamespace as Numbers
+    >>> _steps(Numbers(steps=18, epochs=2.0, steps_per_epoch=9))
+    '18 (2 epochs x 9 steps)'
+    >>> _steps(Numbers(steps=3, epochs=0.6, steps_per_epoch=5))
+    '3 (0.6 epochs of 5 steps)'
+    """
+    each, epochs = counted(numbers.steps_per_epoch, "step"), numbers.epochs
+    if epochs * numbers.steps_per_epoch == numbers.steps and epochs == int(epochs):
+        return f"{numbers.steps:,} ({counted(int(epochs), 'epoch')} x {each})"
+    return f"{numbers.steps:,} ({_passes(epochs)} epochs of {each})"
+
+
+def _passes(epochs: float) -> str:
+    """
+    >>> _passes(0.6), _passes(3.0), _passes(1230.0)
+    ('0.6', '3', '1,230')
+    """
+    return f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+
+
+def _rates(course: Course) -> str:
+    """Learning rates, with the parts that have each.
+
+    >>> from types import SimpleNamespace as Course
+    >>> _rates(Course(rates={"language": 1e-4, "vision": 1e-5, "connector": 1e-4}))
+    '0.0001 (language, connector), 1e-05 (vision)'
+    """
+    parts: dict[float, list[str]] = {}
+    for part, rate in course.rates.items():
+        parts.setdefault(rate, []).append(part)
+    return ", ".join(f"{rate:g} ({', '.join(names)})" for rate, names in parts.items())
+
+
+def _media(numbers: RunNumbers) -> str:
+    """What there is beside text.
+
+    >>> from types import SimpleNamespace as Numbers
+    >>> _media(Numbers(images=0, videos=1, frames=16)), _media(Numbers(images=2, videos=0, frames=0))
+    (', 1 video (16 frames)', ', 2 images')
+    """
+    said = f", {counted(numbers.images, 'image')}" if numbers.images else ""
+    if numbers.videos:
+        said += f", {counted(numbers.videos, 'video')} ({counted(numbers.frames, 'frame')})"
+    return said
+
+
+def _method(ready: Ready) -> str:
+    model = ready.run.model
+    if not model.has_adapters:
+        return model.method
+    targets = ", ".join(model.lora_target_modules or ("every linear layer of the decoder",))
+    return f"{model.method} (rank {model.lora_rank}, alpha {model.scale:g}, {targets})"
+
+
+def _step(ready: Ready) -> str:
+    numbers = ready.numbers
+    processes = counted(numbers.world, "process", "processes")
+    passes = f"gradient_accumulation_steps {numbers.micro_steps:,} on {processes}"
+    if not ready.run.data.has_packs:
+        whole = numbers.samples == numbers.packs  # or rows are pieces of samples
+        said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
+        return f"{numbers.packs_per_step:,} {said}samples, {passes}"
+    wanted = ready.run.size.samples
+    fewest, most = numbers.step_samples
+    said = f" ({fewest:,} to {most:,})" if fewest < most else ""
+    said += f", {wanted:,} requested" if wanted is not None else ""
+    return (
+        f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{said}; "
+        f"{passes}{_empty(numbers)}"
+    )
+
+
+def _empty(numbers: RunNumbers) -> str:
+    """Micro-batches of a step that no pack is left for."""
+    places = numbers.micro_steps * numbers.world
+    idle = places - numbers.packs_per_step
+    return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
+
+
+def _learning(one: Learning) -> str:
+    if not one.trained:
+        return f"{one.part} frozen"
+    if one.trained == one.weights:
+        return f"{one.part} {one.weights:,}"
+    return f"{one.part} {one.trained:,} of {one.weights:,} ({one.trained / one.weights:.2%})"
+
+
+def _compiled(ready: Ready) -> str:
+    return ", torch.compile" if ready.compiled else ""
+
+
+def _proof(ready: Ready) -> str:
+    proof = ready.proof
+    if proof is None:
+        waits = ready.run.quick_check and ready.run.shares_weights
+        return "made by all processes before the first step" if waits else "turned off (quick_check: false)"
+    return "\n".join(proof.passed_in_words())
+
+
+def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
+    found = ready.expected
+    if found is None:
+        yield "expected", "no prediction of speed and memory: no GPU, or one that is not known"
+        return
+    by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
+    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"
+    yield "expected speed", f"{speed}, {duration(found.run_seconds)} in all on {found.gpu} ({by})"
+    host = f"{found.host_bytes / _GIB:.1f} GiB of host memory a node"
+    yield "expected memory", f"{found.memory_bytes / _GIB:.1f} GiB of {found.gpu_bytes / _GIB:.1f} GiB; {host}"
+
+
+def _batches_table(ready: Ready) -> Table:
+    """The first batches of every rank."""
+    table = Table(title="First batches", title_justify="left")
+    for name in ("rank", "batch", "samples", "images", "tiles", "patches", "tokens", "supervised", "fill"):
+        table.add_column(name, justify="right")
+    for rank, infos in enumerate(ready.batches):
+        for number, info in enumerate(infos):
+            table.add_row(
+                str(rank),
+                str(number),
+                f"{info.samples:,}",
+                f"{info.images:,}",
+                f"{info.tiles:,}",
+                "?" if info.patches is None else f"{info.patches:,}",
+                f"{info.tokens:,}",
+                f"{info.supervised_tokens:,}",
+                f"{batch_fill(ready, info):.1%}",
+            )
+    return table
+
+
+def batch_fill(ready: Ready, info: Any) -> float:
+    """Real tokens over what a pack can hold, or over what a padded batch computes."""
+    numbers = ready.numbers
+    room = numbers.packing_length if numbers.mode == "packed" else info.tokens + info.padding
+    return float(info.tokens / room) if room else 0.0
+
+
+def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
+    """How a run ended, and what to do next; `again` is the command that continues it."""
+    ended = outcome.outcome
+    if ended.status == "not trained":
+        console.print("nothing was trained; the same command without --dry-run trains", soft_wrap=True)
+        return
+    which = "final loss" if ended.status == "complete" else "loss"
+    mean = f" (mean of the last {counted(ended.loss_samples, 'sample')})" if ended.loss_samples else ""
+    loss = f", {which} {ended.loss:.4f}{mean}" if ended.loss is not None else ""
+    evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
+    speed = f" ({ended.tokens_per_second:,.0f} tokens/s after warm-up)" if ended.tokens_per_second is not None else ""
+    why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
+    console.print(
+        f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
+        f"{counted(ended.samples_seen, 'sample')} in {duration(ended.seconds)}{speed}",
+        soft_wrap=True,
+    )
+    for problem in outcome.problems:
+        console.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
+    if outcome.interrupted:
+        console.print(f"next: {escape(again)}", soft_wrap=True)
+        return
+    if outcome.final is not None:
+        console.print(f"weights: {escape(str(outcome.final))}", soft_wrap=True)
+    if outcome.report is not None:
+        console.print(f"next: open {escape(str(outcome.report))}", soft_wrap=True)
+
+
+def ready_json(ready: Ready) -> dict[str, Any]:
+    """What was derived, for machines."""
+    return {
+        "folder": str(ready.run.folder),
+        "mode": ready.numbers.mode,
+        "numbers": asdict(ready.numbers),
+        "model": {
+            "name": ready.run.model.name,
+            "method": ready.run.model.method,
+            "attention": ready.attention,
+            "dtype": ready.dtype,
+            "master_weights": ready.masters,
+            "compiled": ready.compiled,
+            "learns": [asdict(one) for one in ready.learns],
+        },
+        "prepared": list(ready.done),
+        "notes": [*ready.warnings, *ready.notes, *ready.risks],
+        "course": asdict(ready.course),
+        "proof": None if ready.proof is None else ready.proof.as_json(),
+        "expected": None if ready.expected is None else asdict(ready.expected),
+        "resumed": ready.resumed,
+        "batches": [
+            [
+                {
+                    **{name: getattr(info, name) for name in ("samples", "images", "tiles", "patches", "tokens")},
+                    "fill": batch_fill(ready, info),
+                }
+                for info in infos
+            ]
+            for infos in ready.batches
+        ],
+    }
+
+
+def outcome_json(outcome: TrainOutcome) -> dict[str, Any]:
+    """A run for machines."""
+    return {
+        **ready_json(outcome.ready),
+        "outcome": outcome.outcome.plain(),
+        "report": None if outcome.report is None else str(outcome.report),
+        "final": None if outcome.final is None else str(outcome.final),
+        "problems": list(outcome.problems),
+    }

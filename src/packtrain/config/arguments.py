@@ -1,0 +1,241 @@
+"""What a config gives of transformers.TrainingArguments: passed on, derived, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from packtrain.config.load import RunConfig
+from packtrain.config.sections import KEPT_CHECKPOINTS, TRAINER_KEYS
+from packtrain.config.setup import (
+    MULTIMODAL,
+    WITH_MASTERS,
+    checkpoints,
+    has_deepspeed,
+    model_settings,
+    sharding,
+    sharding_notes,
+    uses_deepspeed,
+    zero_stage,
+)
+from packtrain.core.errors import ConfigError
+
+# What follows from the schedule, from other settings, or from how the command was started.
+_DERIVED = (
+    *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
+    *("per_device_eval_batch_size", "seed", "data_seed", "gradient_checkpointing", "fsdp", "fsdp_config", "deepspeed"),
+    *("train_sampling_strategy", "length_column_name", "disable_tqdm", "do_train", "do_eval", "do_predict"),
+    *("local_rank", "optim", "warmup_steps"),
+)
+_EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
+_NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
+_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
+# Arguments that would lose data or change the loss without a word: the value that cannot be, and the way out.
+_REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "ignore_data_skip": (bool, "a resumed run would train its first packs again and never the last"),
+    "dataloader_drop_last": (bool, "nothing is dropped at delivery; data.packing_drop_last decides it in the plan"),
+    "remove_unused_columns": (bool, "batches are made by the collator, not by columns"),
+    "logging_nan_inf_filter": (bool, "a loss that is not a number must be seen"),
+    "auto_find_batch_size": (bool, "the size of a batch is that of a pack; use a shorter data.packing_length"),
+    "torch_compile": (bool, "rows of other lengths would be compiled again and again; use training.compile"),
+    "use_liger_kernel": (bool, "it replaces the loss; training.chunked_loss saves the same memory"),
+    "resume_from_checkpoint": (bool, "use --resume"),
+    "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would weigh more"),
+    "gradient_checkpointing_kwargs": (
+        lambda value: value not in (None, {}, {"use_reentrant": False}),
+        "layers are recomputed without re-entering autograd, which adapters and frozen parts need; leave it out",
+    ),
+    "parallelism_config": (bool, "packs are not split over GPUs"),
+    "prediction_loss_only": (lambda value: not value, "evaluation is the loss over tokens"),
+}
+
+
+def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments by name, and what was understood; everything that cannot be is refused at once."""
+    problems = [*_refused(config), *_contradictions(config), *_missing_packages(config), *_unmerged(config, world)]
+    if problems:
+        raise ConfigError("settings", problems=problems)
+    training = config.training
+    given = {
+        name: value
+        for name, value in training.given(*TRAINER_KEYS).items()
+        if name not in _DERIVED and name not in _REFUSED
+    }
+    found: dict[str, Any] = {
+        "report_to": "none",
+        "logging_steps": 10,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        **given,
+        "seed": training.seed or 0,
+        "gradient_checkpointing": checkpoints(config),
+        "disable_tqdm": True,
+        **_warmup(config),
+        **_sharded(config, world),
+    }
+    if training.optim not in (None, MULTIMODAL):
+        found["optim"] = training.optim
+    notes = [*_evaluation(config, found), *_no_adapters(config), *_notes(config, world)]
+    return found, tuple(notes)
+
+
+def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
+    """When evaluation happens; without data for it, never."""
+    if config.evaluates:
+        found.setdefault("eval_strategy", "steps" if "eval_steps" in found else "epoch")
+        return []
+    ignored = [name for name in _EVALUATION if found.pop(name, None) is not None]
+    if not ignored:
+        return []
+    return [
+        f"there is no data.eval_path or data.eval_size, so nothing is evaluated: {', '.join(ignored)} has no effect"
+    ]
+
+
+def _no_adapters(config: RunConfig) -> list[str]:
+    """Settings of adapters where there are none: all weights learn, and the method may have been forgotten."""
+    ignored = [name for name, value in config.model.given(*_ADAPTERS).items() if value is not False]
+    if not ignored or model_settings(config).has_adapters:
+        return []
+    has = "has" if len(ignored) == 1 else "have"
+    return [f"model.method is full, so {', '.join(ignored)} {has} no effect: set method: lora to train adapters"]
+
+
+def _warmup(config: RunConfig) -> dict[str, Any]:
+    """Steps, or a share of all steps as the trainer takes it: a number below one."""
+    training = config.training
+    if training.warmup_ratio:
+        return {"warmup_steps": float(training.warmup_ratio)}
+    return training.given("warmup_steps")
+
+
+def _sharded(config: RunConfig, world: int) -> dict[str, Any]:
+    """How weights are shared out; with one process there is nothing to share."""
+    training, how = config.training, sharding(config)
+    if uses_deepspeed(config):
+        return {"deepspeed": _deepspeed(int(how[-1])) if zero_stage(config) else training.deepspeed}
+    if how != "fsdp" or world == 1:
+        return {}
+    return {"fsdp": training.fsdp or "full_shard", "fsdp_config": training.fsdp_config or {"version": 2}}
+
+
+def _deepspeed(stage: int) -> dict[str, Any]:
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return {**dict.fromkeys(names, "auto"), "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": stage}}
+
+
+def _notes(config: RunConfig, world: int) -> list[str]:
+    training, found = config.training, [*sharding_notes(config)]
+    if training.optim == MULTIMODAL:
+        rates = ", ".join(training.given("learning_rate", "vit_lr", "aligner_lr"))
+        found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
+    if sharding(config) == "fsdp" and world == 1:
+        found.append("sharding fsdp: there is one process, so nothing is shared out")
+    elif world == 1 and uses_deepspeed(config):
+        found.append(
+            "deepspeed wants a launcher, also for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
+        )
+    elif sharding(config) == "fsdp" and model_settings(config).method == "qlora":
+        found.append("sharding fsdp with qlora: the 4-bit weights stay whole on every GPU; the others are shared out")
+    return found
+
+
+def _refused(config: RunConfig) -> list[str]:
+    return [
+        f"training.{name}: {value}: {_REFUSED[name][1]}"
+        for name, value in config.training.given(*_REFUSED).items()
+        if _REFUSED[name][0](value)
+    ]
+
+
+def _contradictions(config: RunConfig) -> list[str]:
+    """Settings that cannot both hold."""
+    model, training, data, found = config.model, config.training, config.data, []
+    for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_connector")):
+        given = getattr(training, rate)
+        if given and getattr(model, part) is False:
+            found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or let it learn")
+    if training.warmup_ratio and training.warmup_steps:
+        found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
+    if data.eval_path and data.eval_size:
+        found.append("data.eval_path and data.eval_size: leave one of them out")
+    if data.eval_size and data.max_eval_samples:
+        found.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
+    if not config.evaluates:
+        found += [
+            f"training.{name} without data.eval_path or data.eval_size: there is nothing to judge by"
+            for name, value in training.given(*_NEED_EVALUATION).items()
+            if value
+        ]
+    if training.neftune_noise_alpha and data.packing is not False:
+        found.append(
+            "training.neftune_noise_alpha with packed rows: its noise shrinks with the length of a row, so a sample "
+            "would get less of it than alone: leave it out, or set data.packing: false"
+        )
+    metric = training.metric_for_best_model
+    if metric not in (None, "loss", "eval_loss"):
+        found.append(f"training.metric_for_best_model {metric}: evaluation gives the loss over tokens alone: eval_loss")
+    if training.greater_is_better:
+        found.append("training.greater_is_better true: what is evaluated is the loss, of which less is better")
+    if training.fp16 and training.bf16:
+        found.append("training.fp16 and training.bf16: leave one of them out")
+    if training.fp16 and model.dtype in ("bf16", "bfloat16"):
+        found.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
+    optim = training.optim or MULTIMODAL
+    if training.master_weights and optim not in WITH_MASTERS:
+        found.append(
+            f"training.master_weights true and training.optim {optim}, which stores weights and states in its own way: "
+            f"use one of {', '.join(WITH_MASTERS)}, or leave it out"
+        )
+    how = training.sharding
+    if how is not None and training.fsdp and how != "fsdp":
+        found.append(f"training.sharding {how} and training.fsdp: leave one of them out")
+    if how in ("ddp", "fsdp") and training.deepspeed:
+        found.append(f"training.sharding {how} and training.deepspeed: leave one of them out")
+    return found
+
+
+def _unmerged(config: RunConfig, world: int) -> list[str]:
+    """Said before the run, not at its end."""
+    if world == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
+        return []
+    if model_settings(config).method != "qlora":
+        return []
+    return ["model.merge_adapters with qlora and sharding fsdp: save the adapters, and merge them into the original"]
+
+
+def _missing_packages(config: RunConfig) -> list[str]:
+    found = []
+    try:
+        method = model_settings(config).method
+    except ConfigError:
+        method = "full"  # it is reported where it is made
+    if method == "qlora" and find_spec("bitsandbytes") is None:
+        found.append(
+            "model.method qlora: bitsandbytes is not installed: pip install 'packtrain[qlora]', or method: lora"
+        )
+    training = config.training
+    if training.deepspeed and zero_stage(config) is None and not has_deepspeed():
+        found.append(
+            f"training.deepspeed {training.deepspeed}: deepspeed is not installed: pip install 'packtrain[deepspeed]',"
+            " or leave it out and set training.sharding: fsdp, which shares out weights and states without it"
+        )
+    if _own_stage(training.deepspeed) == 3:
+        found.append(
+            "training.deepspeed with ZeRO stage 3: models are loaded and saved whole here; training.sharding: fsdp"
+            " shares out the same"
+        )
+    return found
+
+
+def _own_stage(given: str | dict[str, Any] | None) -> int | None:
+    """Of ZeRO in a config of DeepSpeed's own, where it can be read."""
+    if isinstance(given, str) and Path(given).is_file():
+        try:
+            given = json.loads(Path(given).read_text(encoding="utf-8"))
+        except ValueError:
+            return None  # as DeepSpeed will say
+    stage = given.get("zero_optimization", {}).get("stage") if isinstance(given, dict) else None
+    return stage if isinstance(stage, int) else None

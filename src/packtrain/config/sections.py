@@ -1,0 +1,711 @@
+"""The settings of a run, by section. Loader, command-line options, documentation and the check of a resumed run follow
+from these fields; a new setting is one field here and the code that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packtrain.config.kinds import (
+    AMOUNT,
+    BELOW_ONE,
+    COUNT,
+    DAY,
+    FLAG,
+    FOLDER,
+    HELD,
+    LIMITS,
+    NAMES,
+    PLACE,
+    POSITIVE,
+    RATE,
+    SECONDS,
+    SECTION,
+    SEED,
+    SHARE,
+    STEPS,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    WORD,
+    WORDS,
+    choice,
+    either,
+)
+from packtrain.config.section import Key, Section, key
+from packtrain.records.media import MAX_IMAGE_PIXELS
+
+KEPT_CHECKPOINTS = 2
+_MEASURE, _PACK = ("measure",), ("pack",)
+_LOG_LEVEL = choice("passive", "detail", "debug", "info", "warning", "error", "critical")
+SCHEDULES = (
+    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
+    *("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSection(Section):
+    """Which model, and what of it is trained."""
+
+    model_name_or_path: str | None = key(
+        WORD,
+        "A model folder, a hub name, or tiny:FAMILY for a random small one. `model: NAME` alone is enough.",
+        aliases=("model_name", "name", "model", "load_from_pretrained_path", "base_model"),
+        resume="place",
+    )
+    method: str | None = key(
+        WORD,
+        "What is trained: full (all weights), lora, dora or qlora (adapters).",
+        default="full",
+        aliases=("finetuning_type", "train_type", "adapter"),
+        resume="refused",
+    )
+    lora_rank: int | None = key(COUNT, "Rank of the adapters.", default=16, aliases=("lora_r",), resume="refused")
+    lora_alpha: float | None = key(AMOUNT, "Scale of the adapters.", shown="twice the rank", resume="refused")
+    lora_dropout: float | None = key(BELOW_ONE, "Dropout before the adapters.", default=0.0)
+    lora_target_modules: str | list[str] | None = key(
+        either(WORD, WORDS),
+        "Modules with adapters, by the ends of their names.",
+        shown="every matrix of the decoder",
+        aliases=("lora_target", "target_modules"),
+        resume="refused",
+    )
+    train_vision: bool | None = key(
+        FLAG, "Train the vision tower.", shown="true in full training, false beside adapters", resume="refused"
+    )
+    train_connector: bool | None = key(
+        FLAG, "Train the connector.", shown="true in full training, false beside adapters", resume="refused"
+    )
+    train_language: bool | None = key(
+        FLAG, "Train the language model, or its adapters.", default=True, resume="refused"
+    )
+    dtype: str | None = key(
+        WORD,
+        "Dtype of the weights: bf16, fp32, or fp16 for frozen ones beside adapters. auto is bf16 on a GPU that has it, "
+        "else fp32, also with training.fp16. training.bf16 only matters for fp32 weights, over which it computes in "
+        "bf16.",
+        default="auto",
+        aliases=("torch_dtype",),
+    )
+    quantization_bit: int | None = key(COUNT, "4 is another way to say method: qlora.", resume="refused")
+    use_dora: bool | None = key(FLAG, "true is another way to say method: dora.", resume="refused")
+    merge_adapters: bool | None = key(FLAG, "Merge adapters into the weights of `final`.", default=False)
+    vit_img_size: int | None = key(COUNT, "Compared with the model's own tiles, and refused where they differ.")
+    mp_image_token_length: int | None = key(COUNT, "Compared with the model's own, and refused where it differs.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSection(Section):
+    """A dataset: where it is, how its records are read, and how samples share packs."""
+
+    dataset_path: str | None = key(
+        WORD,
+        "A file or folder (jsonl, json, csv, tsv, parquet, arrow, tar shards), HF dataset, YAML mixture or hub name.",
+        aliases=("train_jsonl", "dataset_name", "train_dataset_path"),
+        resume="plan",
+    )
+    dataset_type: str | None = key(
+        WORD,
+        "Kind of records: vision (text, images, video) or fineweb_edu (plain text).",
+        default="vision",
+        verbs=_MEASURE,
+    )
+    dataset_format: str | None = key(
+        WORD,
+        "Format of the files: json, jsonl, csv, tsv, parquet, arrow, hf_dataset, webdataset, yaml.",
+        shown="recognised",
+        verbs=_MEASURE,
+    )
+    media_root: str | None = key(
+        WORD, "Where relative media paths start.", shown="the data file's folder", verbs=_MEASURE
+    )
+    split: str | None = key(
+        WORD,
+        "Which split of a Hugging Face dataset, or of a folder whose files are named after splits.",
+        default="train",
+        aliases=("dataset_train_split",),
+        verbs=_MEASURE,
+    )
+    subset: str | None = key(WORD, "Which configuration of a Hugging Face dataset that has several.", verbs=_MEASURE)
+    sources: list[str] | None = key(
+        WORDS, "Only these sources of a mixture.", shown="all", verbs=_MEASURE, options=("--source",)
+    )
+    schema: str | None = key(WORD, "Chat schema of the records.", shown="recognised for each record", verbs=_MEASURE)
+    columns: dict[str, str] | None = key(
+        NAMES,
+        "Columns under other names: {name in the data: name here}; as an option query=question,response=answer.",
+        verbs=_MEASURE,
+    )
+    strict_columns: bool | None = key(
+        FLAG, "Refuse records with columns or keys that nothing reads.", default=False, verbs=_MEASURE
+    )
+    formatting: str | None = key(
+        WORD,
+        "Your own module:function that turns a raw record into messages. It is imported and run.",
+        aliases=("formatting_func",),
+        verbs=_MEASURE,
+    )
+    object_ordering: str | None = key(
+        WORD, "Order of annotated objects: sorted, random or as_is.", default="sorted", verbs=_MEASURE
+    )
+    emit_norm: str | None = key(
+        WORD, "Coordinates of objects: none (as they are), norm100, norm1000.", default="none", verbs=_MEASURE
+    )
+    object_template: str | None = key(
+        WORD, "Your own Jinja template for objects; as an option, the file with it.", verbs=_MEASURE
+    )
+    object_prompt: str | None = key(TEXT, "What the user message asks about the image; empty for the image alone.")
+    coord_tokens: bool | dict[str, Any] | None = key(SWITCH, "Not supported: must be false.", default=False)
+    loss_on: str | None = key(
+        WORD,
+        "What carries loss: assistant, completion (the last answer alone) or all.",
+        shown="assistant for chats, all for plain text",
+        verbs=_MEASURE,
+    )
+    add_eos: bool | None = key(
+        FLAG,
+        "Append the end token, unless it is there already.",
+        shown="where the text is plain",
+        verbs=_MEASURE,
+        options=("--add-eos/--no-add-eos",),
+    )
+    template_date: str | None = key(
+        DAY,
+        "The day, YYYY-MM-DD, for chat templates that write the date of today (`strftime_now`, at midnight); kept in "
+        "run.yaml, so that a resumed run has the same texts.",
+        shown="today",
+        verbs=_MEASURE,
+    )
+    chat_template: str | None = key(
+        WORD,
+        "A file with a chat template of your own (Jinja), used instead of the model's and saved with `final`.",
+        shown="the model's own",
+        verbs=_MEASURE,
+    )
+    processor_config: dict[str, float] | None = key(
+        LIMITS,
+        "Limits of media: min_pixels, max_pixels, video_min_pixels, video_max_pixels, max_img_size, num_frames, fps, "
+        "max_frames.",
+        shown="the model's own",
+    )
+    max_samples: int | None = key(
+        COUNT,
+        "Take so many records, drawn at random by the seed.",
+        shown="all",
+        aliases=("max_train_samples",),
+        verbs=_MEASURE,
+        options=("--max-samples", "--limit"),
+    )
+    eval_size: float | None = key(
+        HELD,
+        "Hold out a share of the records, or so many, and evaluate those; they are drawn by the seed.",
+        shown="none",
+        aliases=("val_size", "val_set_size", "split_dataset_ratio", "val_ratio"),
+        verbs=_MEASURE,
+        resume="plan",
+    )
+    min_seconds: float | None = key(SECONDS, "Leave out records with shorter videos.", verbs=_MEASURE)
+    max_seconds: float | None = key(SECONDS, "Leave out records with longer videos.", verbs=_MEASURE)
+    max_images_per_sample: int | None = key(
+        COUNT, "Leave out records with more images.", aliases=("max_images_per_example",), verbs=_MEASURE
+    )
+    max_sample_length: int | None = key(COUNT, "Leave out records with more tokens.", verbs=_MEASURE)
+    allow_outside_root: bool | None = key(
+        FLAG, "Allow media outside the media root (absolute paths, links).", default=False, verbs=_MEASURE
+    )
+    max_image_pixels: int | None = key(COUNT, "Refuse larger images before they are decoded.", default=MAX_IMAGE_PIXELS)
+    on_error: str | None = key(
+        choice("skip", "fail"),
+        "Unusable records: skip them (into the ledger), or fail at the first.",
+        default="skip",
+        verbs=_MEASURE,
+    )
+    max_failure_rate: float | None = key(
+        SHARE,
+        "Stop when more than this share of records is unusable: when they are measured, and again when they are "
+        "decoded for training, after 1,000 samples and at the end of an epoch and of the run.",
+        default=0.05,
+        verbs=_MEASURE,
+    )
+    check: int | None = key(
+        WHOLE,
+        "Records to encode again with the real processor and compare; 0 turns the check off.",
+        default=32,
+        verbs=_MEASURE,
+    )
+    content_hash: bool | None = key(
+        FLAG, "Recognise changed data files by content, not by size and time.", default=False, verbs=_MEASURE
+    )
+    workers: int | None = key(
+        COUNT,
+        "Worker processes that measure and tokenize. The result is the same for any number.",
+        shown="one for each core",
+        aliases=("preprocessing_num_workers", "dataset_num_proc"),
+        verbs=_MEASURE,
+        options=("--workers", "-w"),
+    )
+    costs: str | None = key(
+        WORD,
+        "A folder that packtrain measure made of this data: it is used, or refused where it does not fit.",
+        shown="found in the cache, or measured",
+        resume="place",
+    )
+    plan: str | None = key(
+        WORD,
+        "A folder that packtrain pack made: its packs are trained, and what they follow from need not be said.",
+        shown="found in the cache, or packed",
+        resume="plan",
+    )
+    packing: bool | None = key(
+        FLAG,
+        "false: one sample a row, padded to the longest of its batch.",
+        default=True,
+        shown="true; false in configs of systems that do not pack by default",
+        aliases=("sample_packing",),
+        resume="plan",
+    )
+    packing_length: int | None = key(
+        COUNT,
+        "Tokens of one pack.",
+        shown="per_device_train_batch_size x cutoff_len, or what the model takes, up to 32,000; shorter where the "
+        "samples of a step need it",
+        aliases={
+            "global_max_length": {"overlong": "drop"},
+            "sequence_len": {"overlong": "drop"},
+            "max_seq_length": {"overlong": "truncate"},
+            "max_length": {"overlong": "truncate"},
+            "lm_max_length": {},
+        },
+        verbs=_PACK,
+        options=("--packing-length", "-n"),
+        resume="plan",
+    )
+    packing_strategy: str | None = key(
+        WORD,
+        "How packs are filled: best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none, "
+        "wrapped (texts cut where a pack is full), or your own module:function, which is imported and run.",
+        default="best_fit",
+        verbs=_PACK,
+        resume="plan",
+    )
+    effort: str | None = key(
+        WORD, "With several limits: fast, or best for fewer packs in more time.", default="fast", verbs=_PACK
+    )
+    max_images_per_pack: int | None = key(
+        COUNT, "Most images in a pack.", shown="no limit", aliases=("max_images_per_knapsack",), verbs=_PACK
+    )
+    max_patches_per_pack: int | None = key(
+        COUNT,
+        "Most vision patches in a pack: what the vision tower's memory follows.",
+        shown="no limit",
+        verbs=_PACK,
+    )
+    max_vision_tokens_per_pack: int | None = key(COUNT, "Most image and video tokens.", shown="no limit", verbs=_PACK)
+    max_videos_per_pack: int | None = key(COUNT, "Most videos in a pack.", shown="no limit", verbs=_PACK)
+    max_frames_per_pack: int | None = key(COUNT, "Most video frames in a pack.", shown="no limit", verbs=_PACK)
+    max_samples_per_pack: int | None = key(COUNT, "Most samples in a pack.", shown="no limit", verbs=_PACK)
+    max_attention_per_pack: int | None = key(
+        COUNT, "Most attention work: the sum of squared lengths.", shown="no limit", verbs=_PACK
+    )
+    pack_alignment: int | None = key(
+        COUNT, "Fill each sample in a pack up to a multiple of so many tokens.", default=1, verbs=_PACK, resume="plan"
+    )
+    max_packs: int | None = key(
+        COUNT,
+        "Most packs of an epoch; samples of the others go to the ledger.",
+        shown="all packs",
+        verbs=_PACK,
+        resume="plan",
+    )
+    cutoff_len: int | None = key(
+        COUNT,
+        "Cut samples to so many tokens, before they are packed; never inside an image or a video.",
+        shown="no cut",
+        verbs=_PACK,
+        resume="plan",
+    )
+    truncate_side: str | None = key(
+        WORD,
+        "Where samples are cut: right keeps the beginning, left the end, of samples without media alone.",
+        default="right",
+        verbs=_PACK,
+        resume="plan",
+    )
+    overlong: str | None = key(
+        WORD,
+        "Samples that fit no pack: drop (into the ledger), truncate, split, or error.",
+        default="drop",
+        verbs=_PACK,
+        resume="plan",
+    )
+    packing_window: int | None = key(
+        COUNT, "Pack within windows of this many consecutive samples.", shown="all together", verbs=_PACK
+    )
+    packing_min_fill_ratio: float | None = key(
+        SHARE, "Packs of a window that are emptier are packed again with the next window.", default=0.0, verbs=_PACK
+    )
+    packing_buffer: int | None = key(
+        COUNT, "Look-ahead, in samples, for streams that cannot be measured first.", default=1024, verbs=_PACK
+    )
+    packing_drop_last: bool | None = key(
+        FLAG, "Leave out packs that do not make a whole step.", default=False, verbs=_PACK
+    )
+    repack_each_epoch: bool | None = key(
+        FLAG,
+        "New packs for each epoch, or the same.",
+        default=True,
+        verbs=_PACK,
+        options=("--repack-each-epoch/--same-packs",),
+    )
+    shuffle: bool | None = key(
+        FLAG,
+        "Take samples at random, or in the dataset's order.",
+        default=True,
+        verbs=_PACK,
+        options=("--shuffle/--no-shuffle",),
+        resume="plan",
+    )
+    balance: str | None = key(
+        WORD,
+        "Order of packs: sorted (steps of even work), strict or random; where nothing is packed: random or length.",
+        shown="sorted for packs, random for padded batches; as packed with shuffle: false",
+        resume="plan",
+    )
+    pad_packs: bool | None = key(
+        FLAG,
+        "With packing: false, a padded batch has the samples of a pack: steps have the samples they have packed.",
+        default=False,
+        resume="plan",
+    )
+    cache_dir: str | None = key(
+        FOLDER,
+        "Folder for cost tables, plans, rows and tokens.",
+        shown="the user's cache",
+        aliases=("preprocessing_cache_dir", "dataset_prepared_path"),
+        resume="place",
+    )
+    cache_bytes: int | None = key(
+        COUNT, "Budget of copies of compressed or remote data files.", default=10 << 30, shown="10 GiB"
+    )
+    cache_tokens: bool | None = key(
+        FLAG, "Tokenize once, before training, and keep the result.", shown="true where rows are padded"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSection(DatasetSection):
+    """The data of a run: what is trained on, and what is evaluated."""
+
+    eval_path: str | None = key(
+        WORD,
+        "Data that are evaluated; as dataset_path.",
+        aliases=("val_jsonl", "eval_dataset_path", "eval_dataset"),
+        resume="place",
+    )
+    eval_split: str | None = key(WORD, "Its split.", shown="as split", aliases=("dataset_test_split",))
+    eval_packing: bool | None = key(
+        FLAG,
+        "Pack them too; the evaluation loss is the same number either way.",
+        shown="as packing",
+        aliases=("eval_sample_packing",),
+    )
+    max_eval_samples: int | None = key(COUNT, "As max_samples, of the evaluation data.", shown="all")
+    streaming: bool | None = key(
+        FLAG, "Data files, those of a hub dataset too, go through a cache of cache_bytes.", default=False
+    )
+
+
+MEDIA_LIMITS: Mapping[str, Key] = {
+    "min_pixels": Key(kind=COUNT, help="Smallest image, in pixels (Qwen-VL).", aliases={"image_min_pixels": {}}),
+    "max_pixels": Key(kind=COUNT, help="Largest image, in pixels (Qwen-VL).", aliases={"image_max_pixels": {}}),
+    "max_img_size": Key(kind=COUNT, help="Longest edge of an image (Idefics3, SmolVLM, nanoVLM)."),
+    "num_frames": Key(kind=COUNT, help="Frames sampled from a video."),
+    "fps": Key(kind=POSITIVE, help="Frames sampled per second of video.", aliases={"video_fps": {}}),
+    "max_frames": Key(kind=COUNT, help="Most frames sampled from a video.", aliases={"video_maxlen": {}}),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSection(Section):
+    """Settings of training that are packtrain's own."""
+
+    vit_lr: float | None = key(
+        RATE,
+        "Learning rate of the vision tower. A part with a rate of its own is trained; one with rate 0 is frozen.",
+        shown="learning_rate",
+        aliases=("lr_vision_backbone",),
+        resume="rate",
+    )
+    aligner_lr: float | None = key(
+        RATE, "Learning rate of the connector.", shown="learning_rate", aliases=("lr_mp",), resume="rate"
+    )
+    effective_batch_size: int | None = key(
+        COUNT, "Samples of an optimizer step over all processes, packed or not.", resume="plan"
+    )
+    effective_batch_unit: str | None = key(
+        WORD,
+        "What effective_batch_size, or batch size x accumulation, counts: samples or packs.",
+        default="samples",
+        resume="plan",
+    )
+    packs_per_step: int | None = key(
+        COUNT,
+        "Packs of an optimizer step over all processes.",
+        shown="from the samples of a step; one for each process where they are not said",
+        verbs=_PACK,
+        resume="plan",
+    )
+    save_delay_steps: float | None = key(AMOUNT, "No checkpoint before this step.", default=0)
+    warmup_ratio: float | None = key(BELOW_ONE, "Warm-up as a share of all steps; warmup_steps below 1 is the same.")
+    group_by_length: bool | None = key(
+        FLAG,
+        "Padded batches of similar lengths: less padding, biased batches. For packs, balance: strict.",
+        default=False,
+        resume="plan",
+    )
+    vision_checkpointing: bool | None = key(
+        FLAG, "Gradient checkpointing of the vision tower.", shown="as gradient_checkpointing"
+    )
+    vision_batch_patches: int | None = key(
+        COUNT, "The vision tower runs on at most so many patches at once.", shown="all at once"
+    )
+    chunked_loss: bool | None = key(
+        FLAG, "Logits at supervised positions only, in chunks; false: of the whole row at once.", default=True
+    )
+    loss_chunk: int | None = key(COUNT, "Tokens of a chunk.", default=4096)
+    loss_weighting: str | None = key(WORD, "What has the same weight in the loss: token or sample.", default="token")
+    sharding: str | None = key(
+        WORD,
+        "How weights are shared out: ddp (not at all), fsdp (FSDP2), or zero1 and zero2 of deepspeed; "
+        "without it they are fsdp, and so is zero3.",
+        default="ddp",
+    )
+    attention: str | None = key(
+        WORD,
+        "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that "
+        "is exact for the model, eager where attention scores are capped or have sinks.",
+        default="auto",
+        aliases=("attn_implementation",),
+    )
+    compile: bool | None = key(FLAG, "Compile decoder layers, for constant shapes.", shown="on a GPU, for packs")
+    early_stopping_patience: int | None = key(COUNT, "Stop after so many evaluations without a better loss.")
+    early_stopping_threshold: float | None = key(AMOUNT, "By how much a loss must be better.", default=0.0)
+    master_weights: bool | None = key(
+        FLAG, "The optimizer keeps and updates fp32 copies of weights.", shown="where trainable parameters are bf16"
+    )
+    logging_dir: str | None = key(
+        WORD, "Folder of TensorBoard's logs.", shown="runs/ in the run's folder", resume="place"
+    )
+    num_gpus: int | None = key(
+        COUNT, "GPUs that the config was written for: what `plan` plans for; `train` says where it has others."
+    )
+    quick_check: bool | None = key(FLAG, "Check packing on the model before the first step.", default=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSection(StepSection):
+    """How it is trained: packtrain's own settings, and those of transformers.TrainingArguments.
+
+    The class itself takes nearly anything, and looks at it when it is too late; a test compares names and types.
+    """
+
+    learning_rate: float | None = key(
+        RATE, "Peak learning rate.", default=5e-5, aliases=("lr_language_backbone",), resume="rate"
+    )
+    num_train_epochs: float | None = key(AMOUNT, "Epochs to train.", default=1, aliases=("num_epochs",), resume="plan")
+    max_steps: int | None = key(
+        STEPS, "Optimizer steps to train, instead of epochs.", aliases=("max_training_steps",), resume="plan"
+    )
+    per_device_train_batch_size: int | None = key(
+        COUNT,
+        "Samples of a process in a micro-batch; of packs, what counts is the samples of a step that follow from it.",
+        aliases=("batch_size", "micro_batch_size"),
+        resume="plan",
+    )
+    gradient_accumulation_steps: int | None = key(
+        COUNT, "Micro-batches of a process in a step.", shown="from the size of a step", resume="plan"
+    )
+    output_dir: str | None = key(FOLDER, "The run's folder.", shown="runs/ and the config's name", resume="place")
+    optim: str | None = key(
+        WORD,
+        "Optimizer, by its name in transformers; multimodal is AdamW, as another system names it.",
+        shown="AdamW",
+        aliases=("optimizer",),
+        resume="refused",
+    )
+    optim_args: str | None = key(TEXT, resume="refused")
+    optim_target_modules: str | list[str] | None = key(either(TEXT, WORDS), resume="refused")
+    weight_decay: float | None = key(AMOUNT, "Weight decay.", shown="0", resume="rate")
+    adam_beta1: float | None = key(BELOW_ONE, resume="rate")
+    adam_beta2: float | None = key(BELOW_ONE, resume="rate")
+    adam_epsilon: float | None = key(AMOUNT, resume="rate")
+    max_grad_norm: float | None = key(AMOUNT, "Gradients are clipped to this norm; 0: not clipped.", shown="1")
+    lr_scheduler_type: str | None = key(
+        choice(*SCHEDULES),
+        f"Schedule of the learning rate: {', '.join(SCHEDULES)}.",
+        shown="linear",
+        aliases=("lr_scheduler",),
+    )
+    lr_scheduler_kwargs: dict[str, Any] | None = key(SECTION)
+    warmup_steps: float | None = key(AMOUNT, "Warm-up steps; a number below 1 is a share of all steps.", shown="0")
+    neftune_noise_alpha: float | None = key(AMOUNT)
+    label_smoothing_factor: float | None = key(BELOW_ONE)
+    gradient_checkpointing: bool | None = key(
+        FLAG, "Recompute the activations of decoder layers in the backward pass: less memory, more time.", default=True
+    )
+    gradient_checkpointing_kwargs: dict[str, Any] | None = key(SECTION)
+    seed: int | None = key(SEED, "Seed of everything that is drawn at random.", default=0, resume="plan")
+    data_seed: int | None = key(
+        SEED, "Seed of what is drawn about data: packs and their order.", shown="seed", resume="plan"
+    )
+    eval_strategy: str | None = key(
+        choice("no", "steps", "epoch"),
+        "When data.eval_path or eval_size is evaluated: no, steps or epoch.",
+        shown="steps with eval_steps, else epoch",
+        aliases=("evaluation_strategy",),
+    )
+    eval_steps: float | None = key(
+        POSITIVE, "Steps between evaluations; a number below 1 is a share of all steps.", aliases=("eval_interval",)
+    )
+    eval_delay: float | None = key(AMOUNT)
+    eval_on_start: bool | None = key(FLAG)
+    eval_accumulation_steps: int | None = key(COUNT)
+    per_device_eval_batch_size: int | None = key(COUNT, aliases=("eval_batch_size",))
+    save_strategy: str | None = key(
+        choice("no", "steps", "epoch", "best"), "When checkpoints are saved: no, steps, epoch or best.", shown="steps"
+    )
+    save_steps: float | None = key(
+        POSITIVE, "Steps between checkpoints; a number below 1 is a share of all steps.", shown="500"
+    )
+    save_total_limit: int | None = key(
+        COUNT, "Checkpoints that are kept: the newest, and the best one.", default=KEPT_CHECKPOINTS
+    )
+    save_only_model: bool | None = key(FLAG)
+    save_on_each_node: bool | None = key(FLAG)
+    enable_jit_checkpoint: bool | None = key(FLAG)
+    load_best_model_at_end: bool | None = key(FLAG)
+    metric_for_best_model: str | None = key(TEXT)
+    greater_is_better: bool | None = key(FLAG)
+    logging_strategy: str | None = key(
+        choice("no", "steps", "epoch"),
+        "When report_to gets numbers: no, steps or epoch. metrics.jsonl has every step.",
+        shown="steps",
+    )
+    logging_steps: float | None = key(POSITIVE, "Steps between numbers for report_to.", default=10)
+    logging_first_step: bool | None = key(FLAG)
+    logging_nan_inf_filter: bool | None = key(FLAG)
+    log_level: str | None = key(_LOG_LEVEL)
+    log_level_replica: str | None = key(_LOG_LEVEL)
+    log_on_each_node: bool | None = key(FLAG)
+    report_to: str | list[str] | None = key(
+        either(TEXT, WORDS), "Loggers: none, tensorboard, wandb, or a list of them.", default="none"
+    )
+    run_name: str | None = key(TEXT, aliases=("wandb_name",))
+    project: str | None = key(TEXT)
+    trackio_space_id: str | None = key(TEXT)
+    trackio_bucket_id: str | None = key(TEXT)
+    trackio_static_space_id: bool | str | None = key(either(FLAG, TEXT))
+    bf16: bool | None = key(FLAG, "Compute in bf16 over fp32 weights; see model.dtype.")
+    fp16: bool | None = key(FLAG)
+    bf16_full_eval: bool | None = key(FLAG)
+    fp16_full_eval: bool | None = key(FLAG)
+    tf32: bool | None = key(FLAG)
+    torch_compile: bool | None = key(FLAG)
+    torch_compile_backend: str | None = key(TEXT)
+    torch_compile_mode: str | None = key(TEXT)
+    torch_empty_cache_steps: int | None = key(COUNT)
+    use_cpu: bool | None = key(FLAG)
+    use_cache: bool | None = key(FLAG)
+    use_liger_kernel: bool | None = key(FLAG, aliases=("enable_liger_kernel",))
+    liger_kernel_config: dict[str, Any] | None = key(SECTION)
+    auto_find_batch_size: bool | None = key(FLAG)
+    average_tokens_across_devices: bool | None = key(FLAG)
+    full_determinism: bool | None = key(FLAG)
+    skip_memory_metrics: bool | None = key(FLAG)
+    debug: str | list[str] | None = key(either(TEXT, WORDS))
+    disable_tqdm: bool | None = key(FLAG)
+    do_train: bool | None = key(FLAG)
+    do_eval: bool | None = key(FLAG)
+    do_predict: bool | None = key(FLAG)
+    prediction_loss_only: bool | None = key(FLAG)
+    include_for_metrics: list[str] | None = key(WORDS)
+    include_num_input_tokens_seen: bool | str | None = key(either(FLAG, choice("no", "all", "non_padding")))
+    label_names: list[str] | None = key(WORDS)
+    batch_eval_metrics: bool | None = key(FLAG)
+    eval_do_concat_batches: bool | None = key(FLAG)
+    eval_use_gather_object: bool | None = key(FLAG)
+    ignore_data_skip: bool | None = key(FLAG)
+    resume_from_checkpoint: str | None = key(TEXT)
+    restore_callback_states_from_checkpoint: bool | None = key(FLAG)
+    remove_unused_columns: bool | None = key(FLAG)
+    train_sampling_strategy: str | None = key(TEXT)
+    length_column_name: str | None = key(TEXT)
+    dataloader_num_workers: int | None = key(WHOLE)
+    dataloader_prefetch_factor: int | None = key(COUNT)
+    dataloader_drop_last: bool | None = key(FLAG)
+    dataloader_pin_memory: bool | None = key(FLAG)
+    dataloader_persistent_workers: bool | None = key(FLAG)
+    dataloader_in_order: bool | None = key(FLAG)
+    dataloader_multiprocessing_context: str | None = key(choice("fork", "spawn", "forkserver"))
+    accelerator_config: dict[str, Any] | None = key(SECTION)
+    parallelism_config: dict[str, Any] | None = key(SECTION)
+    deepspeed: str | dict[str, Any] | None = key(either(WORD, SECTION))
+    fsdp: str | None = key(TEXT)
+    fsdp_config: str | dict[str, Any] | None = key(either(WORD, SECTION))
+    ddp_backend: str | None = key(TEXT)
+    ddp_timeout: int | None = key(COUNT)
+    ddp_bucket_cap_mb: int | None = key(COUNT)
+    ddp_find_unused_parameters: bool | None = key(FLAG)
+    ddp_broadcast_buffers: bool | None = key(FLAG)
+    ddp_static_graph: bool | None = key(FLAG)
+    local_rank: int | None = key(PLACE)
+    push_to_hub: bool | None = key(FLAG)
+    hub_model_id: str | None = key(TEXT)
+    hub_token: str | None = key(TEXT)
+    hub_revision: str | None = key(TEXT)
+    hub_strategy: str | None = key(choice("end", "every_save", "checkpoint", "all_checkpoints"))
+    hub_private_repo: bool | None = key(FLAG)
+    hub_always_push: bool | None = key(FLAG)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportSection(Section):
+    """The page of a run."""
+
+    out: str | None = key(WORD, "File of the page.", shown="report.html in the run's folder")
+    title: str | None = key(WORD, "What the run is called on it.")
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "model": ModelSection,
+    "data": DataSection,
+    "training": TrainingSection,
+    "report": ReportSection,
+}
+SECTION_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("dataset", "dataset_config", "custom", "template"), "data"),
+    **dict.fromkeys(("TrainConfig", "train_config", "trainer_args"), "training"),
+    **dict.fromkeys(("VLMConfig", "vlm_config", "model_config", "tuner"), "model"),
+}
+HOMES: Mapping[str, str] = {name: section for section, cls in SECTIONS.items() for name in cls.known()}
+KEYS: Mapping[str, Key] = {name: one for cls in SECTIONS.values() for name, one in cls.known().items()}
+# Other systems' names: what they are called here, and what else they bring along.
+ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    alias: (name, brings) for name, one in {**KEYS, **MEDIA_LIMITS}.items() for alias, brings in one.aliases.items()
+}
+TRAINER_KEYS = tuple(name for name in TrainingSection.known() if name not in StepSection.known())
+# What may stand in a processor_config beside limits of media: the model's name, and its class, which it knows itself.
+PROCESSOR_NAMES, PROCESSOR_CLASS = ("processor_name", "model"), "processor_type"
+
+
+def names_model(given: object) -> bool:
+    """Is the class of a processor the name of a model instead? That has a place; a class is a single word."""
+    return isinstance(given, str) and any(mark in given for mark in "/:")
+
+
+def keys_with(resume: str) -> tuple[str, ...]:
+    """Settings of which a resumed run takes other values in this way."""
+    return tuple(name for name, one in KEYS.items() if one.resume == resume)

@@ -1,0 +1,197 @@
+"""What a config says about the model and its training, as the values that estimating and training share.
+
+`plan` estimates with what `train` does: both read a config through these functions, defaults included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from typing import Any
+
+from packtrain.config.load import RunConfig
+from packtrain.config.sections import ModelSection
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.modeling.settings import ModelSettings
+from packtrain.predicting.values import CHOICES, TrainingSetup
+from packtrain.training.settings import StepSettings
+
+MULTIMODAL = "multimodal"  # another system's name for AdamW with a learning rate for each part
+# What an optimizer keeps of every parameter, by the trainer's names.
+OPTIMIZERS = {
+    **dict.fromkeys(
+        (
+            *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "paged_adamw_32bit"),
+            *("stable_adamw", MULTIMODAL),
+        ),
+        "adamw",
+    ),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+# Those that step fp32 copies of half-precision weights; others have their own way, and stay as they are.
+WITH_MASTERS = ("adamw_torch", "adamw_torch_fused", MULTIMODAL, "adafactor", "sgd")
+# Kernels that skip padding and keep no scores, whatever their names.
+ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "flex"), "varlen")
+ZERO = ("zero1", "zero2", "zero3")
+_EVERY_MATRIX = ("all", "all-linear")  # of the decoder, as other systems say it
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_MODEL = ("lora_rank", "lora_alpha", "lora_dropout", "train_language", "train_vision", "train_connector")
+_STEP = tuple(one.name for one in fields(StepSettings))
+_OF_MODEL = ("method", "lora_rank", "train_vision", "train_connector")  # of a TrainingSetup
+
+
+def model_settings(config: RunConfig) -> ModelSettings:
+    """Which model, and what of it learns. A part with a learning rate of its own learns, one with rate 0 does not."""
+    model, training = config.model, config.training
+    found = model.given(*_MODEL)
+    for part, rate in (("train_vision", "vit_lr"), ("train_connector", "aligner_lr"), ("train_language", "")):
+        given = getattr(training, rate) if rate else 0.0 if training.learning_rate == 0 else None
+        if given is not None and part not in found:
+            found[part] = given > 0
+    dtype = model.dtype or "auto"
+    if dtype == "auto" and training.fp16:
+        dtype = "fp32"  # what loss scaling is for
+    return ModelSettings(
+        name=model.model_name_or_path or "",
+        method=_method(model),  # type: ignore[arg-type]  # the settings check it themselves
+        lora_target_modules=_targets(model.lora_target_modules),
+        dtype=_DTYPES.get(dtype, dtype),  # type: ignore[arg-type]
+        attention=training.attention or "auto",
+        **found,
+    )
+
+
+def step_settings(config: RunConfig) -> StepSettings:
+    """How a step is computed. Rates of parts that do not learn are left out."""
+    training, model = config.training, model_settings(config)
+    found = training.given(*_STEP)
+    for rate, learns in (("vit_lr", model.learns_vision), ("aligner_lr", model.learns_connector)):
+        if not learns:
+            found.pop(rate, None)
+    if "save_delay_steps" in found:
+        found["save_delay_steps"] = int(found["save_delay_steps"])
+    return StepSettings(**found)
+
+
+def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | None = None) -> TrainingSetup:
+    """How the run is trained, as far as memory and time depend on it; `given` overrules the config."""
+    known = [one.name for one in fields(TrainingSetup)]
+    for name in given or {}:
+        if name not in known:
+            raise ConfigError(f"setup.{name}", got=name, expected=", ".join(known), fix=nearest(name, known))
+    wanted = {name: value for name, value in (given or {}).items() if value is not None}
+    own = {name: value for name, value in wanted.items() if name in _OF_MODEL}
+    flags = {} if "method" not in own else {"use_dora": None, "quantization_bit": None}
+    model = model_settings(replace(config, model=replace(config.model, **flags, **own)))
+    training, step = config.training, step_settings(config)
+    kernels = (*ATTENTION, *CHOICES["attention"])
+    if model.attention not in kernels:
+        fix = nearest(model.attention, kernels)
+        raise ConfigError("training.attention", got=model.attention, expected=", ".join(kernels), fix=fix)
+    checkpointing = checkpoints(config)
+    found: dict[str, Any] = {
+        "method": model.method,
+        "lora_rank": model.lora_rank,
+        "train_vision": model.learns_vision,
+        "train_connector": model.learns_connector,
+        "weights_dtype": "fp32" if model.dtype == "fp32" else "bf16",
+        "optimizer": optimizer(optim := training.optim or "adamw_torch"),
+        "master_weights": step.master_weights is not False and optim in WITH_MASTERS and model.dtype != "fp16",
+        "sharding": sharding(config),
+        "gpus": gpus,
+        "gradient_checkpointing": checkpointing,
+        "vision_checkpointing": checkpointing if step.vision_checkpointing is None else step.vision_checkpointing,
+        "vision_batch_patches": step.vision_batch_patches,
+        "chunked_loss": step.chunked_loss,
+        "loss_chunk": step.loss_chunk,
+        "attention": ATTENTION.get(model.attention, model.attention),
+        "compiled": bool(step.compile),
+    }
+    return TrainingSetup(**{**found, **wanted})
+
+
+def compiles(config: RunConfig, *, packing: bool) -> bool:
+    """Are layers compiled on a GPU? For packs, unless it is said otherwise: padded rows have no constant shapes."""
+    given = step_settings(config).compile
+    return packing if given is None else given
+
+
+def checkpoints(config: RunConfig) -> bool:
+    """Are the decoder's layers checkpointed? They are unless it is said otherwise: rows are long."""
+    given = config.training.gradient_checkpointing
+    return TrainingSetup().gradient_checkpointing if given is None else given
+
+
+def sharding(config: RunConfig) -> str:
+    """How weights and states are shared out among GPUs."""
+    training = config.training
+    if (stage := zero_stage(config)) is not None:
+        return stage if has_deepspeed() and stage != "zero3" else "fsdp"
+    if training.sharding is not None:
+        return training.sharding
+    if training.fsdp:
+        return "fsdp"
+    given = str(training.deepspeed or "")
+    return next((name for name in ZERO if name in given), "ddp")
+
+
+def zero_stage(config: RunConfig) -> str | None:
+    """The stage of DeepSpeed that a config names, by `sharding` or `deepspeed`; None: none, or a file of its own."""
+    training = config.training
+    if training.deepspeed:
+        return str(training.deepspeed) if str(training.deepspeed) in ZERO else None
+    return training.sharding if training.sharding in ZERO else None
+
+
+def uses_deepspeed(config: RunConfig) -> bool:
+    """Does it train the run?"""
+    own = config.training.deepspeed and zero_stage(config) is None
+    return bool(own) or sharding(config) in ZERO
+
+
+def sharding_notes(config: RunConfig) -> tuple[str, ...]:
+    """Where weights are shared out in another way than the config names."""
+    stage = zero_stage(config)
+    if stage is None or sharding(config) == stage:
+        return ()
+    why = "which shares out the same" if stage == "zero3" else "since deepspeed is not installed (packtrain[deepspeed])"
+    return (f"{stage} runs as sharding: fsdp (FSDP2), {why}",)
+
+
+def has_deepspeed() -> bool:
+    """Is the package there?"""
+    return find_spec("deepspeed") is not None
+
+
+def optimizer(name: str) -> str:
+    """What it keeps of every parameter."""
+    if name not in OPTIMIZERS:
+        raise ConfigError("training.optim", got=name, expected=", ".join(OPTIMIZERS), fix=nearest(name, OPTIMIZERS))
+    return OPTIMIZERS[name]
+
+
+def _method(model: ModelSection) -> str:
+    """full, lora, dora or qlora, from the one word or from the flags that other systems have for it."""
+    dora, bits, given = bool(model.use_dora), model.quantization_bit, model.method
+    if bits is not None and bits != 4:
+        raise ConfigError("model.quantization_bit", got=bits, expected="4: adapters over weights in four bits")
+    if dora and bits:
+        raise ConfigError("model", got="use_dora and quantization_bit", expected="one of them", fix="leave one out")
+    meant = "dora" if dora else "qlora" if bits else given or "full"
+    if given not in (None, "lora", meant):
+        flag = "use_dora" if dora else "quantization_bit"
+        raise ConfigError("model.method", got=f"{given} and {flag}", expected=f"method {meant}, or no {flag}")
+    return meant
+
+
+def _targets(given: Any) -> tuple[str, ...] | None:
+    """Names of adapted modules, from a list or from words with commas between; None is every matrix."""
+    if given is None or (isinstance(given, str) and given.strip() in _EVERY_MATRIX):
+        return None
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ConfigError("model.lora_target_modules", got=given, expected="names of modules")
+    return tuple(name.strip() for name in names)

@@ -1,0 +1,190 @@
+"""How numbers and names read: one formatting for every file and page, with units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from packtrain.core.words import duration
+
+MISSING = "–"
+_BYTES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_LARGE = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def count(value: float) -> str:
+    """A whole number.
+
+    >>> count(132555558)
+    '132,555,558'
+    """
+    return f"{round(value):,}"
+
+
+def decimal(value: float) -> str:
+    """A mean or another number that need not be whole; small ones keep more digits.
+
+    >>> decimal(1333.72), decimal(15.3), decimal(0.0421)
+    ('1,334', '15.3', '0.042')
+    """
+    size = abs(value)
+    if value == round(value) or size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def large(value: float) -> str:
+    """A large count, shortened.
+
+    >>> large(132555558), large(950), large(999_950)
+    ('132.6 M', '950', '1.0 M')
+    """
+    for unit, size in _LARGE:
+        if abs(value) >= size * 0.99995:
+            return f"{value / size:.1f} {unit}"
+    return decimal(value)
+
+
+def tick(value: float) -> str:
+    """A number along an axis, shortened only where nothing is lost.
+
+    >>> tick(20_000), tick(2_500), tick(16_384), tick(1_500_000)
+    ('20,000', '2,500', '16,384', '1.5 M')
+    """
+    return decimal(value) if abs(value) < 1e6 else large(value).replace(".0 ", " ")
+
+
+def percent(value: float) -> str:
+    """A share; what is not everything never reads as 100 %, and what is not nothing never as 0 %.
+
+    >>> percent(0.4321), percent(0.99996), percent(1.0), percent(0.00001), percent(0.9987)
+    ('43.2 %', '> 99.99 %', '100 %', '< 0.01 %', '99.87 %')
+    """
+    if value in (0, 1):
+        return f"{value:.0%}".replace("%", " %")
+    if 0 < value < 0.00005:
+        return "< 0.01 %"
+    if 0.99995 <= value < 1:
+        return "> 99.99 %"
+    digits = 2 if value < 0.01 or 0.99 <= value < 1 else 1
+    return f"{100 * value:.{digits}f} %"
+
+
+def memory(value: float) -> str:
+    """Bytes in the unit that fits.
+
+    >>> memory(41 * 2**30), memory(300 * 2**20), memory(0)
+    ('41.0 GiB', '300.0 MiB', '0 B')
+    """
+    for unit, size in _BYTES:
+        if abs(value) >= size * 0.99995:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def gib(value: float) -> str:
+    """Bytes in GiB whatever their size, so that a column can be compared.
+
+    >>> gib(41 * 2**30), gib(2**20), gib(0)
+    ('41.0 GiB', '< 0.1 GiB', '0 GiB')
+    """
+    size = value / (1 << 30)
+    if 0 < abs(size) < 0.05:
+        return "< 0.1 GiB" if size > 0 else "> −0.1 GiB"
+    return f"{size:,.1f} GiB".replace("-", "−") if value else "0 GiB"
+
+
+def times(value: float) -> str:
+    """A ratio of speeds.
+
+    >>> times(4.2987)
+    '4.30×'
+    """
+    return f"{value:,.2f}×"
+
+
+def ratio(value: float) -> str:
+    """A ratio close to one, such as slowest rank over mean.
+
+    >>> ratio(1.0312)
+    '1.031'
+    """
+    return f"{value:.3f}"
+
+
+def loss(value: float) -> str:
+    """A loss or a gradient norm: four digits that say something.
+
+    >>> loss(11.93512), loss(0.0412345), loss(2.0), loss(1234567.0)
+    ('11.94', '0.04123', '2.000', '1.235e+06')
+    """
+    return f"{value:#.4g}" if 1e-4 <= abs(value) < 1e4 else f"{value:.3e}" if value else "0"
+
+
+def rate(value: float) -> str:
+    """A learning rate.
+
+    >>> rate(2e-5), rate(0.001), rate(0), rate(1.23456e-5)
+    ('2e-5', '0.001', '0', '1.235e-5')
+    """
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def seconds(value: float) -> str:
+    """A short time, such as that of a step.
+
+    >>> seconds(0.0421), seconds(2.0412), seconds(300), seconds(0)
+    ('42.1 ms', '2.04 s', '5 min', '0')
+    """
+    if value == 0 or value >= 120:
+        return duration(value) if value else "0"
+    return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def elapsed(value: float) -> str:
+    """A time that has passed, to the second.
+
+    >>> elapsed(0.4), elapsed(42.2), elapsed(143), elapsed(9000)
+    ('0.40 s', '42 s', '2 min 23 s', '2 h 30 min')
+    """
+    whole = round(value)
+    if whole < 120:
+        return duration(value)
+    return f"{whole // 60} min {whole % 60} s" if whole < 7200 else f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+FORMATS: dict[str, Callable[[float], str]] = {
+    function.__name__: function
+    for function in (count, decimal, large, percent, memory, gib, times, ratio, duration, loss, rate, seconds, elapsed)
+}
+
+
+def formatted(kind: str, value: float | None) -> str:
+    """A number in one of the formats; a dash where there is none."""
+    return MISSING if value is None else FORMATS[kind](value)
+
+
+def shown(text: object, limit: int = 80) -> str:
+    """A name from data as one safe line: no control characters or direction marks, the middle of long ones left out.
+
+    >>> shown("a" * 50 + "b" * 50, 11), shown("two\\nlines")
+    ('aaaaa…bbbbb', 'two�lines')
+    """
+    line = str(text)
+    if len(line) > limit:
+        half = (limit - 1) // 2
+        line = f"{line[:half]}…{line[-half:]}"
+    return "".join(char if char.isprintable() else "\ufffd" for char in line)
+
+
+def isolated(text: object, limit: int = 80) -> str:
+    """A name inside a sentence that may run in the other direction: it does not turn what stands around it."""
+    return f"\u2068{shown(text, limit)}\u2069"
+
+
+def plural(number: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "GPU"), plural(1200, "sample")
+    ('1 GPU', '1,200 samples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

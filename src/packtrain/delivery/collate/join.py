@@ -1,0 +1,161 @@
+"""How samples are put together: media joined as a family's contract says, and checks that both collators make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from packtrain.core.errors import DataError
+from packtrain.delivery.encode.values import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
+from packtrain.delivery.loader.shared_memory import room
+from packtrain.families.contracts import BatchContract
+
+EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case
+_PIXELS = ("pixel_values", "pixel_values_videos")
+
+
+def checked(samples: Sequence[EncodedSample], contract: BatchContract) -> None:
+    """Our own encoder's promises; what breaks them would train on wrong targets without a sign."""
+    positions = 4 if contract.positions == "mrope" else 1
+    for sample in samples:
+        tokens = len(sample)
+        assert tokens > 0, f"{sample.id}: a sample without tokens"
+        assert sample.labels.shape == sample.token_kinds.shape == (tokens,), f"{sample.id}: lengths differ"
+        assert sample.position_ids.shape == (positions, tokens), f"{sample.id}: positions of another family"
+        assert int(sample.position_ids[0, 0]) == 0, f"{sample.id}: positions do not start at 0"
+        assert int(sample.labels[0]) == IGNORED, f"{sample.id}: its first token is predicted from its neighbour"
+        unknown = set(sample.media) - set(contract.media)
+        assert not unknown, f"{sample.id}: {sorted(unknown)} are no media of {contract.model_type}"
+    limit = contract.longest_together
+    if limit is None or len(samples) < 2:
+        return
+    for sample in samples:
+        reached = int(sample.position_ids.max()) + 1  # those of a video may run ahead of its tokens
+        if reached > limit:
+            raise too_long_together(f"sample {sample.id} of {reached} tokens beside others", limit)
+
+
+def too_long_together(found: str, limit: int) -> DataError:
+    """The error for a model whose rotary frequencies, for the whole row, follow the longest sample in it."""
+    return DataError(
+        "rotary positions",
+        got=found,
+        expected=f"at most {limit} tokens: beyond them this model turns all samples of the row by other frequencies",
+        fix=f"pack with packing_length {limit} or less, or train with packing: false and one sample a batch",
+    )
+
+
+def too_long(rows: Sequence[PackedRow], samples: Sequence[EncodedSample], tokens: int, capacity: int) -> DataError:
+    """The error for more tokens than were planned."""
+    longest = ", ".join(f"{sample.id} ({len(sample)})" for sample in sorted(samples, key=len, reverse=True)[:5])
+    packs = ", ".join(pack_name(row) for row in rows)
+    more = ", ..." if len(samples) > 5 else ""
+    return DataError(
+        packs,
+        got=f"{tokens} tokens in {len(samples)} samples: {longest}{more}",
+        expected=f"at most {capacity} tokens",
+        fix="pack again with the processor settings that training uses",
+    )
+
+
+def pack_name(row: PackedRow) -> str:
+    return "an empty pack" if row.key.pack == EMPTY_PACK else f"pack {row.key.pack} of epoch {row.key.epoch}"
+
+
+def join_media(
+    samples: Sequence[EncodedSample], contract: BatchContract, *, dtype: torch.dtype | None, per_row: bool = False
+) -> dict[str, Tensor]:
+    """Every media tensor of the samples in token order; `per_row` keeps images of different samples in rows."""
+    joined: dict[str, Tensor] = {}
+    for name, how in contract.media.items():
+        parts = [sample.media.get(name) for sample in samples]
+        present = [part for part in parts if part is not None]
+        if not present:
+            continue
+        dim = 0
+        if how == "rows":
+            present = list(_alike(name, samples, present))
+        elif how == "tiles":
+            present = [_grown(part, _largest(present, (1,))) for part in present]
+        elif per_row:
+            present = _rows_of_images(parts, present)
+        else:
+            dim, sides = 1, range(2, present[0].ndim)
+            present = [_grown(part, _largest(present, sides)) for part in present]
+        joined[name] = _joined(present, dim, dtype if name in _PIXELS else None)
+    if contract.per_sample_images is not None and "pixel_values" in joined:
+        joined[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
+    return joined
+
+
+def _joined(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:
+    """All parts in one tensor, each copied once, into the wanted precision and to where the batch will be read."""
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    joined, at = room(shape, dtype or parts[0].dtype), 0
+    for part in parts:
+        joined.narrow(dim, at, part.shape[dim]).copy_(part)
+        at += part.shape[dim]
+    return joined
+
+
+def _alike(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Refuse what the model takes only in one size, with the samples' names: LLaVA-OneVision's videos."""
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        found = ", ".join(
+            f"{sample.id} {tuple(sample.media[name].shape)}" for sample in samples if name in sample.media
+        )
+        raise DataError(
+            f"{name} of one pack",
+            got=found,
+            expected="the same number of frames in all videos, which this model takes as one block",
+            fix="set num_frames in processor_config, then measure and pack again",
+        )
+    return parts
+
+
+def _rows_of_images(parts: Sequence[Tensor | None], present: Sequence[Tensor]) -> list[Tensor]:
+    """One row for each sample; the models drop images that are all zero, so these fill up."""
+    sizes = _largest(present, range(1, present[0].ndim))
+    empty = present[0].new_zeros((1, *(sizes[dim] for dim in sorted(sizes))))
+    return [empty if part is None else _grown(part, sizes) for part in parts]
+
+
+def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:
+    return {dim: max(part.shape[dim] for part in parts) for dim in dims}
+
+
+def _grown(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
+    """Zeros behind the ends of some dimensions."""
+    behind = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
+    if not any(behind):
+        return part
+    return pad(part, [side for more in reversed(behind) for side in (0, more)])
+
+
+def count_patches(samples: Sequence[EncodedSample], patch_size: int) -> int | None:
+    """Rows of the vision tower: counted where pixels come as patches, else from the size of tiles."""
+    total = 0
+    for sample in samples:
+        for name in _PIXELS:
+            pixels = sample.media.get(name)
+            if pixels is None:
+                continue
+            if pixels.ndim == 2:
+                total += len(pixels)
+            elif not patch_size:
+                return None
+            else:
+                tiles = pixels.flatten(0, -4)
+                real = int(tiles.flatten(1).any(1).sum())  # all-zero tiles only fill up
+                total += real * (tiles.shape[-2] // patch_size) * (tiles.shape[-1] // patch_size)
+    return total
+
+
+def image_blocks_touch(before: EncodedSample, after: EncodedSample) -> bool:
+    """Whether a model that groups neighbouring image tokens would take two samples' images for one."""
+    return int(before.token_kinds[-1]) == IMAGE and int(after.token_kinds[0]) == IMAGE

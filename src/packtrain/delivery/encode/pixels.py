@@ -1,0 +1,247 @@
+"""Decoded media -> the tensors that the model's vision tower takes, by the real image and video processors.
+
+The processors are called on the media alone, with the arguments that a whole processor would hand them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packtrain.core.errors import ConfigError, DriftError, RecordError
+from packtrain.core.values import MediaHeader, MediaKind, PartLimits
+from packtrain.delivery.encode.decode import Decoded
+from packtrain.families.base import Expansion, ProcessorSettings
+from packtrain.families.contracts import BatchContract
+from packtrain.families.part_limits import PartFamilies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MOST = 256  # sets of limits whose arguments are kept
+_NOT_FOR_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Of the processors, under one set of limits."""
+
+    sampling: Mapping[str, Any] | None
+    images: Mapping[str, Any]
+    videos: Mapping[str, Any]
+
+
+class MediaProcessor:
+    """The image and video processors of one model, with the arguments of the run's limits and of those in parts."""
+
+    def __init__(self, settings: ProcessorSettings, parts: PartFamilies, contract: BatchContract) -> None:
+        self._contract = contract
+        self._parts = parts
+        self._processor = load_processor(settings, multimodal=True)
+        self._arguments: dict[tuple[MediaKind, PartLimits | None], _Arguments] = {}
+
+    def _for(self, header: MediaHeader) -> _Arguments:
+        key = header.kind, header.limits
+        if key not in self._arguments:
+            if len(self._arguments) >= _MOST:
+                self._arguments.clear()
+            self._arguments[key] = self._made(self._parts.of(*key).processor_kwargs())
+        return self._arguments[key]
+
+    def _made(self, kwargs: dict[str, Any]) -> _Arguments:
+        sampling = sampling_settings(self._processor, kwargs)
+        kwargs = copy.deepcopy(kwargs)
+        put_video_kwargs(kwargs, do_sample_frames=False, return_metadata=True)
+        merged = self._processor._merge_kwargs(
+            self._processor.valid_processor_kwargs,
+            tokenizer_init_kwargs=self._processor.tokenizer.init_kwargs,
+            return_tensors="pt",
+            **kwargs,
+        )
+        # Decoded images are in RGB already; converting would copy each once more.
+        images = {**merged["images_kwargs"], "do_convert_rgb": False}
+        return _Arguments(sampling, images, merged["videos_kwargs"])
+
+    def frame_indices(self, header: MediaHeader) -> list[int]:
+        """The frames of a video that the model is shown."""
+        return frame_indices(self._processor, self._for(header).sampling, header)
+
+    def tensors(
+        self, decoded: Sequence[Decoded], expansions: Sequence[Expansion], runs: Sequence[MediaKind]
+    ) -> dict[str, Tensor]:
+        """The media of one sample; `expansions` in the same order, `runs` the kinds of media tokens in the text."""
+        images = [medium for medium in decoded if medium.header.kind == "image"]
+        videos = [medium for medium in decoded if medium.header.kind == "video"]
+        try:
+            made = self._images(images) if images else {}
+            made_videos = self._videos(videos) if videos else {}
+        except MemoryError:
+            raise
+        except Exception as error:  # a processor may fail in any way on bad media
+            raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}"[:300]) from None
+        if self._contract.model_type == "internvl":
+            made = {"pixel_values": _in_text_order(made, made_videos, runs)}
+        else:
+            made = {**made, **made_videos}
+        found = {name: made[name] for name in self._contract.media if name in made}
+        _check_shapes(self._contract, found, decoded, expansions)
+        return found
+
+    def _images(self, images: Sequence[Decoded]) -> dict[str, Any]:
+        def call(alike: Sequence[Decoded]) -> dict[str, Any]:
+            kwargs = self._for(alike[0].header).images
+            return dict(self._processor.image_processor([[medium.pixels for medium in alike]], **kwargs))
+
+        return _called(call, images, lambda medium: self._for(medium.header).images.get("size"))
+
+    def _videos(self, videos: Sequence[Decoded]) -> dict[str, Any]:
+        import torch
+
+        def call(alike: Sequence[Decoded]) -> dict[str, Any]:
+            metadata = [[video_metadata(video.header, video.indices) for video in alike]]
+            frames = [[video.pixels for video in alike]]
+            kwargs = self._for(alike[0].header).videos
+            return dict(self._processor.video_processor(frames, video_metadata=metadata, **kwargs))
+
+        made = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
+        if "second_per_grid_ts" in self._contract.media:
+            step = self._processor.video_processor.temporal_patch_size
+            made["second_per_grid_ts"] = torch.tensor([step / about.sampled_fps for about in made["video_metadata"]])
+        for name, join in self._contract.media.items():
+            if join == "images" and name in made:  # (videos, frames, ...), but a video is images of one sample
+                made[name] = made[name].flatten(0, 1).unsqueeze(0)
+        return made
+
+
+def _called(
+    call: Callable[[Sequence[Decoded]], dict[str, Any]], media: Sequence[Decoded], size: Callable[[Decoded], Any]
+) -> dict[str, Any]:
+    """What a processor makes of media, in one call for all that stand together and have the same bounds.
+
+    Only families whose tensors have a row for each patch, or each medium, have bounds of single media.
+    """
+    import torch
+
+    made = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
+    if len(made) == 1:
+        return made[0]
+    return {
+        name: torch.cat([one[name] for one in made])
+        if torch.is_tensor(found)
+        else [x for one in made for x in one[name]]
+        for name, found in made[0].items()
+    }
+
+
+def load_processor(settings: ProcessorSettings, *, multimodal: bool, fix: str = "") -> Any:
+    """The folder's processor, or its tokenizer where it has none."""
+    try:
+        from transformers import AutoProcessor, AutoTokenizer
+    except ImportError as error:
+        raise ConfigError("encoding", got=str(error), fix="pip install 'packtrain[train]'") from error
+    try:
+        auto = AutoProcessor if multimodal else AutoTokenizer
+        return auto.from_pretrained(settings.folder, trust_remote_code=False)
+    except Exception as error:
+        raise ConfigError(
+            settings.folder,
+            got=f"{type(error).__name__}: {error}",
+            expected="a processor that transformers can load",
+            fix="check the folder with AutoProcessor.from_pretrained" + fix,
+        ) from error
+
+
+def sampling_settings(processor: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the video processor is told when it chooses frames; None where all are taken, or there are no videos."""
+    video = getattr(processor, "video_processor", None)
+    given = {**kwargs, **kwargs.get("videos_kwargs", {})}
+    if video is None or given.get("do_sample_frames") is False:
+        return None
+    names = [name for name in video.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
+    return {name: given.get(name, getattr(video, name, None)) for name in names}
+
+
+def frame_indices(processor: Any, sampling: Mapping[str, Any] | None, header: MediaHeader) -> list[int]:
+    """The frames that the processor itself chooses.
+
+    Some processors count in floats and choose one frame behind the last; it is left out.
+    """
+    if sampling is None:
+        return list(range(header.frames))
+    chosen = processor.video_processor.sample_frames(metadata=video_metadata(header), **sampling)
+    return [int(index) for index in chosen if index < header.frames]
+
+
+def video_metadata(header: MediaHeader, indices: Sequence[int] | None = None) -> Any:
+    """A video's header as transformers takes it."""
+    from transformers.video_utils import VideoMetadata
+
+    about = VideoMetadata(
+        total_num_frames=header.frames,
+        fps=header.fps,
+        duration=header.seconds,
+        width=header.width,
+        height=header.height,
+    )
+    if indices is not None:
+        about.frames_indices = list(indices)
+    return about
+
+
+def put_video_kwargs(kwargs: dict[str, Any], **values: Any) -> None:
+    """Beside the video arguments that are there, flat or nested: a processor refuses the same name in both places."""
+    for name, value in values.items():
+        if name in kwargs or "videos_kwargs" not in kwargs:
+            kwargs[name] = value
+        else:
+            kwargs["videos_kwargs"][name] = value
+
+
+def _in_text_order(images: Mapping[str, Any], videos: Mapping[str, Any], runs: Sequence[MediaKind]) -> Tensor:
+    """Tiles of images and frames of videos in one tensor, as their tokens follow each other.
+
+    An image is one run of tokens, a video one run for each frame.
+    """
+    import torch
+
+    tiles = iter(torch.split(images["pixel_values"], [int(n) for n in images["num_patches"]]) if images else ())
+    frames = iter(videos["pixel_values_videos"].flatten(0, 1).split(1) if videos else ())
+    return torch.cat([next(tiles if kind == "image" else frames) for kind in runs])
+
+
+def _check_shapes(
+    contract: BatchContract, media: Mapping[str, Tensor], decoded: Sequence[Decoded], expansions: Sequence[Expansion]
+) -> None:
+    """Refuse tensors that do not belong to the tokens: the model would put the wrong pixels behind a token."""
+    for name, kinds in (("pixel_values", ("image", "video")), ("pixel_values_videos", ("video",))):
+        join = contract.media.get(name)
+        if join is None:
+            continue
+        if name == "pixel_values" and "pixel_values_videos" in contract.media:
+            kinds = ("image",)
+        shown = [made for medium, made in zip(decoded, expansions, strict=True) if medium.header.kind in kinds]
+        found = tuple(media[name].shape) if name in media else ()
+        expected = _leading_shape(name, contract, shown)
+        if found[: len(expected)] != expected:
+            raise DriftError(
+                f"{name} of " + (", ".join(medium.name for medium in decoded) or "a sample"),
+                got=f"shape {found} from the real processor",
+                expected=f"{expected} in front, as computed from the sizes of the media",
+                fix="the family's rule and the installed transformers disagree: please report it with both versions",
+            )
+
+
+def _leading_shape(name: str, contract: BatchContract, shown: Sequence[Expansion]) -> tuple[int, ...]:
+    if not shown:
+        return ()
+    tiles = [made.tiles for made in shown]
+    if contract.positions == "mrope":
+        return (sum(made.patches for made in shown),)
+    if contract.media[name] == "images":
+        return (1, sum(tiles))
+    if contract.media[name] == "tiles":
+        return (len(shown), max(tiles))
+    return (len(shown), max(tiles)) if name == "pixel_values_videos" else (sum(tiles),)

@@ -1,0 +1,347 @@
+"""What the real processor makes of a record: the truth that computed costs are checked against.
+
+The only module through which measuring reaches torch and transformers, and only when it is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from packtrain.core.errors import ConfigError, RecordError, in_one_line
+from packtrain.core.values import Cost, Media, MediaHeader, MediaKind, MediaLimits, Record, Text
+from packtrain.delivery.encode.decode import decode_frames, decode_image
+from packtrain.delivery.encode.pixels import (
+    frame_indices,
+    load_processor,
+    put_video_kwargs,
+    sampling_settings,
+    video_metadata,
+)
+from packtrain.families.base import ProcessorSettings, Traits
+from packtrain.families.chat_template import ChatTemplate
+from packtrain.families.coverage import last_runs
+from packtrain.families.dialect import Dialect, dialect_of, template_variables
+from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.part_limits import PartFamilies
+from packtrain.families.registry import load_family
+from packtrain.families.segments import Counts
+from packtrain.families.template_date import with_date
+from packtrain.families.text_only import TextOnly
+from packtrain.measuring.drift import Reality
+from packtrain.measuring.request import Request
+from packtrain.records.media import MediaStore
+
+
+def load_reference(request: Request) -> RealProcessor | str:
+    """The real processor for a request, or a note why it cannot be asked."""
+    settings = request.settings()
+    if settings.model_type == "nanovlm":
+        return "skipped: this family's processor is packtrain's own rule"
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        return f"skipped: {error.name} is not installed (pip install 'packtrain[train]')"
+    return RealProcessor(request, settings)
+
+
+def _config_of(folder: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder}/config.json",
+            got=in_one_line(error),
+            expected="the config of a model that transformers can load",
+            fix="check the folder with AutoConfig.from_pretrained, or pass --check 0",
+        ) from error
+
+
+_ANY_SIZE = {"shortest_edge": 1, "longest_edge": 10**12}
+
+
+class RealProcessor:
+    """A Hugging Face processor or tokenizer, called as training calls it."""
+
+    def __init__(self, request: Request, settings: ProcessorSettings) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        self._multimodal = bool(settings.image or settings.video or settings.processor)
+        self._processor: Any = load_processor(settings, multimodal=self._multimodal, fix=", or pass --check 0")
+        self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
+        has_config = (Path(settings.folder) / "config.json").exists()
+        self._config: Any = _config_of(settings.folder) if has_config else None
+        family = load_family(settings, request.limits)
+        if family is None and request.limits.given():
+            raise ConfigError(
+                "processor_config",
+                got=", ".join(request.limits.given()) + f" for {settings.model_type}, whose costs its processor tells",
+                expected="no limit: what they mean is known for families with a rule only",
+                fix="write them into the model folder's processor settings",
+            )
+        self._parts = PartFamilies(settings, family) if family is not None else None
+        self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
+        self._eos = self._tokenizer.eos_token if request.add_eos else None
+        self._plain_eos = None if request.add_eos is False else self._tokenizer.eos_token
+        if settings.own_template:
+            self._processor.chat_template = self._tokenizer.chat_template = settings.chat_template
+        # A processor ignores a template that only its tokenizer has.
+        has_own = getattr(self._processor, "chat_template", None) is not None and not settings.own_template
+        self._own_template = None if has_own else settings.chat_template
+        if settings.template_date is not None and settings.chat_template is not None:
+            self._own_template = with_date(settings.chat_template, settings.template_date)
+        traits: Traits = getattr(family, "traits", Traits())
+        self._other_for_videos = has_own and traits.video_chat_template is not None
+        self._dialect = self._dialect_of(settings.chat_template, settings)
+        self._tool_dialect = self._dialect_of(settings.tool_template, settings)
+        self._tool_template = settings.tool_template
+        if settings.template_date is not None and settings.tool_template is not None:
+            self._tool_template = with_date(settings.tool_template, settings.template_date)
+
+    def _dialect_of(self, source: str | None, settings: ProcessorSettings) -> Dialect:
+        if source is None:
+            return Dialect("none")
+        template = ChatTemplate(source, settings.special_tokens, settings.template_date)
+        return dialect_of(template, string_content=not self._multimodal)
+
+    # ---- encoding
+
+    def encode(self, record: Record, store: MediaStore) -> Reality:
+        """Ids and pixels of one record, counted."""
+        outputs = self.outputs(record, store)
+        ids = outputs["input_ids"]
+        patches, largest = self._patches(outputs)
+        image, video = self._token_ids("image"), self._token_ids("video")
+        media = image | video
+        return Reality(
+            tokens=len(ids),
+            media_tokens=sum(i in media for i in ids) if media else None,
+            video_tokens=sum(i in video - image for i in ids),
+            patches=patches,
+            max_patches_per_image=largest,
+            frames=outputs.get("sampled_frames", 0),
+            tail_tokens=_tail(ids, media, any(True for _ in record.media())),
+        )
+
+    def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
+        """Everything the processor returns, `input_ids` as a flat list."""
+        if record.tokens is not None:
+            return {"input_ids": list(record.tokens.ids)}
+        if record.plain or self._template() is None:
+            text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
+            ids = self._tokenizer(text)["input_ids"]
+            return {"input_ids": self._ended(ids, text, self._plain_eos)}
+        variables = template_variables(record.variables)
+        if not self._multimodal:
+            for_tools = "tools" in variables and self._tool_template is not None
+            dialect = self._tool_dialect if for_tools else self._dialect
+            messages = [dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
+            own = self._tool_template if for_tools and self._own_template is not None else self._own_template
+            outputs = self._tokenizer.apply_chat_template(
+                messages, chat_template=own, tokenize=True, return_dict=True, **variables
+            )
+            ids = outputs["input_ids"]
+            return {"input_ids": self._ended(ids, self._rendered(messages, variables), self._eos)}
+        kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
+        messages, metadata = self._with_media(record, store)
+        for kind in _bounded(record):  # what has bounds of its own is as large as it is to be
+            kwargs[f"{kind}s_kwargs"] = {**kwargs.get(f"{kind}s_kwargs", {}), "size": _ANY_SIZE}
+        if metadata:
+            put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
+        outputs = self._processor.apply_chat_template(
+            messages,
+            chat_template=None if metadata and self._other_for_videos else self._own_template,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs=kwargs,
+            **variables,
+        )
+        found = dict(outputs)
+        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages, variables), self._eos)
+        found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
+        return found
+
+    def _with_media(self, record: Record, store: MediaStore) -> tuple[list[dict[str, Any]], list[Any]]:
+        messages, metadata, bounded = [], [], _bounded(record)
+        for message in record.messages:
+            content: list[dict[str, Any]] = []
+            for part in message.parts:
+                if isinstance(part, Text):
+                    content.append({"type": "text", "text": part.text})
+                elif part.kind == "image":
+                    image: Any = decode_image(store, part.ref)
+                    if size := self._limits_of(part).resized("image", part.limits) if part.limits else None:
+                        image = image.resize(size[::-1])
+                    if "image" in bounded:
+                        image = Image.new("RGB", self._size(part, "image", image))
+                    content.append({"type": "image", "image": image})
+                else:
+                    frames, about = self._frames(part, store)
+                    if "video" in bounded:
+                        width, height = self._size(part, "video", frames, video_metadata=[[about]])
+                        frames = np.zeros((len(frames), height, width, 3), np.uint8)
+                    content.append({"type": "video", "video": frames})
+                    metadata.append(about)
+            messages.append(self._dialect.written(message, content))
+        return messages, metadata
+
+    def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
+        """The frames that the processor itself chooses, decoded by us."""
+        header = store.header(part.kind, part.ref)
+        kwargs = self._limits_of(part).of("video", part.limits).processor_kwargs() if part.limits else self._kwargs
+        indices = frame_indices(self._processor, sampling_settings(self._processor, kwargs), header)
+        return decode_frames(store, part.ref, indices), video_metadata(header, indices)
+
+    def _limits_of(self, part: Media) -> PartFamilies:
+        if self._parts is None:
+            raise RecordError("family", "a limit in a part", "they are read for families with a rule only")
+        return self._parts
+
+    def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:
+        """Width and height to which the processor itself brings one medium under its own limits."""
+        given = self._limits_of(part).of(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
+        given = {name: value for name, value in given.items() if name == "size"}
+        own = getattr(self._processor, f"{kind}_processor")
+        if kind == "video":
+            more["do_sample_frames"] = False
+        made = own([[pixels]], return_tensors="pt", **given, **more)
+        _, height, width = made[f"{kind}_grid_thw"][0].tolist()
+        return width * own.patch_size, height * own.patch_size
+
+    def _rendered(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        if not self._eos:
+            return ""
+        return str(self._processor.apply_chat_template(messages, tokenize=False, **variables))
+
+    def _ended(self, ids: list[int], text: str, eos: str | None) -> list[int]:
+        """With the end token once, never twice."""
+        if eos is None or text.rstrip().endswith(eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
+            return list(ids)
+        return [*ids, self._tokenizer.eos_token_id]
+
+    def _template(self) -> Any:
+        return getattr(self._processor, "chat_template", None) or getattr(self._tokenizer, "chat_template", None)
+
+    # ---- counting
+
+    def _token_ids(self, kind: str) -> set[int]:
+        """Ids that are replaced by embeddings of one kind, as the model's own config names them."""
+        names = (f"{kind}_token_id", f"{kind}_token_index")
+        return {int(i) for name in names if (i := getattr(self._config, name, None)) is not None}
+
+    def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Rows of patch embeddings that the vision tower gets, and the most that attend to each other."""
+        total = largest = 0
+        for name in ("image_grid_thw", "video_grid_thw"):
+            if name in outputs:
+                total += int(outputs[name].prod(-1).sum())
+                largest = max(largest, int(outputs[name][:, 1:].prod(-1).max()))
+        if total:
+            return total, largest
+        for name in ("pixel_values", "pixel_values_videos"):
+            if name in outputs:
+                tiles = outputs[name].flatten(0, -4)  # (tiles, channels, height, width)
+                tiles = tiles[tiles.flatten(1).any(1)]  # all-zero tiles only pad a sample with several images
+                side = self._patch_side()
+                largest = (tiles.shape[-2] // side) * (tiles.shape[-1] // side)
+                total += len(tiles) * largest
+        return total, largest
+
+    def _patch_side(self) -> int:
+        vision = getattr(self._config, "vision_config", None)
+        side = getattr(vision, "patch_size", None) or getattr(self._processor, "patch_size", None)
+        if side is None:
+            raise ConfigError(
+                "patches", got="no patch size in the model's config", fix="put the model's config.json into its folder"
+            )
+        return int(side[0]) if isinstance(side, (list, tuple)) else int(side)
+
+
+def _bounded(record: Record) -> set[MediaKind]:
+    """Kinds of media of which some have bounds of their own: one call of a processor has the same for all."""
+    return {
+        m.kind
+        for m in record.media()
+        if m.limits is not None and {"min_pixels", "max_pixels"} & m.limits.given().keys()
+    }
+
+
+def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
+    """Ids after the last that stands for a medium; None where there should be one and none is found."""
+    everything = None if expected else len(ids)
+    return next((behind for behind, i in enumerate(reversed(ids)) if i in media), everything)
+
+
+def _texts(parts: tuple[Text | Media, ...]) -> list[str]:
+    return [part.text for part in parts if isinstance(part, Text)]
+
+
+class ProcessorRule:
+    """Costs of a family that has no rule, by running its processor on every record: exact, and slow."""
+
+    def __init__(self, request: Request) -> None:
+        settings = request.settings()
+        self._real = RealProcessor(request, settings)
+        # Loss is taken on text, whose tokens are the same whether media are expanded or not.
+        text_only = TextOnly(settings, MediaLimits())
+        self._text = RecordEncoder(settings, text_only, loss_on=request.loss_on, add_eos=request.add_eos, typed=True)
+
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+        """One record after the other, encoded for real."""
+        found: list[Priced | RecordError] = []
+        for sized in batch:
+            try:
+                found.append(self._price(sized.record, sized.headers, store))
+            except RecordError as error:
+                found.append(error)
+        return found
+
+    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+        if record.tokens is not None:
+            return self._text.cost(record, headers)
+        try:
+            real = self._real.encode(record, store)
+        except (RecordError, ConfigError):
+            raise
+        except Exception as error:  # a processor may fail in any way on bad media
+            raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}") from None
+        kinds = [header.kind for header in headers]
+        images, videos = kinds.count("image"), kinds.count("video")
+        if real.media_tokens is None and kinds:
+            raise RecordError("processor", "the model's config does not name its media tokens")
+        media_tokens = real.media_tokens or 0
+        video_tokens = real.video_tokens if images else media_tokens
+        if images and videos and not video_tokens:
+            raise RecordError("processor", "images and videos share one token, so they cannot be told apart")
+        text_tokens = real.tokens - media_tokens
+        # Where nothing says which ids are media, nothing may be cut.
+        tail = 0 if real.tail_tokens is None else real.tail_tokens
+        found, supervision = self._text.text_counts(record)
+        text = found or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
+        if text.supervised_tokens < 1:
+            raise RecordError("loss", "no supervised tokens")
+        cost = Cost(
+            tokens=real.tokens,
+            text_tokens=text_tokens,
+            image_tokens=media_tokens - video_tokens,
+            video_tokens=video_tokens,
+            images=images,
+            videos=videos,
+            frames=real.frames,
+            objects=record.objects,
+            patches=real.patches,
+            max_patches_per_image=real.max_patches_per_image,
+            supervised_tokens=text.supervised_tokens,
+            tail_tokens=tail,
+            tail_runs=",".join(map(str, last_runs(text.tail_runs, tail))),
+        )
+        return cost, supervision

@@ -1,0 +1,147 @@
+"""The text side of a sample: what the tokenizer makes of its layout, each run of media tokens once, and then repeated.
+
+layout    <s>user: <image>what?  assistant: a cat</s>
+ids       1  2      9      3     4          5 6  7        as kept
+learned                                     ^----^        stretches [5, 8) of what is kept
+runs                9 x 4
+expanded  1  2   9 9 9 9   3     4          5 6  7        as the model gets it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import MediaKind, Record, TokenIds
+from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, VIDEO
+from packtrain.families.base import Expansion
+from packtrain.families.coverage import covered_tokens
+from packtrain.families.layout import Layout
+from packtrain.families.skeleton import shape_of, texts_of
+from packtrain.families.tokenizer import LightTokenizer
+
+_KINDS: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO}
+_NAMES: dict[int, MediaKind] = {number: kind for kind, number in _KINDS.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampleTokens:
+    """Tokens of one whole sample. It depends on its text and on the expansions of its media, and on no pixel."""
+
+    ids: np.ndarray  # (tokens,) int32, a run of media tokens as one of them
+    learned: np.ndarray  # (stretches, 2) int32: tokens that carry loss, first and behind the last
+    runs: np.ndarray  # (runs, 3) int32: which token, how often, of which kind
+    media: int  # `expansions_code` of the media that it was made with
+    record: int  # `record_code` of the record that it was made from
+
+    @classmethod
+    def of(cls, layout: Layout, tokenizer: LightTokenizer, record: int) -> SampleTokens:
+        """What a tokenizer makes of the layout of a record with this code."""
+        encoding = tokenizer.encode(layout.text, special=layout.special)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        if not len(ids):
+            raise RecordError("template", "no tokens")
+        supervised = np.full(len(ids), layout.supervised is None)
+        for span in layout.supervised or ():
+            first, count = covered_tokens(encoding, *span)
+            supervised[first : first + count] = True
+        runs, taken = [], set()
+        for run in layout.runs:
+            at = encoding.char_to_token(run.at)
+            if at is None or at in taken:
+                raise RecordError("template", "a media token is not a token of its own", f"at character {run.at}")
+            taken.add(at)
+            supervised[at] = False
+            runs.append((at, run.count, _KINDS[run.kind]))
+        supervised[0] = False
+        return cls(
+            ids=ids,
+            learned=_stretches(supervised),
+            runs=np.array(runs, dtype=np.int32).reshape(-1, 3),
+            media=expansions_code(layout.expansions),
+            record=record,
+        )
+
+    @classmethod
+    def of_ids(cls, tokens: TokenIds, record: int) -> SampleTokens:
+        """Tokens that came as such, of a record with this code."""
+        learned = [(max(first, 1), end) for first, end in tokens.learned if end > 1]
+        return cls(
+            ids=np.array(tokens.ids, dtype=np.int32),
+            learned=np.array(learned, dtype=np.int32).reshape(-1, 2),
+            runs=np.zeros((0, 3), dtype=np.int32),
+            media=expansions_code(()),
+            record=record,
+        )
+
+    @property
+    def run_kinds(self) -> list[MediaKind]:
+        """The kinds of media tokens, in the order of the text."""
+        return [_NAMES[kind] for kind in self.runs[:, 2].tolist()]
+
+    @property
+    def check(self) -> int:
+        """A checksum of everything in it."""
+        found = zlib.crc32(self.media.to_bytes(8, "little", signed=True))
+        found = zlib.crc32(self.record.to_bytes(8, "little", signed=True), found)
+        for part in (self.ids, self.learned, self.runs):
+            found = zlib.crc32(len(part).to_bytes(8, "little"), found)
+            found = zlib.crc32(part.tobytes(), found)
+        return found
+
+    def expanded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, labels and kinds of tokens, int64, runs of media repeated; arrays of their own."""
+        ids = self.ids.astype(np.int64)
+        labels = np.full(len(ids), IGNORED, dtype=np.int64)
+        for first, end in self.learned.tolist():
+            labels[first:end] = ids[first:end]
+        kinds = np.full(len(ids), TEXT, dtype=np.int64)
+        if not len(self.runs):
+            return ids, labels, kinds
+        at, repeats, kind = self.runs.T
+        counts = np.ones(len(ids), dtype=np.int64)
+        counts[at], kinds[at] = repeats, kind
+        return ids.repeat(counts), labels.repeat(counts), kinds.repeat(counts)
+
+
+def expansions_code(expansions: Sequence[Expansion]) -> int:
+    """A number for what the processor writes for a sample's media: media of other sizes have another one."""
+    if not expansions:
+        return 0
+    found = hashlib.blake2b(repr(tuple(expansions)).encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def record_code(record: Record) -> int:
+    """A number for all of a record that decides its text side.
+
+    Roles, what carries loss, kinds of parts, texts, ids, and what the chat template is given beside them.
+    """
+    texts = texts_of(record)
+    parts = (
+        record.tokens,
+        record.plain,
+        shape_of(record),
+        [len(text) for text in texts],
+    )  # with them, no two can join to the same
+    found = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    if record.structured:
+        beside = record.variables, [message.extras for message in record.messages]
+        found.update(repr(beside).encode("utf-8", "surrogatepass"))
+    found.update("".join(texts).encode("utf-8", "surrogatepass"))
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def _stretches(marked: np.ndarray) -> np.ndarray:
+    """Where stretches of marked places begin and end.
+
+    >>> _stretches(np.array([False, True, True, False, True])).tolist()
+    [[1, 3], [4, 5]]
+    """
+    edges = np.diff(np.concatenate([[0], marked.astype(np.int8), [0]]))
+    return np.flatnonzero(edges).astype(np.int32).reshape(-1, 2)

@@ -1,0 +1,471 @@
+"""What transformers.Trainer needs to train a schedule pack by pack, and the arguments that would lose data.
+
+Trainer counts the batches of its first epoch and takes every other epoch to be as long; plans differ from epoch to
+epoch. So the whole run is one epoch to it, in which every optimizer step has the same number of batches, and its
+arithmetic, resuming included, is exact. Epochs of the plan are shown by `PlanProgress`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import (
+    DataCollatorWithPadding,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    default_data_collator,
+)
+
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.weights import LOSS_WEIGHTS
+from packtrain.delivery.loader.failures import FailureWatch
+from packtrain.delivery.loader.loader import PackLoader
+from packtrain.delivery.loader.sampler import check_ranks, rank_and_world
+from packtrain.delivery.trainers.evaluation import EvaluationLoss
+from packtrain.delivery.trainers.loss import token_loss
+from packtrain.packing.schedule import LoaderState, Schedule
+
+_SAVED, _FAILURES = "packtrain", "packtrain.failures"  # under these names they stand in trainer_state.json
+LEDGER = "ledger.jsonl"
+
+
+class PackedData(Protocol):
+    """A dataset that knows its own order."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of its packs."""
+        ...
+
+    def get_collator(self) -> Any:
+        """What makes batches of them."""
+        ...
+
+    def loader(self, **options: Any) -> PackLoader:
+        """A loader over them."""
+        ...
+
+
+def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_batch: int = 1) -> dict[str, Any]:
+    """The TrainingArguments that follow from a schedule and a dataset's `rows_per_batch`; give them beside your own."""
+    world = rank_and_world()[1] if world is None else world
+    return {
+        "per_device_train_batch_size": rows_per_batch,  # 1: one pack is one row
+        "gradient_accumulation_steps": schedule.accumulation(world, rows_per_batch),
+        "max_steps": schedule.num_steps(),
+        "num_train_epochs": schedule.plan.num_epochs,
+        "remove_unused_columns": False,
+        "ignore_data_skip": False,
+        "dataloader_drop_last": False,
+        "logging_nan_inf_filter": False,  # it would show the mean of earlier losses instead of a NaN
+    }
+
+
+def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch: int = 1) -> TrainingArguments:
+    """A copy in which what was left at its default follows from the schedule; what was set stays as it is.
+
+    Epochs that were set are steps of the plan, unless steps were set, which count before them.
+    """
+    found = copy.copy(args)  # the same arguments may be meant for another dataset, too
+    wanted = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
+    if "num_train_epochs" in _set(args) and "max_steps" not in _set(args):
+        wanted["max_steps"] = _steps_of(args.num_train_epochs, schedule)
+    for name, value in wanted.items():
+        if name not in _set(args):
+            setattr(found, name, value)
+    return found
+
+
+def _set(args: TrainingArguments) -> set[str]:
+    """Names of arguments that have another value than their default."""
+    return {one.name for one in fields(args) if one.init and getattr(args, one.name, one.default) != one.default}
+
+
+def _steps_of(epochs: float, schedule: Schedule) -> int:
+    """Optimizer steps of so many epochs of a plan."""
+    planned = schedule.plan.num_epochs
+    if not 0 < epochs <= planned:
+        raise ConfigError(
+            "training arguments",
+            got=f"num_train_epochs {epochs:g}, and a dataset with a plan of {planned}",
+            expected=f"epochs up to {planned}",
+            fix=f"DatasetConfig(epochs={math.ceil(epochs)}, ...) plans them" if epochs > 0 else "",
+        )
+    whole = math.floor(epochs)
+    part = epochs - whole
+    rest = round(part * schedule.num_steps(whole)) if part else 0
+    return max(1, sum(schedule.num_steps(epoch) for epoch in range(whole)) + rest)
+
+
+def check_arguments(
+    args: TrainingArguments,
+    schedule: Schedule,
+    *,
+    world: int | None = None,
+    rows_per_batch: int = 1,
+    packing: bool = True,
+    own_loss: bool = False,
+) -> None:
+    """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once.
+
+    Also those of Trainer and TRL that would do nothing, or something else, on packs. `packing`: rows may hold several
+    samples. `own_loss`: the loss is one of the user's.
+    """
+    world = args.world_size if world is None else world
+    wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
+    steps = wanted.pop("max_steps")
+    del wanted["num_train_epochs"]  # max_steps counts
+    problems = [
+        f"{name}: {getattr(args, name)} instead of {value} ({_WHY[name]})"
+        for name, value in wanted.items()
+        if getattr(args, name) != value
+    ]
+    if not 0 < args.max_steps <= steps:
+        problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (so many steps has the plan)")
+    problems += [why for wrong, why in _REFUSED if wrong(args)]
+    problems += [
+        f"{name}: {getattr(args, name)} ({why})"
+        for name, why in _AT_DEFAULT.items()
+        if name in _set(args) and (getattr(args, name) or name in _OFF_COUNTS)
+        if packing or name != "neftune_noise_alpha"
+    ]
+    if own_loss and args.label_smoothing_factor:
+        problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
+    if problems:
+        given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
+        raise ConfigError(
+            "training arguments",
+            problems=problems,
+            expected="arguments that agree with the schedule of packs",
+            fix=f"TrainingArguments(**trainer_arguments(schedule{given}), ...) sets them",
+        )
+
+
+_WHY: Mapping[str, str] = {
+    "per_device_train_batch_size": "the dataset's rows_per_batch; a pack is a whole row: use a longer packing_length",
+    "gradient_accumulation_steps": "packs per step, divided by the number of ranks and the rows of a batch",
+    "remove_unused_columns": "batches are made by the collator, not by columns",
+    "ignore_data_skip": "a resumed run would train the first packs again and never the last",
+    "dataloader_drop_last": "nothing is dropped at delivery; packing_drop_last decides it in the plan",
+    "logging_nan_inf_filter": "a loss that is not a number must be seen",
+}
+_REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
+    (
+        lambda args: args.n_gpu > 1,
+        "one process for several GPUs: a pack cannot be divided; start one process for each GPU, as torchrun does",
+    ),
+    (
+        lambda args: bool(args.auto_find_batch_size),
+        "auto_find_batch_size: the size of a batch is that of a pack; pack with a shorter packing_length",
+    ),
+    (
+        lambda args: getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential"),
+        "train_sampling_strategy: the schedule has the order; its `balance` evens out the work of ranks",
+    ),
+    (
+        lambda args: not 0 <= args.label_smoothing_factor < 1,
+        "label_smoothing_factor: a share from 0 to below 1",
+    ),
+    (
+        lambda args: bool(set(getattr(args, "dataset_kwargs", None) or {}) - {"skip_prepare_dataset"}),
+        "dataset_kwargs: only skip_prepare_dataset, since the dataset is built already",
+    ),
+    (
+        lambda args: args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches,
+        "accelerator_config: split_batches and dispatch_batches are of loaders that accelerate shares out",
+    ),
+    (
+        lambda args: args.label_names not in (None, ["labels"]),
+        "label_names: the labels of packs are called labels",
+    ),
+    (
+        lambda args: any(
+            (getattr(getattr(args, "parallelism_config", None), f"{kind}_size", 1) or 1) > 1
+            for kind in ("tp", "cp", "sp")
+        ),
+        "parallelism_config: ranks that have to share a batch would each be given packs of their own",
+    ),
+    (
+        lambda args: args.world_size > 1 and not args.average_tokens_across_devices,
+        "average_tokens_across_devices: False would weigh the tokens of ranks with short packs more",
+    ),
+)
+
+
+OWN_LOSS = "a loss of your own does not know of it: give it there"
+_LABELS = "labels come with the packs: where loss is taken is decided when the dataset is built"
+_ROWS = "rows are packs of the dataset; its config decides what they hold"
+_ORDER = "the schedule has the order"
+_TEXTS = "texts were rendered when the dataset was built"
+_AT_DEFAULT: Mapping[str, str] = {  # or off; behind the line: TRL's
+    "neftune_noise_alpha": "its noise shrinks with the length of a row, so a sample in a pack gets less than alone",
+    "batch_eval_metrics": "the loader of packs does not tell Trainer which batch is the last",
+    "use_liger_kernel": "it replaces forward passes, which were not proven with packs",
+    "data_seed": _ORDER,
+    "length_column_name": _ORDER,
+    "dataloader_in_order": _ORDER,
+    # ---- TRL's
+    "loss_type": "the loss is token_loss; give a compute_loss_func for another",
+    "router_aux_loss_coef": "token_loss has no loss of routers",
+    "completion_only_loss": _LABELS,
+    "assistant_only_loss": _LABELS,
+    "packing": _ROWS,
+    "packing_strategy": _ROWS,
+    "truncation_mode": _ROWS,
+    "eval_packing": _ROWS,
+    "padding_free": _ROWS,
+    "max_length": _ROWS,
+    "shuffle_dataset": _ORDER,
+    "pad_to_multiple_of": "get_collator(pad_to_multiple=...) does it",
+    "chat_template_path": _TEXTS,
+    "dataset_text_field": _TEXTS,
+    "eos_token": _TEXTS,
+    "pad_token": _TEXTS,
+}
+_OFF_COUNTS = ("completion_only_loss", "dataloader_in_order", "data_seed")  # where off, or 0, is a choice, too
+
+
+class PackedTraining:
+    """Stands before Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
+
+    The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
+    a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
+    and have to follow from the schedule do (`trainer.args`); those that were set and disagree are refused. Samples that
+    cannot be decoded are counted by `failures`, by default into `ledger.jsonl` of the output folder; all ranks stop
+    together when there are too many. An evaluation is over a dataset of packs too, one in each batch, and its loss is
+    the mean over all tokens; `eval_collator` is by default that dataset's, with pixels as training has them.
+    """
+
+    args: TrainingArguments
+    state: TrainerState
+    train_dataset: PackedData
+    eval_dataset: Any
+    data_collator: Any
+    compute_loss_func: Any
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        *,
+        train_dataset: Any = None,
+        failures: FailureWatch | None = None,
+        eval_collator: Any = None,
+        **options: Any,
+    ) -> None:
+        self._eval_collator = eval_collator
+        self._evaluated: EvaluationLoss | None = None  # the evaluation that is under way
+        if not hasattr(train_dataset, "schedule"):
+            raise ConfigError(
+                "train_dataset",
+                got=type(train_dataset).__name__,
+                expected="a dataset of packs",
+                fix="give a MultiModalDataset or a MultiModalIterableDataset that is built",
+            )
+        rows = getattr(train_dataset, "rows_per_batch", 1)
+        if args is not None:
+            args = with_derived(args, train_dataset.schedule, rows_per_batch=rows)
+        super().__init__(model=model, args=args, train_dataset=train_dataset, **options)  # type: ignore[call-arg]
+        if self.data_collator in (default_data_collator, None) or isinstance(
+            self.data_collator, DataCollatorWithPadding
+        ):
+            self.data_collator = self.train_dataset.get_collator()  # what Trainer takes when none is given
+        own_loss, smoothing = self.compute_loss_func is not None, self.args.label_smoothing_factor
+        if not own_loss:
+            self.compute_loss_func = partial(token_loss, label_smoothing=smoothing) if smoothing else token_loss
+        schedule = self.train_dataset.schedule
+        check_ranks(self.args.process_index, self.args.world_size)
+        packing = isinstance(self.data_collator, PackCollator)
+        check_arguments(self.args, schedule, rows_per_batch=rows, packing=packing, own_loss=own_loss)
+        ledger = Path(str(self.args.output_dir)) / LEDGER
+        self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
+        self._progress = PlanProgress(schedule)
+        self.decision = JointDecision(self.failures, self._progress.epoch_ends)
+        for callback in (self._progress, self.decision):
+            self.add_callback(callback)  # type: ignore[attr-defined]
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Trainer's own, with what the batch lacks taken down."""
+        self.failures.take(getattr(inputs, "info", BatchInfo()))
+        return super().training_step(model, inputs, *args, **options)  # type: ignore[misc]
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Trainer's own, which would hand weights of tokens to the model, where nobody looks at them."""
+        if LOSS_WEIGHTS in inputs:
+            raise ConfigError(
+                "data_collator",
+                got="a loss_weighting whose weights this loss does not take",
+                expected="loss_weighting 'token'",
+                fix="use PackedTrainer with StepSettings(loss_weighting=...)",
+            )
+        return super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Trainer's own; it takes packs for samples, so their speed is put right, also in what `train` returns."""
+        if logs.get("train_runtime") and "train_samples_per_second" in logs:
+            samples = self.train_dataset.schedule.num_samples(self._progress.begun, self.state.global_step)
+            logs["train_samples_per_second"] = round(samples / logs["train_runtime"], 3)
+        super().log(logs, *args, **options)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> PackLoader:
+        """This rank's packs of the whole run."""
+        persistent = self.args.dataloader_persistent_workers
+        return self._loader(self.train_dataset, self.data_collator, span="run", persistent_workers=persistent)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> PackLoader:
+        """This rank's packs of the first epoch of the evaluation's own plan."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if not hasattr(dataset, "schedule"):
+            raise ConfigError(
+                "eval_dataset",
+                got=type(dataset).__name__,
+                expected="a dataset of packs",
+                fix="give a MultiModalDataset that is built, with packing: false for padded rows",
+            )
+        collator = self._eval_collator if self._eval_collator is not None else self._collator_to_evaluate(dataset)
+        return self._loader(dataset, collator, span="epoch", persistent_workers=False)
+
+    def _loader(self, dataset: PackedData, collator: Any, **options: Any) -> PackLoader:
+        args = self.args
+        return dataset.loader(
+            collator=collator,
+            rank=args.process_index,
+            world=args.world_size,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+            **options,
+        )
+
+    def _collator_to_evaluate(self, dataset: Any) -> Any:
+        """The dataset's own: its packs may be longer than those that are trained."""
+        dtype = getattr(self.data_collator, "dtype", None)
+        return dataset.get_collator() if dtype is None else dataset.get_collator(dtype=dtype)
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Trainer's own, with what the batch holds taken down."""
+        if self._evaluated is not None:
+            self._evaluated.take(getattr(inputs, "info", BatchInfo()))
+        return super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
+        """Trainer's own, which takes the mean of the means of batches; the loss is that of the tokens instead."""
+        options["metric_key_prefix"] = metric_key_prefix
+        if not isinstance(dataloader, PackLoader):
+            return super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        given, taking = self.compute_loss_func, EvaluationLoss(self.compute_loss_func)
+        self.compute_loss_func = self._evaluated = taking
+        try:
+            output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        finally:
+            self.compute_loss_func, self._evaluated = given, None
+        found = taking.outcome()
+        found.warn(metric_key_prefix, first=self.args.process_index == 0)
+        output.metrics.update(found.counts(metric_key_prefix))
+        return output._replace(num_samples=found.samples)
+
+
+class PlanProgress(TrainerCallback):
+    """Says in which epoch of the plan a run is, keeps its position in checkpoints, and refuses those of other runs."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.begun = 0  # the step that this call of `train` began from
+        ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
+        self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """The last step of each epoch of the plan."""
+        return tuple(self._ends)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """A checkpoint goes on with the schedule that it was made with, where it stopped."""
+        self.begun = state.global_step
+        if state.global_step:
+            saved = (state.stateful_callbacks or {}).get(_SAVED)
+            if saved is None:
+                raise ArtifactError(
+                    "checkpoint",
+                    got=f"step {state.global_step} without a position in a plan",
+                    expected="a checkpoint of a run over packs",
+                    fix="load its weights and start a new run instead of resuming",
+                )
+            found = LoaderState.from_plain(saved)
+            self._schedule.check(found)
+            here = self._schedule.state_after(state.global_step)
+            if found != here:
+                raise ArtifactError("checkpoint", got=str(asdict(found)), expected=f"{asdict(here)} at its step")
+        return control
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Where the run stands; what is to happen at the end of an epoch happens at the end of the plan's epochs."""
+        step = state.global_step
+        if state.stateful_callbacks is None:
+            state.stateful_callbacks = {}
+        state.stateful_callbacks[_SAVED] = asdict(self._schedule.state_after(step))
+        state.epoch = self._epoch(step)
+        if step in self._ends[:-1]:  # Trainer sees the end of the last one itself
+            control.should_log |= args.logging_strategy == "epoch"
+            control.should_save |= args.save_strategy == "epoch"
+            control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
+        return control
+
+    def _epoch(self, step: int) -> float:
+        """Epochs of the plan that have been trained."""
+        before = 0
+        for epoch, end in enumerate(self._ends):
+            if step <= end and end > before:
+                return epoch + (step - before) / (end - before)
+            before = end
+        return float(len(self._ends))
+
+
+class JointDecision(TrainerCallback):
+    """At the end of each step all ranks decide together whether too many samples could not be delivered.
+
+    A rate needs some samples to mean anything; the end of an epoch, and that of the run, are judged in any case.
+
+    That is where the host waits for the other ranks; whoever has a question to all of them asks it there, by `vote`,
+    and callbacks behind this one find in `votes` how many ranks said yes.
+    """
+
+    def __init__(self, failures: FailureWatch, epoch_ends: Collection[int] = ()) -> None:
+        self._failures = failures
+        self._epoch_ends = frozenset(epoch_ends)  # steps
+        self.vote: Callable[[], bool] = lambda: False
+        self.votes = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Go on with what was counted before a checkpoint."""
+        saved = (state.stateful_callbacks or {}).get(_FAILURES)
+        if state.global_step and saved is not None:
+            self._failures.load_state_dict(saved)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.votes = self._failures.decide(vote=self.vote(), whole=state.global_step in self._epoch_ends).votes
+        if state.stateful_callbacks is None:
+            state.stateful_callbacks = {}
+        state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Runs that end before their first epoch does; one that was asked to stop goes on later."""
+        if not self.votes:
+            self._failures.finish()

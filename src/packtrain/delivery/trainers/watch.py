@@ -1,0 +1,303 @@
+"""Ranks that watch each other: when one dies, fails or hangs, all others end soon and say which one it was.
+
+A collective waits for every rank, so one that is missing would make all others wait for a long time, and then name
+nobody. Every rank writes signs of life into a store; the first rank judges them all, the others judge the first rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
+from packtrain.core.visible import visible
+from packtrain.delivery.trainers.rank_signs import Judge, Patience, Sign
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+_JUDGE = 0  # the rank that looks at all others
+_ROUNDS = 20  # signs within a deadline
+_LONGEST_INTERVAL = 5.0
+_RESERVE = 8  # intervals between noticing something and the last rank's end
+_SOONEST = 0.25  # seconds between signs of steps; longer steps are told one by one
+_ACKNOWLEDGED_WITHIN = 4  # intervals
+_HURRIED = 2  # intervals without a sign after which a rank is gone, once this one was told to end
+_BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connection reset", "broken pipe")
+
+
+def end_process(message: str, *, code: int = 1) -> None:
+    """End this process at once: its main thread may wait in a collective that nothing can interrupt."""
+    os.write(2, f"{visible(message)}\n".encode("utf-8", "backslashreplace"))  # sys.stderr may be locked by that thread
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(code)
+
+
+class RankWatch:
+    """One rank's part of the watch.
+
+    with RankWatch.of_group(deadline=120) as watch:
+        for step, batch in enumerate(loader):
+            watch.beat(step)          # the batch is here: a rank whose data do not come is behind the others
+            ...
+
+    Only a rank whose steps lag behind is called late: a step, an evaluation or a checkpoint that takes all ranks long
+    ends nobody, and a rank that hangs at a step all have reached is not told from the others. More beats (`part`)
+    within a step make that rarer. `store` must not be in use elsewhere, since a client of a store serves one call at a
+    time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        *,
+        deadline: float = 120.0,  # seconds until all ranks have ended
+        step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
+        start_deadline: float = 1800.0,  # until every rank has begun its first step
+        host: str | None = None,
+        action: Callable[[str], None] = end_process,
+    ) -> None:
+        slowest = deadline if step_deadline is None else step_deadline
+        if not 0 < deadline <= slowest or start_deadline < deadline:
+            got = f"deadline {deadline}, step_deadline {step_deadline}, start_deadline {start_deadline}"
+            raise ConfigError("rank watch", got=got, expected="0 < deadline <= step_deadline, start_deadline")
+        if not 0 <= rank < world:
+            raise ConfigError("rank watch", got=f"rank {rank} of {world}", expected="a rank below the world size")
+        self._store, self._rank, self._world, self._action = store, rank, world, action
+        self._interval = min(deadline / _ROUNDS, _LONGEST_INTERVAL)
+        reserve = _RESERVE * self._interval
+        self._patience = Patience(silence=deadline - reserve, behind=slowest - reserve, start=start_deadline)
+        self._mine = Sign(number=0, host=host or socket.gethostname())
+        self._told = 0.0  # when the last sign was given
+        self._watched = range(world) if rank == _JUDGE else (_JUDGE,)
+        self._seen: dict[int, Sign | None] = dict.fromkeys(self._watched)
+        self._rounds = 0  # in which the store answered
+        self._lock = threading.Lock()
+        self._wake = threading.Event()  # say something now
+        self._heard = threading.Condition()  # a round has ended, or a verdict is there
+        self._stopped = threading.Event()
+        self._verdict = ""
+        self._threads: list[threading.Thread] = []
+
+    @classmethod
+    def of_group(cls, group: ProcessGroup | None = None, **settings: object) -> RankWatch:
+        """A watch over the ranks of a process group, with a store of its own on the first rank. All ranks call it."""
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == _JUDGE else None
+        places: list[tuple[str, int] | None] = [None for _ in range(world)]
+        dist.all_gather_object(places, (host, store.port) if store is not None else None, group=group)
+        if store is None:
+            place = places[_JUDGE]
+            assert place is not None, "the first rank has just told it"
+            store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
+        return cls(store, rank, world, **settings)  # type: ignore[arg-type]
+
+    # ---- what a rank says
+
+    def beat(self, step: int, part: int = 0) -> None:
+        """This rank got on. Costs nothing: another thread tells it."""
+        self._say(step=step, part=part)
+
+    def fail(self, error: BaseException) -> str:
+        """This rank fails; returns the verdict if another rank is to blame, else an empty string.
+
+        An error that another rank's end would explain waits for the verdict; any other returns as soon as it is told.
+        """
+        first = in_one_line(error)[:500]
+        of_others = _of_others(error)
+        self._say(state="failed", message=first, of_others=of_others, at=_where(error))
+        self._wait_for_round()
+        if of_others or self._rank == _JUDGE:  # the first rank keeps the store until the others know
+            self._wait(lambda: bool(self._verdict), self._patience.silence + _RESERVE * self._interval)
+        self._stop()
+        return "" if self._verdict.startswith(f"rank {self._rank} ") else self._verdict
+
+    def hurry(self) -> None:
+        """This process was told to end. If that is because a rank is gone, its launcher will not wait for long."""
+        self._patience = replace(self._patience, silence=min(self._patience.silence, _HURRIED * self._interval))
+
+    def close(self) -> None:
+        """This rank is done. The first one stays until all are: it judges, and the store may be its."""
+        self._say(state="done")
+        self._wait_for_round()
+        if self._rank == _JUDGE:
+            self._wait(lambda: not any(sign is None or sign.state == "runs" for sign in self._seen.values()))
+        self._stop()
+
+    def start(self) -> RankWatch:
+        """Begin to give signs, and to look at those of others."""
+        if self._world > 1 and not self._threads:
+            for target in (self._signal, self._guard):
+                self._threads.append(threading.Thread(target=target, name=f"rank watch {target.__name__}", daemon=True))
+                self._threads[-1].start()
+        return self
+
+    def __enter__(self) -> RankWatch:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+        elif blame := self.fail(error):
+            raise PacktrainError(blame) from error
+
+    # ---- the two threads: one may hang in the store, the other notices
+
+    def _signal(self) -> None:
+        """Write this rank's sign and read those of others, for ever."""
+        store = dist.PrefixStore("rank-watch", self._store)
+        known: set[int] = set()
+        while not self._stopped.is_set():
+            self._wake.clear()
+            try:
+                store.set(str(self._rank), self._sign().to_bytes())
+                known |= {rank for rank in self._watched if rank not in known and store.check([str(rank)])}
+                found = dict.fromkeys(self._watched) | _read(store, sorted(known))
+            except RuntimeError:  # the store is gone, or does not answer; the guard decides what that means
+                self._wake.wait(self._interval)
+                continue
+            with self._heard:
+                self._seen, self._rounds = found, self._rounds + 1
+                self._heard.notify_all()
+            self._wake.wait(self._interval)
+
+    def _guard(self) -> None:
+        """Judge what was read, until there is a verdict."""
+        judge, now, last, rounds = Judge(self._patience), 0.0, 0.0, 0
+        before = time.monotonic()
+        while not self._stopped.is_set():
+            with self._heard:
+                self._heard.wait_for(partial(self._news_since, rounds), self._interval)
+            # Time in which this process itself was stopped says nothing about others.
+            now += min(time.monotonic() - before, self._patience.silence / 2)
+            before = time.monotonic()
+            verdict = ""
+            with self._heard:
+                if self._rounds != rounds:
+                    rounds, last = self._rounds, now
+                    first = self._seen[_JUDGE]
+                    judge.patience = self._patience
+                    verdict = (first.verdict if first is not None else "") or judge.look(now, self._seen)
+            if not verdict and now - last > self._patience.silence:
+                verdict = self._lost()
+            if verdict and not self._stopped.is_set():
+                self._end(verdict)
+                return
+
+    def _news_since(self, rounds: int) -> bool:
+        return self._rounds != rounds or self._stopped.is_set()
+
+    def _end(self, verdict: str) -> None:
+        """Tell the others, then end this process, unless its own error is doing so."""
+        failed = self._mine.state == "failed"
+        if self._rank == _JUDGE:
+            self._say(verdict=verdict)
+            # The store may end with this process.
+            self._wait(partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
+        self._say(heard=True, **({} if failed else {"state": "ended", "message": verdict}))
+        self._wait_for_round(self._interval)
+        with self._heard:
+            self._verdict = verdict
+            self._heard.notify_all()
+        if not failed:
+            self._stopped.set()
+            step = f"at step {self._mine.step}" if self._mine.step >= 0 else "before its first step"
+            self._action(f"{verdict}\n  rank {self._rank} on {self._mine.host} ends {step}, or it would wait for ever")
+
+    def _all_know(self, verdict: str) -> bool:
+        """Has every rank heard the verdict that still needs to? One that is gone does not."""
+        gone = {rank for rank in self._seen if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict}
+        others = [s for rank, s in self._seen.items() if rank not in {self._rank, *gone} and s is not None]
+        return all(s.heard or s.state == "done" or (s.state == "failed" and not s.of_others) for s in others)
+
+    def _lost(self) -> str:
+        first = self._seen[_JUDGE]
+        if self._rank == _JUDGE or first is None:
+            return f"the store of the rank watch does not answer; rank {_JUDGE} may be gone"
+        step = f"last step {first.step}" if first.step >= 0 else "before its first step"
+        return f"rank {_JUDGE} on {first.host} ({step}) is gone, or the store of the rank watch that it keeps"
+
+    # ---- small parts
+
+    def _say(self, **news: object) -> None:
+        """Change this rank's sign and tell it; steps that are short are not told one by one."""
+        with self._lock:
+            self._mine = replace(self._mine, **news)  # type: ignore[arg-type]
+        if "step" not in news or time.monotonic() - self._told > _SOONEST:
+            self._wake.set()
+
+    def _sign(self) -> Sign:
+        with self._lock:
+            at = self._mine.at if self._mine.state == "failed" else _where_is_main()
+            self._mine = replace(self._mine, number=self._mine.number + 1, at=at)
+            self._told = time.monotonic()
+            return self._mine
+
+    def _wait_for_round(self, limit: float | None = None) -> None:
+        """Until what was said is in the store: the round under way may have begun before it was said."""
+        goal = self._rounds + 2
+        self._wake.set()
+        end = time.monotonic() + (self._patience.silence if limit is None else limit)
+        while self._threads and not self._verdict and self._rounds < goal and time.monotonic() < end:
+            self._wake.set()
+            self._wait(lambda: self._rounds >= goal, self._interval / 4)
+
+    def _wait(self, ready: Callable[[], bool], limit: float | None = None) -> None:
+        if not self._threads:
+            return
+        with self._heard:
+            self._heard.wait_for(lambda: ready() or bool(self._verdict), limit)
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        with self._heard:
+            self._heard.notify_all()
+
+
+def _read(store: Store, ranks: list[int]) -> dict[int, Sign | None]:
+    keys = [str(rank) for rank in ranks]
+    values = store.multi_get(keys) if keys and store.has_extended_api() else [store.get(key) for key in keys]
+    return {rank: Sign.from_bytes(value) for rank, value in zip(ranks, values, strict=True)}
+
+
+def _of_others(error: BaseException) -> bool:
+    """Could the end of another rank be the reason?"""
+    text = str(error).lower()
+    is_broken = isinstance(error, RuntimeError | OSError) and any(word in text for word in _BROKEN)
+    return isinstance(error, dist.DistError) or is_broken
+
+
+def _where_is_main() -> str:
+    """The line at which this process's main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or -1)
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""
+
+
+def _where(error: BaseException) -> str:
+    """The line at which an error was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{_short(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else ""
+
+
+def _short(path: str) -> str:
+    return "/".join(path.split(os.sep)[-2:])

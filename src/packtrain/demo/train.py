@@ -1,0 +1,198 @@
+"""The training of the demo: the same model on the same pictures, packed and padded side by side, on one page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.app.report import Reported, report
+from packtrain.config.load import RunConfig
+from packtrain.demo.data import write_dataset
+from packtrain.runs.read import RUN, read_run
+
+if TYPE_CHECKING:
+    from packtrain.verifying.values import Verdict
+
+MODES = ("packed", "padded")
+LENGTH, SAMPLES = 4096, 8  # tokens of a pack, samples of a step: those of one pack
+PIXELS = 224 * 224  # of a picture at most: a minute is short
+_HELD_OUT = 8  # one picture for so many of the training's is drawn for evaluation
+_LEARNING_RATE = 5e-3  # a tiny model with random weights has everything to learn
+_PACKAGES = ("torch", "transformers", "accelerate", "peft")
+_LOOK = 0.5  # seconds between two looks at what the runs have logged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """How far one of the two runs is."""
+
+    mode: str
+    step: int
+    steps: int
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoTraining:
+    """Two runs, the proof before them, and the page that compares them."""
+
+    verdict: Verdict
+    folders: tuple[Path, ...]  # of MODES
+    reused: bool  # trained by an earlier demo, and nothing has changed since
+    reported: Reported
+
+
+def can_train() -> bool:
+    """Are the packages there that training needs?"""
+    return all(find_spec(name) is not None for name in _PACKAGES)
+
+
+def train_demo(
+    data: Path,
+    folder: Path,
+    *,
+    model: str,
+    pictures: int,
+    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[Standing], None] = lambda _: None,
+) -> DemoTraining:
+    """Prove packing for the model, train it packed and padded, and compare at equal samples."""
+    from packtrain.app.verify import verify
+
+    say(f"Proving that packed samples do not see each other in {model}")
+    verdict = verify(model, backend="varlen", device="cpu", dtype="fp32")
+    held_out = write_dataset(folder / "held-out", max(pictures // _HELD_OUT, 4), seed=1)
+    name = f"{pictures} pictures"  # other pictures lie in the same files
+    configs = {mode: demo_config(data, held_out, folder, model=model, mode=mode, name=name) for mode in MODES}
+    reused = all(_complete(config) for config in configs.values())
+    if not reused:  # both: one alone would have the machine for itself
+        say(f"Training side by side: packs of {LENGTH:,} tokens, and the samples of each as padded rows")
+        _train_all(configs, progress)
+    folders = tuple(_run_folder(config) for config in configs.values())
+    reported = report(folders, folder / "report.html")
+    return DemoTraining(verdict=verdict, folders=folders, reused=reused, reported=reported)
+
+
+def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: str, name: str) -> RunConfig:
+    """The config of one of the two runs: the same data, seed and learning rate, and the same samples in each step."""
+    training: dict[str, Any] = {
+        "output_dir": str(folder / "runs" / mode),
+        "run_name": name,
+        "effective_batch_size": SAMPLES,
+        "learning_rate": _LEARNING_RATE,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 4,
+        "num_train_epochs": 1,
+        "gradient_checkpointing": False,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "report_to": "none",
+        "seed": 0,
+        # Without a GPU a dense mask costs as much as padding saves: each sample is attended to by itself.
+        "attention": "varlen",
+    }
+    packing: dict[str, Any] = {"packing": True} if mode == "packed" else {"packing": False, "pad_packs": True}
+    sections = {
+        "model": {"model_name_or_path": model, "dtype": "fp32"},
+        "data": {
+            "dataset_path": str(data),
+            "eval_path": str(held_out),
+            **packing,
+            "packing_length": LENGTH,
+            # Samples come together as they are drawn, as in usual padded batches: best_fit seeks similar lengths.
+            "packing_strategy": "first_fit",
+            "processor_config": {"max_pixels": PIXELS},
+            "max_failure_rate": 0.9,  # the faults are planted
+            "cache_dir": str(folder / "cache"),
+            "cache_tokens": True,  # for both: only padded runs keep them by themselves
+        },
+        "training": training,
+    }
+    return RunConfig.of(sections)
+
+
+def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], None]) -> None:
+    """Train at the same time, so that whatever else the machine does slows all of them alike."""
+    from packtrain.app.train.run import train
+
+    steps = {}
+    for mode, config in configs.items():
+        shutil.rmtree(_run_folder(config), ignore_errors=True)  # a demo's own run, of other settings or not complete
+        # What both need is measured here, once.
+        steps[mode] = train(config, dry_run=True).ready.numbers.steps
+    with _threads(len(configs)), ProcessPoolExecutor(len(configs), mp_context=get_context("spawn")) as pool:
+        futures = {mode: pool.submit(_train_one, config) for mode, config in configs.items()}
+        _follow(configs, steps, futures, progress)
+        for future in futures.values():
+            future.result()
+
+
+def _train_one(config: RunConfig) -> None:
+    from packtrain.app.train.run import train
+
+    train(config)
+
+
+def _follow(
+    configs: Mapping[str, RunConfig],
+    steps: Mapping[str, int],
+    futures: Mapping[str, Future[None]],
+    progress: Callable[[Standing], None],
+) -> None:
+    """Tell how far the runs are, from what they log, until all have ended."""
+    done = False
+    while not done:
+        done = all(future.done() for future in futures.values())
+        for mode, config in configs.items():
+            step, loss = _last_step(_run_folder(config))
+            progress(Standing(mode=mode, step=step, steps=steps[mode], loss=loss))
+        time.sleep(0 if done else _LOOK)
+
+
+def _last_step(run: Path) -> tuple[int, float | None]:
+    if not (run / RUN).is_file():
+        return 0, None
+    logged = read_run(run).steps
+    if not len(logged):
+        return 0, None
+    loss = float(logged["loss"][-1])
+    return int(logged["step"][-1]), None if math.isnan(loss) else loss
+
+
+@contextmanager
+def _threads(processes: int) -> Iterator[None]:
+    """An equal share of the cores for each process that is started here, unless the user has chosen."""
+    given = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = given or str(max(1, (os.cpu_count() or 1) // processes))
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ["OMP_NUM_THREADS"]
+
+
+def _run_folder(config: RunConfig) -> Path:
+    return Path(str(config.training.output_dir))
+
+
+def _complete(config: RunConfig) -> bool:
+    """Was this very config trained to the end?"""
+    run = _run_folder(config)
+    try:
+        facts = json.loads((run / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    sections = config.sections("model", "data", "training")
+    return facts.get("written") == json.loads(json.dumps(sections)) and read_run(run).status == "complete"

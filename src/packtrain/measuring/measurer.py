@@ -1,0 +1,175 @@
+"""One raw entry in, one cost row or one ledger line out; what every worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
+from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
+from packtrain.families.part_limits import with_limits
+from packtrain.families.registry import load_family
+from packtrain.families.skeleton import texts_of
+from packtrain.measuring.converter import Converter, Filtered
+from packtrain.measuring.request import Filters, Request
+from packtrain.records.media import MediaStore
+from packtrain.records.schemas.recognise import ID_COLUMNS
+from packtrain.records.source import Entry
+
+TOO_LONG = "longer than max_sample_length"
+
+
+class CostRule(Protocol):
+    """Anything that knows what records cost: a family's rule, or the processor itself."""
+
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+        """One result for each record, in order."""
+        ...
+
+
+class FamilyRule:
+    """Costs computed from headers by the family's rule, without touching a pixel."""
+
+    def __init__(self, request: Request) -> None:
+        settings = request.settings()
+        family = load_family(settings, request.limits)
+        assert family is not None, "the caller chooses the processor for families without a rule"
+        self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
+        self._most = request.filters.max_sample_length
+
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+        return self.encoder.costs(batch, self._most)
+
+
+class Measurer:
+    """Measures entries for one request."""
+
+    batch = 256  # entries that are tokenized together
+    batch_bytes = 32 << 20  # of media that travel with their records
+    batch_characters = 1 << 20  # of texts: while they are tokenized, each takes some hundred bytes
+    most_characters = 8 << 20  # of one record: minutes and gigabytes for a text that no model takes
+
+    def __init__(self, request: Request, rule: CostRule) -> None:
+        self._filters = request.filters
+        self._rule = rule
+        self._converter = Converter(request)
+
+    def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
+        """The row for each entry, or why there is none; in order."""
+        batch: list[Sized | LedgerEntry] = []
+        held = characters = 0
+        for entry in entries:
+            found = self._size(entry, source)
+            batch.append(found)
+            if isinstance(found, Sized):
+                held += sum([len(medium.ref.data) for medium in found.record.media() if medium.ref.data is not None])
+                characters += _characters(found.record)
+            if len(batch) >= self.batch or held >= self.batch_bytes or characters >= self.batch_characters:
+                yield from self._price(batch, source)
+                batch, held, characters = [], 0, 0
+        yield from self._price(batch, source)
+
+    def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
+        good = [found for found in batch if isinstance(found, Sized)]
+        prices = iter(self._rule.price(good, self.store(source)))
+        for found in batch:
+            if not isinstance(found, Sized):
+                yield found
+                continue
+            price = next(prices)
+            record = found.record
+            too_long = self._filters.max_sample_length
+            if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
+                price = Filtered(TOO_LONG, f"{price[0].tokens} tokens")
+            elif isinstance(price, TooManyTokens):
+                price = Filtered(TOO_LONG, price.detail)
+            if isinstance(price, RecordError):
+                yield _ledger(record.id, record.origin, price)
+                continue
+            yield Measured(
+                record_id=record.id,
+                origin=record.origin,
+                source=record.source,
+                cost=price[0],
+                media=found.headers,
+                supervision=price[1],
+            )
+
+    def _size(self, entry: Entry, source: int) -> Sized | LedgerEntry:
+        record: Record | None = None
+        try:
+            record = self.record(entry, source)
+            if (length := _characters(record)) > self.most_characters:
+                detail = f"{length:,} characters, the limit is {self.most_characters:,}"
+                raise RecordError("schema", "text is too long", detail)
+            return Sized(record, self.headers(record, source))
+        except RecordError as error:
+            fault = error
+        except (OSError, MemoryError):
+            raise  # the machine's fault, not the record's
+        except Exception as error:  # one record must never end a run
+            fault = RecordError("internal", "unexpected error", f"{type(error).__name__}: {error}"[:300])
+        return _ledger(record.id if record is not None else _id_of(entry), entry.origin, fault)
+
+    def record(self, entry: Entry, source: int) -> Record:
+        """The entry as a record, if the user's filters want it."""
+        return self._converter.record(entry, source)
+
+    def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
+        """What the headers of the record's media say."""
+        store, filters = self.store(source), self._filters
+        headers = tuple(with_limits(store.header(medium.kind, medium.ref), medium) for medium in record.media())
+        for header in headers:
+            if header.kind == "image":
+                continue
+            if header.kind == "audio":
+                raise RecordError("family", "audio has no token rule yet", f"{header.seconds:.2f} s")
+            _check_duration(header, filters)
+        return headers
+
+    def unread(self) -> dict[str, list[Any]]:
+        """What nothing reads of the records since the last call, as `Unread` counts it."""
+        return self._converter.unread.handed_over()
+
+    def schemas(self) -> dict[str, int]:
+        """What the records since the last call were read as."""
+        found = dict(self._converter.schemas)
+        self._converter.schemas.clear()
+        return found
+
+    def store(self, source: int) -> MediaStore:
+        """Where the media of one source are."""
+        return self._converter.store(source)
+
+
+def _characters(record: Record) -> int:
+    """How much text a record has, or how many tokens."""
+    tokens = len(record.tokens.ids) if record.tokens is not None else 0
+    return tokens + sum(map(len, (*texts_of(record), *record.beside())))
+
+
+def _ledger(record_id: str, origin: str, error: RecordError) -> LedgerEntry:
+    return LedgerEntry(
+        id=record_id,
+        origin=origin,
+        stage=error.stage,
+        reason=error.reason,
+        detail=error.detail,
+        filtered=isinstance(error, Filtered),
+    )
+
+
+def _check_duration(header: MediaHeader, filters: Filters) -> None:
+    if filters.min_seconds is not None and header.seconds < filters.min_seconds:
+        raise Filtered("shorter than min_seconds", f"{header.seconds:.2f} s")
+    if filters.max_seconds is not None and header.seconds > filters.max_seconds:
+        raise Filtered("longer than max_seconds", f"{header.seconds:.2f} s")
+
+
+def _id_of(entry: Entry) -> str:
+    """The best name for an entry that never became a record."""
+    value = entry.value or {}
+    found = next((value[name] for name in ID_COLUMNS if name in value), None)
+    usable = isinstance(found, (str, int)) and not isinstance(found, bool) and found != ""
+    return str(found).encode("utf-8", "backslashreplace").decode() if usable else entry.origin

@@ -1,0 +1,218 @@
+"""Costs under other media limits, from what the headers said when the dataset was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError, RecordError
+from packtrain.core.fingerprint import differences
+from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.part_limits import PartFamilies
+from packtrain.families.registry import load_family
+from packtrain.families.settings import read_settings, with_template, with_tokenizer
+from packtrain.measuring.fingerprint import settings_state
+from packtrain.measuring.places import Places
+
+if TYPE_CHECKING:
+    from packtrain.measuring.table import CostTable
+
+_SHAPE = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
+_CHANGED = ("tokens", "text_tokens", "image_tokens", "video_tokens", "frames", "patches", "supervised_tokens")
+
+_SAMPLING = frozenset(("num_frames", "fps", "max_frames"))
+# Why records were left out that other limits might let in, and which limits these are.
+_REFUSED_BY_LIMITS: Mapping[str, frozenset[str]] = {
+    "family: video with too few frames to sample": _SAMPLING,
+    "family: sampling reads behind the last frame": _SAMPLING,
+    "family: smolvlm takes only videos of equal sampled length in one sample": _SAMPLING,
+    "family: image too thin for the processor": frozenset(("max_img_size",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """What one medium costs under one set of limits."""
+
+    tokens: int  # of its whole expansion
+    media_tokens: int
+    patches: int
+    max_patches: int
+    frames: int
+
+
+def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray], np.ndarray, Mapping[int, str]]:
+    """New columns, the rows kept, and the rows (by index) that the new limits make impossible.
+
+    Only differences are applied: the text around a medium is the same under both limits, so the change in tokens is
+    the change of its expansion alone. Media of the same shape are priced once. `tail_tokens` stays as measured: what a
+    family writes after the last run of a medium is the same for every size and under all limits.
+    """
+    inputs = table.summary["inputs"]
+    if table.summary["counts"]["reasons"].get("filter: longer than max_sample_length"):
+        raise ConfigError(
+            "with_limits", got="a table from which max_sample_length left out records", fix="measure again"
+        )
+    for reason, names in _REFUSED_BY_LIMITS.items():
+        if names & limits.given().keys() and (left_out := table.summary["counts"]["reasons"].get(reason)):
+            raise ConfigError(
+                "with_limits",
+                got=f"a table from which its own limits left out records ({left_out} x {reason})",
+                fix="measure again",
+            )
+    before = MediaLimits(**inputs["request"]["limits"])
+    after = MediaLimits(**{**inputs["request"]["limits"], **limits.given()})
+    index = table.column("index")
+    media = _media_of(table, index)
+    shapes, shape_of = _shapes(media, len(index))
+    pricer = _Pricer(inputs, table.places, before, after)
+    prices = [pricer.prices(header, images) for header, images in shapes]
+
+    columns = {name: table.column(name).copy() for name in _CHANGED}
+    rows, keep = media["row"], np.ones(len(index), bool)
+    refused: dict[int, str] = {}
+    for at, price in enumerate(prices):
+        if isinstance(price, RecordError):
+            for row in rows[shape_of == at].tolist():
+                keep[row] = False
+                refused[row] = str(price)
+    for row, error in pricer.refused_samples(shapes, shape_of, rows):
+        keep[row] = False
+        refused.setdefault(row, str(error))
+    deltas = np.array([_delta(header.kind, price) for (header, _), price in zip(shapes, prices, strict=True)], np.int64)
+    if len(shapes):
+        for name, change in zip(_CHANGED, deltas[shape_of].T, strict=True):
+            change = change * media["supervised"] if name == "supervised_tokens" else change
+            np.add.at(columns[name], rows, change.astype(columns[name].dtype))
+    largest = np.zeros(len(index), np.int64)
+    most = np.array([0 if isinstance(price, RecordError) else price[1].max_patches for price in prices], np.int64)
+    if len(shapes):
+        np.maximum.at(largest, rows, most[shape_of])
+    columns["max_patches_per_image"] = largest
+
+    too_long = inputs["request"]["filters"]["max_sample_length"]
+    if too_long is not None:
+        keep &= columns["tokens"] <= too_long
+    dropped = {int(index[row]): refused.get(int(row), "longer than max_sample_length") for row in np.flatnonzero(~keep)}
+    return {name: values[keep] for name, values in columns.items()}, np.flatnonzero(keep), dropped
+
+
+def largest_image(table: CostTable) -> int | None:
+    """Patches of the table's largest image, all its tiles together; None where headers or their rule are not there."""
+    inputs, index = table.summary["inputs"], table.column("index")
+    media = _media_of(table, index)
+    shapes = [(header, beside) for header, beside in _shapes(media, len(index))[0] if header.kind == "image"]
+    if not shapes:
+        return None
+    before = MediaLimits(**inputs["request"]["limits"])
+    after = MediaLimits(**{**inputs["request"]["limits"], **table.limits.given()})
+    try:
+        pricer = _Pricer(inputs, table.places, before, after)
+    except PacktrainError:  # the model is no longer there, or has no rule
+        return None
+    prices = [pricer.prices(header, count) for header, count in shapes]
+    return max((price[1].patches for price in prices if not isinstance(price, RecordError)), default=None)
+
+
+def _media_of(table: CostTable, index: np.ndarray) -> dict[str, np.ndarray]:
+    """The media of the table's rows, each with the row it belongs to."""
+    record = table.media("record")
+    here = np.isin(record, index)
+    media = {name: table.media(name)[here] for name in (*_SHAPE, "supervised")}
+    return {**media, "row": np.searchsorted(index, record[here])}
+
+
+def _shapes(media: dict[str, np.ndarray], num_rows: int) -> tuple[list[tuple[MediaHeader, int]], np.ndarray]:
+    """The distinct (header, images in its sample), and for each medium which of them it is."""
+    images = np.bincount(media["row"][media["kind"] == "image"], minlength=num_rows)
+    columns = [media[name].tolist() for name in _SHAPE] + [images[media["row"]].tolist()]
+    known: dict[tuple[Any, ...], int] = {}
+    shape_of = np.array([known.setdefault(shape, len(known)) for shape in zip(*columns, strict=True)], np.int64)
+    return [(_header(shape), shape[-1]) for shape in known], shape_of
+
+
+def _header(shape: tuple[Any, ...]) -> MediaHeader:
+    said = dict(zip(_SHAPE, shape, strict=False))
+    return MediaHeader(**{**said, "limits": PartLimits.of(said["limits"])})
+
+
+def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, ...]:
+    """What the new limits add to each of _CHANGED."""
+    if isinstance(price, RecordError):
+        return (0,) * len(_CHANGED)
+    old, new = price
+    text = (new.tokens - new.media_tokens) - (old.tokens - old.media_tokens)
+    media = new.media_tokens - old.media_tokens
+    return (
+        new.tokens - old.tokens,
+        text,
+        media if kind == "image" else 0,
+        media if kind == "video" else 0,
+        new.frames - old.frames,
+        new.patches - old.patches,
+        text,
+    )
+
+
+class _Pricer:
+    """Prices of media under the old and the new limits, each distinct shape computed once."""
+
+    def __init__(self, inputs: Mapping[str, Any], places: Places, before: MediaLimits, after: MediaLimits) -> None:
+        settings = with_tokenizer(read_settings(places.model), places.tokenizer)
+        settings = with_template(settings, inputs["request"].get("chat_template"))
+        changed = differences(inputs["settings"], settings_state(settings))
+        if changed:
+            raise ArtifactError(
+                places.model, got="; ".join(changed), expected="the measured model", fix="measure again"
+            )
+        families = [f for limits in (before, after) if (f := load_family(settings, limits)) is not None]
+        if len(families) < 2:
+            raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
+        self._families = [PartFamilies(settings, family) for family in families]
+        self._encoder = RecordEncoder(settings, families[0], loss_on=inputs["request"]["loss_on"])
+
+    def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
+        """Before and after, or why a size cannot be had."""
+        try:
+            old, new = (self._price(family, header, images) for family in self._families)
+        except RecordError as error:
+            return error
+        return old, new
+
+    def refused_samples(
+        self, shapes: Sequence[tuple[MediaHeader, int]], shape_of: np.ndarray, rows: np.ndarray
+    ) -> Iterator[tuple[int, RecordError]]:
+        """Rows whose combination of media the family refuses under the new limits."""
+        if getattr(self._families[1].family, "check_sample", None) is None or not len(rows):
+            return
+        several = np.flatnonzero(np.bincount(rows) > 1)
+        verdicts: dict[tuple[int, ...], RecordError | None] = {}
+        starts, stops = (np.searchsorted(rows, several, side=side) for side in ("left", "right"))
+        for row, start, stop in zip(several, starts, stops, strict=True):
+            combination = tuple(shape_of[start:stop].tolist())
+            if combination not in verdicts:
+                verdicts[combination] = _refusal(self._families[1], [shapes[at][0] for at in combination])
+            if (error := verdicts[combination]) is not None:
+                yield int(row), error
+
+    def _price(self, family: PartFamilies, header: MediaHeader, images: int) -> _Price:
+        expansion = family.expansion(header, images)
+        return _Price(
+            tokens=self._encoder.token_count(expansion.pieces),
+            media_tokens=expansion.media_tokens,
+            patches=expansion.patches,
+            max_patches=expansion.max_patches,
+            frames=expansion.frames,
+        )
+
+
+def _refusal(family: PartFamilies, headers: Sequence[MediaHeader]) -> RecordError | None:
+    try:
+        family.expansions(headers)
+    except RecordError as error:
+        return error
+    return None

@@ -1,0 +1,72 @@
+"""What helps against the faults of records, by their reasons: an option, another model, or other data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packtrain.measuring.request import Request
+
+_BY_REASON = {
+    "media: file not found": "name the folder where these paths start (--media-root)",
+    "media: path outside the media root": "name a folder that holds them all (--media-root), or allow any place "
+    "(--allow-outside-root)",
+    "media: remote media are not fetched": "download the media, and put their paths in place of the URLs",
+    "family: audio has no token rule yet": "leave the audio out: no family that packtrain knows takes it",
+    "template: the chat template refused the record": "change the records, or give another template "
+    "(--chat-template FILE)",
+}
+_OF_MODEL = ("template: ", "family: ")  # stages in which a model says what it takes
+_PLACES = ("media: file not found", "media: path outside the media root")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedies:
+    """What is known of a measurement that helps to say what to do."""
+
+    ledger: str = ""  # the file that names each record
+    roots: tuple[str, ...] = ()  # where the media paths of each source start
+    model: str = ""  # by its user's name
+    lacks: Mapping[str, str] = field(default_factory=dict)  # of the model, by reason, with what to do
+
+    def example(self, reason: str, entry: Mapping[str, Any], source: int) -> str:
+        """The first record with this fault, and where its media were looked for."""
+        detail = f" {entry['detail']}" if entry["detail"] else ""
+        if reason in _PLACES and source < len(self.roots):
+            detail += f", from the media root {self.roots[source]}"
+        elif reason.startswith(_OF_MODEL) and self.model:
+            detail += f"{',' if detail else ''} with the model {self.model}"
+        return f"{entry['origin']}:{detail}" if detail else str(entry["origin"])
+
+    def to_do(self, reason: str) -> str:
+        """What mends this fault, where it is not the record itself."""
+        if reason in self.lacks:
+            return self.lacks[reason]
+        if " takes no " in reason:
+            kind = reason.rpartition(" ")[2]
+            return f"name a model that takes {kind}s, or leave the {kind}s out"
+        return _BY_REASON.get(reason, "")
+
+    def listed(self) -> str:
+        """Where all of them are named."""
+        return f"each record is named in {self.ledger}" if self.ledger else "the ledger names each record"
+
+
+def remedies_of(request: Request, ledger: Path, model: str | None = None) -> Remedies:
+    """For one measurement; `model` is the user's name of it."""
+    settings = request.settings()
+    name = model or request.model
+    lacks = {}
+    if settings.chat_template is None:
+        own = "give one of your own (--chat-template FILE), or name an instruction-tuned model"
+        lacks["template: the model has no chat template"] = f"model {name} has no chat template: {own}"
+        if "vision_config" in settings.config and not (settings.processor or settings.image):
+            lacks["template: the model has no chat template"] = (
+                f"model folder {name} has no processor files (preprocessor_config.json or processor_config.json, "
+                "chat_template.jinja): copy them from where the model came from"
+            )
+    roots = tuple(spec.media_root for spec in request.specs)
+    return Remedies(ledger=os.fspath(ledger), roots=roots, model=name, lacks=lacks)

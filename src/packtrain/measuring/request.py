@@ -1,0 +1,150 @@
+"""What is asked of a measurement: everything that decides its result, and nothing that does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, get_args
+
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.values import MediaLimits
+from packtrain.families.base import ProcessorSettings
+from packtrain.families.encoder import LossOn
+from packtrain.families.settings import read_settings, with_template, with_tokenizer
+from packtrain.families.template_date import check_date, date_for
+from packtrain.measuring.places import Places, SourcePlace
+from packtrain.records.formats.files import local_root
+from packtrain.records.formats.hf_dataset import in_files
+from packtrain.records.media import MAX_IMAGE_PIXELS
+from packtrain.records.schemas.convert import SchemaOptions
+from packtrain.records.source import SourceSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """Which records the user does not want; what they leave out is in the ledger and is not a failure."""
+
+    min_seconds: float | None = None  # of each video or audio clip
+    max_seconds: float | None = None
+    sources: tuple[str, ...] = ()  # keep only these; empty keeps all
+    max_images_per_sample: int | None = None
+    max_sample_length: int | None = None  # tokens
+    limit: int | None = None  # keep this many records, drawn at random
+    eval_size: float | None = None  # records that are held out: a share below 1, or so many
+    eval_part: bool = False  # keep those instead of the others
+
+    def __post_init__(self) -> None:
+        for name in ("max_images_per_sample", "max_sample_length", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, got=value, expected="a positive number", fix="leave it out for no limit")
+        if self.min_seconds is not None and self.max_seconds is not None and self.min_seconds > self.max_seconds:
+            raise ConfigError(
+                "min_seconds, max_seconds",
+                got=f"{self.min_seconds} > {self.max_seconds}",
+                expected="min_seconds <= max_seconds",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One measurement, as a value that workers can be sent; equal requests give equal tables."""
+
+    specs: tuple[SourceSpec, ...]
+    model: str  # folder with the model's config, tokenizer and processor files
+    limits: MediaLimits = field(default_factory=MediaLimits)
+    schema: SchemaOptions = field(default_factory=SchemaOptions)
+    filters: Filters = field(default_factory=Filters)
+    loss_on: LossOn | None = None
+    add_eos: bool | None = None  # None: where the text is plain
+    allow_outside_root: bool = False
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    seed: int = 0
+    tokenizer: str | None = None  # folder of the tokenizer as transformers builds it, where the model's is not enough
+    chat_template: str | None = None  # the user's own, in place of the model's
+    strict_columns: bool = False  # refuse records with anything that nothing reads
+    template_date: str | None = None  # YYYY-MM-DD, what the chat template writes as today; `dated` gives it one
+
+    def settings(self) -> ProcessorSettings:
+        """The model's processor settings."""
+        found = with_tokenizer(read_settings(self.model), self.tokenizer)
+        found = with_template(found, self.chat_template)
+        return found if self.template_date is None else replace(found, template_date=self.template_date)
+
+    def dated(self) -> Request:
+        """With one date for all that its chat template renders, today's where none is given; none where none is used.
+
+        What is measured, encoded or compared begins with this: a template must not look at the clock later.
+        """
+        wanted = date_for(self.chat_template or read_settings(self.model).templates, self.template_date)
+        return self if wanted == self.template_date else replace(self, template_date=wanted)
+
+    def __post_init__(self) -> None:
+        names = get_args(LossOn)
+        if self.loss_on is not None and self.loss_on not in names:
+            raise ConfigError("loss_on", got=self.loss_on, expected=", ".join(names), fix=nearest(self.loss_on, names))
+        if self.template_date is not None:
+            check_date(self.template_date)
+
+    def describe(self) -> Mapping[str, Any]:
+        """What decides the numbers, as plain values that are the same wherever model and data lie.
+
+        What the model is, its settings say. Media are where they are from the data's own folder. Shares of a mixture
+        are applied when packing.
+        """
+        plain = {name: value for name, value in asdict(self).items() if name not in ("model", "tokenizer")}
+        for name in ("template_date", "chat_template", "strict_columns"):
+            if not plain[name]:  # as of most: what they are known by has no such name
+                del plain[name]
+        if not plain["filters"]["eval_size"]:
+            del plain["filters"]["eval_size"], plain["filters"]["eval_part"]
+        for spec, place in zip(plain["specs"], self.places().sources, strict=True):
+            del spec["repeats"], spec["weight"]
+            if spec["max_samples"] is None:
+                del spec["max_samples"]
+            if place.root is not None:
+                del spec["path"]
+                spec["media_root"] = os.path.relpath(place.media_root, place.root)
+        return plain
+
+    @property
+    def draws(self) -> bool:
+        """Are some records drawn at random, so that all have to be counted first?"""
+        filters = self.filters
+        return bool(filters.limit or filters.eval_size or any(spec.max_samples for spec in self.specs))
+
+    def places(self) -> Places:
+        """Where everything lies that `describe` says nothing of."""
+        sources = tuple(
+            SourcePlace(path=spec.path, media_root=spec.media_root, root=local_root(spec), in_files=in_files(spec))
+            for spec in self.specs
+        )
+        return Places(model=self.model, tokenizer=self.tokenizer, sources=sources)
+
+    @classmethod
+    def from_description(
+        cls, plain: Mapping[str, Any], places: Places, mixture: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Request:
+        """The request that `describe`, `places` and `mixture` tell of, as they are read back from a file."""
+        shares = mixture or {}
+        filters = plain["filters"]
+        found = (
+            {**spec, "path": place.path, "media_root": place.media_root, **shares.get(spec["name"], {})}
+            for spec, place in zip(plain["specs"], places.sources, strict=True)
+        )
+        return cls(
+            **{
+                **plain,
+                "model": places.model,
+                "tokenizer": places.tokenizer,
+                "specs": tuple(SourceSpec(**spec) for spec in found),
+                "limits": MediaLimits(**plain["limits"]),
+                "schema": SchemaOptions(**plain["schema"]),
+                "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),
+            }
+        )
+
+    def mixture(self) -> dict[str, dict[str, float | None]]:
+        """How much of each source is to be used."""
+        return {spec.name: {"repeats": spec.repeats, "weight": spec.weight} for spec in self.specs}

@@ -1,0 +1,115 @@
+"""The numbers that describe a cost table: counts, spread and totals, overall and by source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from packtrain.measuring.table import CostTable
+
+DESCRIBED = (
+    "tokens",
+    "text_tokens",
+    "image_tokens",
+    "video_tokens",
+    "images",
+    "videos",
+    "frames",
+    "objects",
+    "patches",
+    "supervised_tokens",
+)
+
+
+_FEW_SUPERVISED = 0.02  # of all tokens: less is said
+_NAMED = 8  # columns and keys that nothing reads
+_MANY_COPIES = 0.01  # of all records: more are said
+
+
+def describe(values: np.ndarray) -> dict[str, float]:
+    """Mean, spread and percentiles of one column.
+
+    >>> describe(np.array([1, 2, 3]))["median"]
+    2.0
+    """
+    if len(values) == 0:
+        return {}
+    p50, p95, p99 = np.percentile(values, [50, 95, 99])
+    return {
+        "mean": float(values.mean()),
+        "median": float(p50),
+        "std": float(values.std()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "p95": float(p95),
+        "p99": float(p99),
+        "total": float(values.sum()),
+    }
+
+
+def unread_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which columns and keys of the data nothing reads; `summary` as measure.json has it.
+
+    >>> unread_note({"unread": {"mood": {"records": 2, "example": "a7"}}})[0].partition(";")[0]
+    'nothing reads these columns or keys of the data: mood (2 records, first a7)'
+    """
+    found = summary.get("unread") or {}
+    if not found:
+        return ()
+    named = [f"{name} ({one['records']:,} records, first {one['example']})" for name, one in found.items()]
+    more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+    return (
+        f"nothing reads these columns or keys of the data: {', '.join(named[:_NAMED])}{more}; "
+        "--columns gives one another name, --strict-columns refuses records that have any",
+    )
+
+
+def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a user should know about what is trained; `summary` as measure.json has it."""
+    counts, columns = summary["counts"], summary["statistics"]["columns"]
+    rows, notes = counts["rows"], []
+    learned, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
+    if learned < _FEW_SUPERVISED * tokens:
+        notes.append(
+            f"only {learned / tokens:.1%} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
+            "answers are short beside their prompts and media"
+        )
+    copies = summary.get("copies", 0)
+    if copies > _MANY_COPIES * rows:
+        notes.append(f"{copies:,} of {rows:,} records have the very text of another one")
+    if number := counts.get("without_end", 0):
+        whose = "any sample" if number == rows else f"{number:,} of {rows:,} samples"
+        notes.append(
+            f"nothing that carries loss in {whose} ends in an end token, so it does not teach the model to stop: "
+            "add_eos appends one, except to input_ids"
+        )
+    if number := counts.get("shortened", 0):
+        notes.append(
+            f"the chat template leaves out a part of answers (reasoning, as a rule) in {number:,} of {rows:,} samples: "
+            "that part is not trained"
+        )
+    return (*notes, *unread_note(summary))
+
+
+def summarise(table: CostTable) -> dict[str, Any]:
+    """Statistics of every described column, one column in memory at a time, and the sources' shares."""
+    tokens = table.column("tokens")
+    sources = table.source_codes()
+    by_source = {
+        name: {"rows": int((sources.codes == code).sum()), "tokens": int(tokens[sources.codes == code].sum())}
+        for code, name in enumerate(sources.names)
+    }
+    return {"columns": {name: describe(table.column(name)) for name in DESCRIBED}, "sources": by_source}
+
+
+def count_copies(checks: np.ndarray, tokens: np.ndarray) -> int:
+    """Rows whose text another one has, by their checksums of 32 bits and their tokens; some have no checksum.
+
+    >>> count_copies(np.array([7, 7, 9, 7, 0, 0]), np.array([5, 5, 5, 6, 5, 5]))
+    1
+    """
+    known = (checks + (tokens.astype(np.int64) << 32))[checks != 0]
+    return len(known) - len(np.unique(known))

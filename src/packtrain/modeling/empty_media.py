@@ -1,0 +1,168 @@
+"""Ranks without media: the vision tower takes part in every forward pass, so that collectives match on all ranks.
+
+A pack of text only (or an empty one) never calls the tower. Then DDP waits for gradients that do not come, and FSDP
+for shards that this rank does not ask for. A hook adds `0 * tower(small image)` to the embeddings of such a batch: the
+tower and its projector run and get gradients of zero. In a step in which no rank has media the optimizer has to pass
+over them, or decay and momentum would move them: `training.reached` sees to it.
+
+Models that take images and videos apart run their tower once for each. Where it is sharded, every rank has to run it as
+often as the others, so that a pack with images only is given a small image in place of the videos, and the other way
+round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.families.contracts import BatchContract
+from packtrain.modeling.parts import ModelParts, model_parts
+
+_PIXELS = ("pixel_values", "pixel_values_videos")  # what a tower is run on, once for each
+
+
+class EmptyMediaHook:
+    """The hooks on one model; `remove` takes them away again."""
+
+    def __init__(self, parts: ModelParts, contract: BatchContract) -> None:
+        assert parts.vision is not None
+        self._parts = parts
+        self._pixels = tuple(name for name in _PIXELS if name in contract.media)
+        self._missing = 0
+        self._handles = [
+            parts.inner.register_forward_pre_hook(self._look, with_kwargs=True),
+            parts.language.register_forward_pre_hook(self._add, with_kwargs=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Remember, for the call of the language model that follows, which pixels this batch does not have."""
+        self._missing = sum(kwargs.get(name) is None for name in self._pixels)
+
+    def _add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        embeds = kwargs.get("inputs_embeds")
+        if not self._missing or embeds is None:
+            return None
+        runs = self._runs()
+        if not runs:
+            return None
+        nothing = sum(feature.float().sum() for _ in range(runs) for feature in self._features(embeds))
+        return args, {**kwargs, "inputs_embeds": embeds + (0.0 * nothing).to(embeds.dtype)}
+
+    def _runs(self) -> int:
+        """How often the tower has still to run.
+
+        Shards are gathered by all ranks equally often. What is whole on every rank matters for its gradients only.
+        """
+        vision = self._parts.vision
+        assert vision is not None
+        parameters = [*vision.parameters(), *self._parts.projector()]
+        if is_gathered(self._parts.inner, beside=self._parts.language, parameters=parameters):
+            return self._missing
+        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+        return int(trains and self._missing == len(self._pixels))
+
+    def _features(self, embeds: Tensor) -> Iterator[Tensor]:
+        return small_image_features(self._parts.inner, device=embeds.device, dtype=embeds.dtype)
+
+
+def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers."""
+    dummy = _DUMMIES[inner.config.model_type](inner.config)
+    dummy = {name: value.to(device) for name, value in dummy.items()}
+    dummy["pixel_values"] = dummy["pixel_values"].to(dtype)
+    outputs = inner.get_image_features(**dummy, return_dict=True)
+    yield from _tensors(outputs.pooler_output)
+    yield from _tensors(getattr(outputs, "deepstack_features", None))
+
+
+def has_small_image(model_type: str) -> bool:
+    """Whether it is known what an image looks like to models of this type."""
+    return model_type in _DUMMIES
+
+
+def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook | None:
+    """Let a model's vision tower take part in batches without media; None where there is no tower.
+
+    Hooks that an earlier call put there are replaced.
+    """
+    parts = model_parts(model)
+    if parts.vision is None or not contract.media:
+        return None
+    earlier: EmptyMediaHook | None = getattr(parts.inner, "_packtrain_empty_media", None)
+    if earlier is not None:
+        earlier.remove()
+    hook = EmptyMediaHook(parts, contract)
+    parts.inner._packtrain_empty_media = hook  # type: ignore[assignment]
+    return hook
+
+
+def is_gathered(inner: nn.Module, *, beside: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether vision modules gather their parameters from other ranks when they run (FSDP2, DeepSpeed ZeRO-3).
+
+    Asked of modules, because FSDP's parameters look like whole ones between gathering and freeing them. What the inner
+    model holds itself has been gathered with it.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    others = (child for child in inner.children() if child is not beside)
+    if any(isinstance(module, FSDPModule) for child in others for module in child.modules()):
+        return True
+    return any(hasattr(parameter, "ds_id") for parameter in parameters)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        for part in value:
+            yield from _tensors(part)
+
+
+# ---- the smallest image of each family. Not zero: Idefics3 and SmolVLM drop images that are all zero.
+
+
+def _patches(config: Any) -> dict[str, Tensor]:
+    """One block of patches that merge into one token."""
+    vision = config.vision_config
+    side = vision.spatial_merge_size
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return {"pixel_values": torch.ones(side * side, width), "image_grid_thw": torch.tensor([[1, side, side]])}
+
+
+def _side(config: Any) -> int:
+    size = config.vision_config.image_size
+    return int(size[0]) if isinstance(size, list | tuple) else int(size)
+
+
+def _square(config: Any) -> dict[str, Tensor]:
+    return {"pixel_values": torch.ones(1, 3, _side(config), _side(config))}
+
+
+def _row(config: Any) -> dict[str, Tensor]:
+    """One image of one tile, as small as pixels can be shuffled into one token."""
+    side = config.vision_config.patch_size * config.scale_factor
+    return {"pixel_values": torch.ones(1, 1, 3, side, side)}
+
+
+def _tiles(config: Any) -> dict[str, Tensor]:
+    """An image with every tile that its size asks for, so that the parameter between rows of tiles is used too."""
+    side = _side(config)
+    height, width = min(config.image_grid_pinpoints, key=lambda pair: pair[0] * pair[1])
+    tiles = 1 + (height // side) * (width // side)
+    return {"pixel_values": torch.ones(1, tiles, 3, side, side), "image_sizes": torch.tensor([[height, width]])}
+
+
+_DUMMIES: dict[str, Callable[[Any], dict[str, Tensor]]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _patches),
+    **dict.fromkeys(("idefics3", "smolvlm"), _row),
+    **dict.fromkeys(("llava", "internvl", "gemma3"), _square),
+    **dict.fromkeys(("llava_next", "llava_onevision"), _tiles),
+}

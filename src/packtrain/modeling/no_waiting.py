@@ -1,0 +1,128 @@
+"""A step in which the host does not wait for the GPU, for towers that look at the sizes of images while they run.
+
+A number that the host asks of the GPU lets it wait until everything before is done, and the GPU then wait for the host.
+Qwen3-VL asks some twenty times in a step. What it computes from the sizes of images is computed here on the host, from
+sizes that were not moved to the GPU, and handed over by the names that transformers has for it. Where image tokens
+stand is found without asking how many there are, because that is known. Results are the same.
+
+Sizes that did move to the GPU are left alone: then the model works as it did, and waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.modeling.host_threads import in_one_thread
+from packtrain.modeling.parts import model_parts
+
+MODEL_TYPES = ("qwen3_vl",)
+ON_HOST = ("image_grid_thw", "video_grid_thw")
+_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+
+
+def stop_waiting(model: Any) -> tuple[str, ...]:
+    """Change a model so, and return the names of what should stay on the host when a batch is moved; twice is once."""
+    parts = model_parts(model)
+    if getattr(parts.inner.config, "model_type", "") not in MODEL_TYPES or parts.vision is None:
+        return ()
+    if "_packtrain_sizes" not in parts.inner.__dict__:
+        sizes = _Sizes(parts.vision)
+        parts.inner.register_forward_pre_hook(sizes.add, with_kwargs=True)
+        parts.language.register_forward_pre_hook(sizes.drop, with_kwargs=True)
+        parts.inner.__dict__["_packtrain_sizes"] = sizes
+        inner: Any = parts.inner
+        inner.get_placeholder_mask = _Placeholders(inner.get_placeholder_mask)
+        parts.language._deepstack_process = add_to_tokens  # type: ignore[assignment]
+    return ON_HOST
+
+
+class _Sizes:
+    """What follows from the sizes of images, added to the arguments of a forward pass that has them on the host."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        self._tower: Any = tower
+
+    def add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        found: dict[str, Any] = {}
+        for kind, pixels in _PIXELS.items():
+            grid, rows = kwargs.get(f"{kind}_grid_thw"), kwargs.get(pixels)
+            if grid is not None and rows is not None and _are_apart(grid, rows):
+                found |= {f"{kind}_{name}": value for name, value in self.of(grid, rows.device).items()}
+        return (args, {**kwargs, **found}) if found else None
+
+    def drop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The language model, which is handed everything, has no use for them."""
+        return args, {name: value for name, value in kwargs.items() if not name.startswith(("image_", "video_"))}
+
+    @in_one_thread()
+    def of(self, grid: Tensor, device: torch.device) -> dict[str, Any]:
+        """By the names that the tower takes them by."""
+        from transformers import vision_utils
+
+        tower = self._tower
+        ends = vision_utils.get_vision_cu_seqlens(grid)
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            grid,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=tower.spatial_merge_size,
+        )
+        tensors = {
+            "cu_seqlens": ends,
+            "position_ids": vision_utils.get_vision_position_ids(grid, tower.spatial_merge_size),
+            "interp_indices": indices,
+            "interp_weights": weights,
+        }
+        return {
+            **{name: _moved(value, device) for name, value in tensors.items()},
+            "max_seqlen": int(ends.diff().max()),
+        }
+
+
+def _are_apart(grid: Tensor, rows: Tensor) -> bool:
+    return grid.device != rows.device
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class _Placeholders:
+    """Where image tokens stand, without comparing their number with that of features: packs are checked before."""
+
+    def __init__(self, ordinary: Any) -> None:
+        self._ordinary = ordinary
+
+    def __call__(self, input_ids: Any, inputs_embeds: Tensor, **features: Any) -> Any:
+        masks = self._ordinary(input_ids, inputs_embeds=inputs_embeds)
+        return tuple(mask.as_subclass(_Places) for mask in masks)
+
+
+class _Places(Tensor):
+    """A mask of image tokens: putting features there counts nothing; for everything else it is a plain tensor.
+
+    The gradient of `masked_scatter` selects by the mask, and so asks the GPU how many there are.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.as_subclass(Tensor) if isinstance(one, cls) else one for one in args]
+        if func is Tensor.masked_scatter:
+            return put_into_tokens(*plain)
+        return func(*plain, **(kwargs or {}))
+
+
+def put_into_tokens(embedded: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+    """Features in the place of the embeddings that a mask marks, as many as there are features."""
+    places = torch.nonzero_static(mask[..., 0].flatten(), size=len(features))[:, 0]
+    return embedded.flatten(0, 1).index_copy(0, places, features.to(embedded.dtype)).view_as(embedded)
+
+
+def add_to_tokens(hidden: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+    """Features added to the hidden states of the tokens that a mask marks, as many as there are features."""
+    places = torch.nonzero_static(mask.flatten(), size=len(features))[:, 0]
+    return hidden.flatten(0, 1).index_add(0, places, features.to(hidden.dtype)).view_as(hidden)

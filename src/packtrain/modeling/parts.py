@@ -1,0 +1,80 @@
+"""The parts of a transformers model that packing touches: the inner model, its language model, its vision tower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from packtrain.core.errors import ConfigError
+from packtrain.predicting.weights import part_of
+
+PARTS = ("language", "vision", "connector")
+_LANGUAGE = ("language_model", "text_model")
+_VISION = ("visual", "vision_tower", "vision_model")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelParts:
+    """Where hooks go. They go on the inner model, because adapters call the outer one past its hooks."""
+
+    inner: nn.Module  # gets the whole batch, media included
+    language: nn.Module  # gets embeddings; the inner model itself where there is no vision
+    vision: nn.Module | None
+
+    def projector(self) -> list[nn.Parameter]:
+        """What stands beside both; mergers inside a tower belong to the connector as well (`part_of_weight`)."""
+        if self.vision is None:
+            return []
+        inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}
+        return [p for p in self.inner.parameters() if id(p) not in inside]
+
+
+def part_of_weight(name: str) -> str:
+    """Which of PARTS a parameter belongs to, by its name, in wrappers too; counted as checkpoints are counted.
+
+    Embeddings and the output head belong to the language model, mergers inside a vision tower to the connector.
+    """
+    found = part_of(name)
+    return found if found in PARTS else "language"
+
+
+def model_parts(model: Any) -> ModelParts:
+    """The parts of a model, also of one inside DDP, a compiled one, or one with adapters."""
+    inner = transformers_model(model)
+    inner = getattr(inner, getattr(inner, "base_model_prefix", "") or "model", inner)
+    language = next((part for name in _LANGUAGE if (part := getattr(inner, name, None)) is not None), inner)
+    vision = next((part for name in _VISION if (part := getattr(inner, name, None)) is not None), None)
+    return ModelParts(inner=inner, language=language, vision=vision)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The layers of the language model: the largest list of modules in it."""
+    language = model_parts(model).language
+    lists = [module for module in language.children() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ConfigError(
+            "model.method",
+            got=f"{type(language).__name__}: its layers were not found",
+            expected="a language model with a list of layers",
+            fix="use the method full",
+        )
+    return max(lists, key=lambda found: sum(weight.numel() for weight in found.parameters()))
+
+
+def transformers_model(model: Any) -> Any:
+    """The transformers model inside wrappers."""
+    from transformers import PreTrainedModel
+
+    found = model
+    while not isinstance(found, PreTrainedModel):
+        # Modules they hold themselves: adapters hand other names on to the model inside.
+        held = getattr(found, "_modules", {})
+        inside = next(
+            (held[name] for name in ("module", "_orig_mod", "base_model", "model") if held.get(name) is not None), None
+        )
+        if inside is None:
+            return model
+        found = inside
+    return found

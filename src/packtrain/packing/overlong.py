@@ -1,0 +1,212 @@
+"""Samples that no pack can hold: dropped, truncated, split into pieces, or an error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from packtrain.core.errors import DataError
+from packtrain.packing.arrays import WRAPPED
+from packtrain.packing.config import SETTING_OF, PackingConfig
+from packtrain.packing.resources import Samples, Tails
+
+STAGE = "pack"
+_NO_LIMIT = 2**62 - 1
+UNFIT, UNLABELLED = "fits no pack", "cut to a piece without supervised tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A row that is in no pack, or a piece of one."""
+
+    row: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pieces:
+    """What goes into packs: stretches of rows of the cost table. Uncut rows are stretches from 0 to their end."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    firsts: np.ndarray  # is it the first piece of its row that goes into a pack: with it the sample is counted
+    samples: Samples  # costs of each piece
+    dropped: tuple[Dropped, ...]
+    cut_rows: int = 0  # of which something is packed
+    tokens_lost: int = 0  # of rows that were truncated
+    supervised_lost: int = 0  # of rows that were cut: behind the cut, or the first of a piece
+
+
+def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
+    """Cut or leave out what is too large.
+
+    Only text after the last medium is ever cut, and only limits of tokens (with them attention) are met by cutting.
+    A piece's first token is predicted from nothing, so it carries no loss; a piece in which nothing does is dropped.
+    """
+    if config.packing_strategy == WRAPPED:  # nothing is too long for it
+        config = replace(config, packing_strategy="next_fit", packing_length=_NO_LIMIT)
+    capacities = config.capacities()
+    over = _over(samples, config)
+    unfit = np.logical_or.reduce(list(over.values()))
+    reasons = {int(row): _reason(samples, capacities, over, int(row)) for row in np.flatnonzero(unfit)}
+    if config.overlong == "error" and reasons:
+        row, reason = next(iter(reasons.items()))
+        raise DataError(
+            f"{len(reasons):,} samples fit no pack",
+            got=f"row {row}: {reason}",
+            expected="samples within the limits",
+            fix="raise the limits, or choose overlong: drop, truncate or split",
+        )
+    if config.cutoff_len is not None:
+        unfit |= samples["tokens"] > config.cutoff_len
+    whole = np.flatnonzero(~unfit)
+    if not config.cuts or not unfit.any():
+        return Pieces(
+            rows=whole,
+            starts=np.zeros(len(whole), np.int64),
+            firsts=np.ones(len(whole), bool),
+            samples=samples.take(whole) if reasons else samples,
+            dropped=tuple(Dropped(row, UNFIT, reason) for row, reason in reasons.items()),
+        )
+    return _cut(samples, tails, config, over, whole, reasons)
+
+
+def _over(samples: Samples, config: PackingConfig) -> dict[str, np.ndarray]:
+    """Which limits of a pack each sample exceeds, once it is cut to `cutoff_len`."""
+    found = {}
+    for name, limit in config.capacities().items():
+        column = samples[name]
+        if name == "tokens" and config.cutoff_len is None:
+            column = config.aligned(column)
+        if config.cutoff_len is not None and name in ("tokens", "attention"):
+            cut = np.minimum(samples["tokens"], config.cutoff_len)
+            column = config.aligned(cut) if name == "tokens" else cut * cut
+        found[name] = column > limit
+    return found
+
+
+def _stretch(tokens: int, length: int, config: PackingConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Begins and ends of the pieces that are kept of a sample, each of at most this length."""
+    kept = min(tokens, config.cutoff_len or tokens)
+    if config.overlong != "split":
+        kept = min(kept, length)
+    first = tokens - kept if config.truncate_side == "left" else 0
+    begins = np.arange(first, first + kept, length)
+    return begins, np.minimum(begins + length, first + kept)
+
+
+def _uncuttable(media_end: int, begins: np.ndarray, ends: np.ndarray) -> str:
+    """Why these pieces cannot be made: media stay whole, and in the first of them."""
+    if media_end > ends[0]:
+        return f"its media reach to token {media_end}, so it cannot be cut"
+    return "its beginning has media, so it cannot be cut on the left" if media_end and begins[0] else ""
+
+
+def _cut(
+    samples: Samples,
+    tails: Tails,
+    config: PackingConfig,
+    over: dict[str, np.ndarray],
+    whole: np.ndarray,
+    reasons: dict[int, str],
+) -> Pieces:
+    length = config.packing_length // config.pack_alignment * config.pack_alignment
+    if config.max_attention_per_pack is not None:  # a piece alone must also stay within the attention limit
+        length = min(length, math.isqrt(config.max_attention_per_pack))
+    dropped: list[Dropped] = []
+    cut: list[int] = []
+    by_cutting = ("tokens", "attention") if config.overlong in ("truncate", "split") else ()
+    for row in np.setdiff1d(np.arange(len(samples["tokens"])), whole, assume_unique=True).tolist():
+        tokens = int(samples["tokens"][row])
+        reason = reasons.get(row) or f"{tokens:,} tokens > cutoff_len {config.cutoff_len:,}"
+        beyond = [name for name, exceeds in over.items() if exceeds[row] and name not in by_cutting]
+        why = _uncuttable(tokens - int(tails.tokens[row]), *_stretch(tokens, length, config))
+        if beyond or why:
+            dropped.append(Dropped(row, UNFIT, reason if beyond else f"{reason}; {why}"))
+        else:
+            cut.append(row)
+    rows, starts, firsts = [whole], [np.zeros(len(whole), np.int64)], [np.ones(len(whole), bool)]
+    lengths, supervised = [samples["tokens"][whole]], [samples["supervised_tokens"][whole]]
+    cut_rows = tokens_lost = supervised_lost = 0
+    for row, runs in zip(cut, tails.runs(np.array(cut, np.int64)) if cut else (), strict=True):
+        tokens, carrying = int(samples["tokens"][row]), int(samples["supervised_tokens"][row])
+        begins, ends = _stretch(tokens, length, config)
+        found = supervised_in(runs, tokens, carrying, int(tails.tokens[row]), begins, ends)
+        kept = found > 0
+        for begin, end in zip(begins[~kept].tolist(), ends[~kept].tolist(), strict=True):
+            dropped.append(Dropped(row, UNLABELLED, f"tokens {begin:,} to {end:,} of {tokens:,} carry no loss"))
+        if not kept.any():
+            continue
+        rows.append(np.full(kept.sum(), row))
+        starts.append(begins[kept])
+        firsts.append(np.arange(kept.sum()) == 0)
+        lengths.append((ends - begins)[kept])
+        supervised.append(found[kept])
+        cut_rows += 1
+        tokens_lost += tokens - int((ends - begins).sum())
+        supervised_lost += carrying - int(found.sum())
+    joined = [np.concatenate(parts) for parts in (rows, starts, firsts, lengths, supervised)]
+    order = np.lexsort((joined[1], joined[0]))  # pieces stand where their row stood
+    row_of, start_of, first_of, length_of, supervised_of = (part[order] for part in joined)
+    return Pieces(
+        rows=row_of,
+        starts=start_of,
+        firsts=first_of,
+        samples=_priced(samples, row_of, start_of, length_of, supervised_of),
+        dropped=tuple(sorted(dropped, key=lambda one: one.row)),
+        cut_rows=cut_rows,
+        tokens_lost=tokens_lost,
+        supervised_lost=supervised_lost,
+    )
+
+
+def supervised_in(
+    runs: str, tokens: int, supervised: int, tail: int, begins: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """Tokens with loss in each piece, by the runs of the tail.
+
+    >>> supervised_in("4,6", 10, 6, 10, np.array([0, 5]), np.array([5, 10]))
+    array([1, 4])
+    """
+    lengths = np.array(runs.split(",") if runs else [0], np.int64)
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    carried = np.concatenate([[0], np.cumsum(np.where(np.arange(len(lengths)) % 2, lengths, 0))])
+    if edges[-1] != tail or carried[-1] > supervised:
+        raise DataError(
+            "cost table", got=f"tail_runs {runs}", expected=f"runs of {tail} tokens", fix="measure the data again"
+        )
+    before = supervised - carried[-1]  # of the media's end, where nothing is cut
+
+    def up_to(at: np.ndarray) -> np.ndarray:
+        return np.interp(at - (tokens - tail), edges, carried).astype(np.int64)
+
+    later = begins > 0  # the first token of these is predicted from nothing
+    lost = np.where(later, up_to(begins + 1) - up_to(begins), 0)
+    found: np.ndarray = up_to(ends) - up_to(begins) - lost + np.where(later, 0, before)
+    return found
+
+
+def _priced(
+    samples: Samples, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, supervised: np.ndarray
+) -> Samples:
+    """The costs of pieces: media belong to the first piece of a row."""
+    found = samples.take(rows)
+    first = starts == 0
+    columns = {
+        name: np.where(first, column, 0)
+        for name, column in found.columns.items()
+        if name not in ("tokens", "samples", "attention", "longest", "supervised_tokens")
+    }
+    columns |= {"tokens": lengths, "longest": lengths, "attention": lengths * lengths, "samples": found["samples"]}
+    columns["supervised_tokens"] = supervised
+    return Samples({name: columns[name] for name in found.columns})
+
+
+def _reason(samples: Samples, capacities: dict[str, int], over: dict[str, np.ndarray], row: int) -> str:
+    exceeded = [
+        f"{samples[name][row]:,} {name} > {SETTING_OF[name]} {capacities[name]:,}" for name in over if over[name][row]
+    ]
+    return "; ".join(exceeded)

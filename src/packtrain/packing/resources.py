@@ -1,0 +1,107 @@
+"""What a sample uses of each resource that a pack can run out of, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from packtrain.core.errors import DataError
+from packtrain.measuring.table import CostTable
+
+RESOURCES = ("tokens", "vision_tokens", "patches", "images", "videos", "frames", "samples", "attention")
+# Kept for every pack beside the resources: what memory and time follow from.
+EXTRAS = ("supervised_tokens", "squared_patches", "largest_patches", "longest")
+
+_READ = (
+    *("tokens", "image_tokens", "video_tokens", "images", "videos", "frames", "patches"),
+    *("max_patches_per_image", "supervised_tokens", "tail_tokens"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Columns of samples, all of one length; a sample is a row of the cost table, or a piece of one."""
+
+    columns: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.columns["tokens"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def take(self, rows: np.ndarray) -> Samples:
+        """Some of the samples, in another order, perhaps repeated."""
+        return Samples({name: column[rows] for name, column in self.columns.items()})
+
+    def matrix(self, resources: tuple[str, ...]) -> np.ndarray:
+        """The sizes of several resources, one row for each sample."""
+        return np.stack([self.columns[name] for name in resources], axis=1)
+
+
+def _no_runs(_: np.ndarray) -> Sequence[str]:
+    raise AssertionError("rows that were never measured cannot be cut")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tails:
+    """How much of each sample may be cut from its end, and where loss is taken in it."""
+
+    tokens: np.ndarray
+    runs: Callable[[np.ndarray], Sequence[str]] = field(default=_no_runs)  # `tail_runs` of some, read when they are cut
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, rows: np.ndarray) -> Tails:
+        """Those of some of the samples, in increasing order."""
+        return Tails(self.tokens[rows], lambda some: self.runs(rows[some]))
+
+    def part(self, start: int, stop: int) -> Tails:
+        """Those of a stretch of samples."""
+        return Tails(self.tokens[start:stop], lambda some: self.runs(some + start))
+
+
+def samples_of(table: CostTable, start: int = 0, stop: int | None = None) -> tuple[Samples, Tails]:
+    """Rows `start` to `stop` of a cost table as samples, and how much of each may be cut from its end.
+
+    Squared patches are those of a sample whose images are all as large as its largest: exact for one image, for tiles
+    and for video, an upper bound for images of different sizes.
+    """
+    if not len(table):
+        raise DataError(str(table.folder), got="a cost table without rows", expected="at least one measured record")
+    read = table.rows(_READ, np.arange(start, len(table) if stop is None else stop))
+    found = {name: column.astype(np.int64, copy=False) for name, column in read.items()}
+    _check(table, found, start)
+    tokens, largest = found["tokens"], found["max_patches_per_image"]
+    columns = {
+        "tokens": tokens,
+        "vision_tokens": found["image_tokens"] + found["video_tokens"],
+        "samples": np.ones(len(tokens), np.int64),
+        "attention": tokens * tokens,
+        **{name: found[name] for name in ("patches", "images", "videos", "frames", "supervised_tokens")},
+        "largest_patches": largest,
+        "squared_patches": found["patches"] * largest,
+        "longest": tokens,
+    }
+    return Samples(columns), Tails(found["tail_tokens"], lambda some: tail_runs(table, some + start))
+
+
+def tail_runs(table: CostTable, rows: np.ndarray) -> Sequence[str]:
+    """Where loss is taken in the tails of some rows, in increasing order."""
+    return list(table.rows(("tail_runs",), rows)["tail_runs"])
+
+
+def _check(table: CostTable, found: dict[str, np.ndarray], start: int) -> None:
+    for name, column in found.items():
+        least = 1 if name == "tokens" else 0
+        bad = np.flatnonzero(column < least)
+        if len(bad):
+            raise DataError(
+                f"{table.folder}: row {start + bad[0]}",
+                got=f"{name} {column[bad[0]]}",
+                expected=f"at least {least}",
+                fix="measure again",
+            )

@@ -1,0 +1,116 @@
+"""How long an epoch takes, from the passes that it consists of and the steps that they make up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from packtrain.core.seeds import stream
+from packtrain.packing.schedule import arrange, turned
+from packtrain.planning.passes import Passes, one_pass
+from packtrain.predicting.gpus import Gpu
+from packtrain.predicting.time import (
+    Coefficients,
+    behind_launches,
+    default_coefficients,
+    launch_seconds,
+    step_time,
+    waiting_seconds,
+    waits,
+    work_seconds,
+)
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
+
+_MEET_ONCE = ("ddp", "zero1")  # gradients are exchanged once a step
+_PROBE = 1 << 12  # tokens; what is measured with it is linear, so that any number would do
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """Predicts seconds for one model, one way to train it and one kind of GPU."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    gpu: Gpu
+    coefficients: Coefficients | None
+
+    def seconds(self, passes: Passes) -> np.ndarray:
+        """Every pass, forward and backward, without what happens once a step."""
+        setup = replace(self.setup, attention="varlen")
+        work = work_seconds(self.shape, setup, self.gpu, self.coefficients, longest=int(passes["longest"].max()))
+        dense = self._dense(passes)
+        found = work.of(
+            tokens=passes["tokens"].astype(np.float64),
+            squared_tokens=np.where(dense, 0.0, passes["squared_tokens"]),
+            patches=passes["patches"].astype(np.float64),
+            squared_patches=passes["squared_patches"].astype(np.float64),
+            supervised_tokens=passes["supervised_tokens"].astype(np.float64),
+        )
+        whole_rows = passes["tokens"].astype(np.float64) ** 2 / passes["rows"]
+        found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
+        return self._launched(found, passes["patches"] > 0, passes["images"])
+
+    def epoch(self, passes: Passes, per_step: int, *, packs: bool = False) -> float:
+        """All passes in this order, `per_step` in an optimizer step.
+
+        GPUs wait for each other where they exchange something: once a step while each holds whole weights and
+        gradients, else in every pass. Packs are given to GPUs as the schedule does it, batches in turn.
+        """
+        gpus = self.setup.gpus
+        steps, micro_steps = -(-len(passes) // per_step), -(-per_step // gpus)
+        seconds = self.seconds(passes)
+        lanes = np.zeros((steps, micro_steps * gpus))
+        for step, start in enumerate(range(0, len(seconds), per_step)):
+            part = seconds[start : start + per_step]
+            lanes[step, -len(part) if packs else 0 :][: len(part)] = part
+        busy = lanes.reshape(steps, micro_steps, gpus)
+        if packs:
+            busy = turned(busy)
+        if self.setup.sharding in _MEET_ONCE:
+            busy = busy.sum(axis=1, keepdims=True)
+        return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_steps)
+
+    def epoch_of_packs(self, passes: Passes, per_step: int, seed: int) -> float:
+        """An epoch in the order in which packs are trained: random steps, sorted by work inside."""
+        work, random = self.seconds(passes), stream(seed, "study", "steps")
+        order = arrange(random.permutation(len(passes)), work, per_step, "sorted", random)
+        return self.epoch(passes.take(order), per_step, packs=True)
+
+    def _once(self, passes: Passes, micro_steps: int) -> float:
+        """What a step needs beside its passes: gradients added up and exchanged, the optimizer."""
+        mean = passes.mean()
+        # Squares of passes that differ are more than rows of the mean length have: no dense mask would be seen then.
+        mean = replace(mean, squared_tokens=min(mean.squared_tokens, mean.tokens**2 // mean.rows))
+        step = step_time(self.shape, self.setup, mean, self.gpu, self.coefficients, micro_steps)
+        return max(0.0, step.seconds - micro_steps * float(self.seconds(one_pass(mean))[0]))
+
+    def _dense(self, passes: Passes) -> np.ndarray:
+        """Which passes attend over whole rows with a mask; a row that is one sample needs none."""
+        if self.setup.attention == "varlen":
+            return np.zeros(len(passes), bool)
+        alone = (passes["samples"] == 1) & (passes["rows"] == 1)
+        return ~alone if self.setup.attention == "sdpa" else np.ones(len(passes), bool)
+
+    def _per_dense_pair(self) -> float:
+        """Seconds for each pair of positions in a row that is computed whole."""
+        if self.setup.attention == "varlen":
+            return 0.0
+        row = Load(tokens=_PROBE, squared_tokens=0, longest=_PROBE, samples=2, rows=2)
+        without = replace(self.setup, attention="varlen")
+        dense, plain = (
+            step_time(self.shape, setup, row, self.gpu, self.coefficients).compute for setup in (self.setup, without)
+        )
+        return (dense - plain) / (_PROBE * _PROBE / row.rows)
+
+    def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
+        """Passes behind their launches; those without patches are spared the tower's, and waiting for it."""
+        chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
+        text = Load(tokens=1, squared_tokens=1, longest=1)
+        image = replace(text, patches=1)
+        waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0
+        loads = (text, image, replace(image, images=1))
+        without, with_tower, with_one = (launch_seconds(self.shape, self.setup, load, chosen) for load in loads)
+        launches = np.where(sees, with_tower + (with_one - with_tower) * images, without)
+        seconds = behind_launches(busy - waited, launches)
+        return np.asarray(seconds + np.where(sees, waited, 0.0))

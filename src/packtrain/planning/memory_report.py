@@ -1,0 +1,224 @@
+"""Where the memory of the recommended packing goes, what makes its worst pack, and what each option would change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from packtrain.measuring.table import CostTable
+from packtrain.packing.plan import PACK_SCHEMA, PackPlan
+from packtrain.planning.passes import Passes
+from packtrain.planning.question import Question
+from packtrain.planning.recommend import Findings
+from packtrain.planning.room import make_room
+from packtrain.planning.sweep import simulate
+from packtrain.planning.tiles import largest_image, tiles_of
+from packtrain.planning.values import Beside, Combination, MemoryReport, Simulation
+from packtrain.planning.views import heaviest_pack, sample_ids
+from packtrain.predicting.host import HostNeeds, host_needs
+from packtrain.predicting.memory import vision_layer_parts
+from packtrain.predicting.options import NOTHING, Resource, Saving, WorstPack, explain_worst, savings
+from packtrain.predicting.values import TrainingSetup
+
+_REPACKED = 100_000  # rows that are packed again to see what another limit would change
+_COMFORTABLE = 0.6  # of a GPU: what leaves room for surprises
+WORKERS, GPUS_PER_NODE = 4, 8  # of each GPU's loader, and of a node: what host needs are computed for
+_Tried = tuple[str, str, Simulation, int]  # option, change, what packing is like with it, samples filtered out
+
+
+def memory_report(found: Findings, plan: PackPlan, passes: Passes) -> MemoryReport:
+    """The estimate that the recommendation rests on, and everything around it."""
+    question, one = found.question, found.chosen
+    number = heaviest_pack(question, passes)
+    ids = sample_ids(plan, found.table, number)
+    heaviest = passes.load(number)
+    vision = question.shape.vision
+    return MemoryReport(
+        gpu=question.gpu.name,
+        gpu_bytes=question.gpu.memory_bytes,
+        usable_bytes=question.usable_bytes,
+        estimate=question.memory_of(one.worst),
+        beside=tuple(_beside(found)),
+        vision_layer=vision_layer_parts(question.shape, question.setup, one.worst),
+        vision_layers=vision.layers if vision else 0,
+        comfortable=comfortable(found),
+        worst_bytes=question.memory_of(heaviest).total,
+        worst_pack=number,
+        worst_samples=ids,
+        savings=_savings(found, passes),
+        sentences=explain_worst(
+            WorstPack(
+                number=number, tokens=heaviest.tokens, patches=heaviest.patches, images=heaviest.images, samples=ids
+            ),
+            _resources(found),
+            packing_length=one.packing_length,
+        ),
+        host=_host(question, found.table, plan, one),
+    )
+
+
+def _beside(found: Findings) -> Iterator[Beside]:
+    """What was asked for, where options had to be turned on, and the padded run."""
+    question, padded = found.question, found.padded[0]
+    if found.room is not None:
+        asked = question.memory_of(found.room.worst, question.asked)
+        yield Beside(name="as asked for", estimate=asked, fits=asked.total <= question.usable_bytes)
+    name = question.baseline.name.removeprefix("a ")
+    yield Beside(name=name, estimate=question.padded_memory_of(padded.worst), fits=padded.fits)
+
+
+def comfortable(found: Findings) -> Combination | None:
+    """Changes after which a good part of the GPU stays free; none where it does already, or cannot."""
+    question, one = found.question, found.chosen
+    spare = replace(question, headroom=1 - _COMFORTABLE)
+    if one.memory_bytes <= spare.usable_bytes:
+        return None
+    room = make_room(spare, [one])
+    settings = dict(room.limits[0] if room.limits else one.settings)
+    packed = simulate(replace(spare, setup=room.setup), question.packing.limited(settings)) if room.enough else None
+    if packed is None:
+        return None
+    limits = {name: f"{value:,}" for name, value in settings.items() if dict(one.settings).get(name) != value}
+    options = {change.setting: change.after for change in room.changes if change.setting not in settings}
+    return Combination(
+        changes=tuple(f"{name} {value}" for name, value in {**limits, **options}.items()),
+        memory_bytes=packed.memory_bytes,
+        seconds=packed.seconds,
+        lost=max(0, packed.samples_dropped - one.samples_dropped),
+    )
+
+
+def _savings(found: Findings, passes: Passes) -> tuple[Saving, ...]:
+    """Every option that is not taken, and other limits at several values, each packed for real."""
+    question, one = found.question, found.chosen
+
+    def seconds(setup: TrainingSetup) -> float:
+        return replace(question, setup=setup).epoch_of_packs(passes, one.packing_length, one.packs_per_step)
+
+    others = [_saved(question, one, *tried) for tried in _other_packings(found)]
+    options = savings(question.shape, question.setup, one.worst, question.memory, seconds)
+    return tuple(sorted((*options, *others), key=lambda saving: (-saving.bytes, saving.option, saving.change)))
+
+
+def _saved(question: Question, one: Simulation, option: str, change: str, packed: Simulation, filtered: int) -> Saving:
+    total = question.memory_of(packed.worst).total
+    same = abs(packed.packs - one.packs) <= NOTHING * one.packs
+    now, cost = one.memory_bytes, "as many packs" if same else f"{packed.packs:,} packs instead of {one.packs:,}"
+    if abs(now - total) < NOTHING * now:
+        patches = f"{packed.worst.patches:,} patches" if one.worst.patches else f"{packed.worst.tokens:,} tokens"
+        cost += f"; saves nothing, since packs fill up with more samples: the fullest has {patches} again"
+    lost = filtered + packed.samples_dropped - one.samples_dropped
+    return Saving(
+        option=option,
+        change=change,
+        bytes=now - total,
+        total_after=total,
+        cost=cost,
+        seconds=packed.seconds,
+        lost=max(0, lost),
+    )
+
+
+def _other_packings(found: Findings) -> Iterator[_Tried]:
+    """Shorter packs, limits at several values, fewer images per sample, smaller media."""
+    question, one = found.question, found.chosen
+    shorter = [
+        other
+        for other in found.simulations
+        if other.packing_length < one.packing_length and dict(other.limits) == dict(one.limits)
+    ]
+    for other in sorted(shorter, key=lambda other: -other.packing_length)[:2]:
+        yield "packing_length", f"{one.packing_length:,} -> {other.packing_length:,}", other, 0
+    config = question.packing.limited(one.settings)
+    some = replace(question, rows=question.rows.part(_REPACKED, config.seed))
+    for setting, resource, worst in (
+        ("max_images_per_pack", "images", one.worst.images),
+        ("max_patches_per_pack", "patches", one.worst.patches),
+        ("max_frames_per_pack", "frames", one.worst.frames),
+    ):
+        most = int(question.rows.samples[resource].max())  # no sample is lost to it
+        for limit in sorted({max(worst // 2, most), max(worst // 4, most)}, reverse=True):
+            if 0 < limit < worst and (packed := simulate(some, config.limited({setting: limit}))):
+                yield setting, f"{worst:,} at most -> {limit:,}", packed, 0
+    images = some.rows.samples["images"]
+    most = int(images.max())
+    for limit in sorted({most - 1, most // 2} - {0}, reverse=True):
+        kept = np.flatnonzero(images <= limit)
+        if len(kept) and (packed := simulate(replace(some, rows=some.rows.take(kept)), config)):
+            filtered = round((len(images) - len(kept)) * some.rows.scale)
+            yield "max_images_per_sample", f"{most:,} at most -> {limit:,}", packed, filtered
+    for option in found.media:
+        yield option.setting, f"{option.value:,}", option.simulation, 0
+
+
+def _largest_image(found: Findings) -> int:
+    """Patches of the largest image: what attends to itself, or all tiles where images are cut."""
+    samples = found.question.rows.samples
+    if tiles_of(samples) is None:
+        return int(samples["largest_patches"].max())
+    return found.table.largest_image() or largest_image(samples)
+
+
+def _resources(found: Findings) -> Sequence[Resource]:
+    """What the worst case is told about: images, tiles, patches and vision tokens, where there are any."""
+    one = found.chosen
+    worst, samples = one.worst, found.question.rows.samples
+    if not worst.patches:
+        return ()
+    shown = samples["images"] > 0
+    each = int((samples["vision_tokens"][shown] // samples["images"][shown]).min()) if shown.any() else None
+    limit = one.limits.get("max_images_per_pack")
+    largest = 0 if limit is None else _largest_image(found)
+    resources = [
+        Resource(
+            name="patches",
+            worst_pack=worst.patches,
+            worst_pass=worst.patches,
+            setting="max_patches_per_pack",
+            limit=one.limits.get("max_patches_per_pack"),
+            multiplied=None if limit is None or worst.frames else limit * largest,
+        ),
+        Resource(
+            name="vision tokens",
+            worst_pack=worst.vision_tokens,
+            worst_pass=worst.vision_tokens,
+            setting="max_vision_tokens_per_pack",
+            limit=one.limits.get("max_vision_tokens_per_pack"),
+            tokens_each=1,
+        ),
+    ]
+    if tiles_of(samples) is not None:
+        of_one = worst.largest_patches  # all tiles are of one size
+        tiles = worst.patches // of_one
+        most = None if limit is None else limit * (largest // of_one)
+        resources.insert(0, Resource(name="tiles", worst_pack=tiles, worst_pass=tiles, multiplied=most))
+    images = Resource(
+        name="images",
+        worst_pack=worst.images,
+        worst_pass=worst.images,
+        setting="max_images_per_pack",
+        limit=limit,
+        tokens_each=each or None,
+    )
+    return [images, *resources] if worst.images else resources
+
+
+def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation) -> HostNeeds:
+    epoch = plan.epoch(0)
+    size = 8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.epochs
+    return host_needs(
+        shape=question.shape,
+        setup=question.setup,
+        load=one.worst,
+        workers=WORKERS,
+        gpus_per_node=min(question.setup.gpus, GPUS_PER_NODE),
+        cost_table_bytes=_folder_bytes(table.folder),
+        plan_bytes=size,
+    )
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

@@ -1,0 +1,325 @@
+"""The study from beginning to end: statistics, sweep, choice, the chosen plan in full, memory, recommendation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from packtrain.core.errors import ConfigError
+from packtrain.measuring.statistics import unread_note
+from packtrain.measuring.table import CostTable
+from packtrain.packing.build import build_plan
+from packtrain.packing.config import PackingConfig
+from packtrain.packing.plan import PackPlan
+from packtrain.planning.baseline import Baseline
+from packtrain.planning.choice import Choice, acceptable, choose
+from packtrain.planning.hints import hints
+from packtrain.planning.memory_report import memory_report
+from packtrain.planning.padding import best_padded, padded_runs, padding_cost
+from packtrain.planning.question import Question, packing_from
+from packtrain.planning.recommend import Findings, recommend
+from packtrain.planning.room import Room, make_room
+from packtrain.planning.rows import MOST_ROWS, Rows, read_rows
+from packtrain.planning.smaller_media import smaller_media
+from packtrain.planning.statistics import dataset_stats
+from packtrain.planning.sweep import default_lengths, pack_rows, sweep
+from packtrain.planning.trouble import trouble
+from packtrain.planning.values import Simulation, Study
+from packtrain.planning.views import balance_rows, picture, plan_passes
+from packtrain.predicting.calibration import Fit
+from packtrain.predicting.gpus import Gpu
+from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
+from packtrain.predicting.time import Coefficients, work_seconds
+from packtrain.predicting.values import ModelShape, TrainingSetup
+
+P = ParamSpec("P")
+_NO_PACKING: Mapping[str, object] = {}
+_NO_CONFIG: Mapping[str, Mapping[str, Any]] = {}
+_TODAY = Baseline()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a study is."""
+
+    done: int
+    total: int
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOutcome:
+    """The study, and the first epoch of the plan that it recommends."""
+
+    study: Study
+    plan: PackPlan
+
+
+def study_outcome(
+    table: CostTable,
+    *,
+    shape: ModelShape,
+    model: str,
+    gpu: Gpu,
+    setup: TrainingSetup,
+    baseline: Baseline = _TODAY,
+    lengths: Sequence[int] | None = None,
+    limits: Sequence[Mapping[str, int]] = (),
+    epochs: int | None = None,
+    seed: int = 0,
+    packing: Mapping[str, object] = _NO_PACKING,
+    time: Coefficients | None = None,
+    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS,
+    padded_fit: Fit | None = None,
+    own: TrainingSetup | None = None,
+    base: Mapping[str, Mapping[str, Any]] = _NO_CONFIG,
+    missing: frozenset[str] = frozenset(),
+    most_rows: int = MOST_ROWS,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> StudyOutcome:
+    """Study a measured dataset for a model and GPUs, and build the plan that comes out best.
+
+    `packing` holds values of a PackingConfig that are not up for choice; `limits` are sets of further limits to try at
+    every length; `setup` is how the packed run is trained, `baseline` what it replaces, and `padded_fit` what its time
+    and memory are predicted with where its layers run otherwise. `base` is the user's config, which is recommended
+    with changes, `own` how it would be trained as it is, `missing` are packages that may not be recommended.
+    """
+    fixed = packing_from(packing, seed=seed)
+    rows = read_rows(table, fixed.seed, most_rows)
+    question = Question(
+        rows=rows,
+        shape=shape,
+        model=model,
+        gpu=gpu,
+        setup=setup,
+        baseline=baseline,
+        packing=fixed,
+        epochs=baseline.epochs if epochs is None else epochs,
+        seed=seed,
+        time=time,
+        memory=memory,
+        padded_fit=padded_fit,
+        own=own if own is not None else setup,
+        base=base,
+        missing=missing,
+    )
+    progress(Progress(0, 1, "reading"))
+    tried = _lengths(lengths, packing, rows, shape)
+    question, simulations, room = _swept(question, tried, limits, progress)
+    chosen = choose(simulations, question.samples_per_step, said=question.baseline.says_step)
+    config = _config(question, simulations[chosen.simulation])
+    progress(Progress(0, 1, f"packing {config.packing_length:,}"))
+    plan = build_plan(table, config, work_seconds(shape, question.setup, gpu, time))
+    findings = _findings(question, table, simulations, chosen, room, plan)
+    progress(Progress(0, 1, "memory"))
+    return StudyOutcome(_study(findings, plan), plan)
+
+
+def _swept(
+    question: Question,
+    lengths: Sequence[int],
+    limits: Sequence[Mapping[str, int]],
+    progress: Callable[[Progress], None],
+) -> tuple[Question, tuple[Simulation, ...], Room | None]:
+    """The sweep; where nothing fits, once more with options that make room."""
+
+    def swept(one: Question, sets: Sequence[Mapping[str, int]]) -> tuple[Simulation, ...]:
+        return sweep(one, lengths, sets, lambda done, total, doing: progress(Progress(done, total, doing)))
+
+    simulations = swept(question, limits)
+    if any(
+        simulations[at].fits
+        for at in acceptable(simulations, question.samples_per_step, said=question.baseline.says_step)
+    ):
+        return question, simulations, None
+    room = make_room(question, simulations)
+    question = replace(question, setup=room.setup, asked=question.setup)
+    return question, swept(question, (*limits, *room.limits)), room
+
+
+def _findings(
+    question: Question,
+    table: CostTable,
+    simulations: tuple[Simulation, ...],
+    choice: Choice,
+    room: Room | None,
+    plan: PackPlan,
+) -> Findings:
+    """Everything that the recommendation is made from, beside the sweep."""
+    at = choice.simulation
+    config = _config(question, simulations[at])
+    packed = pack_rows(question, config)
+    if question.rows.scale != 1:
+        whole = _of_whole_plan(question, simulations[at], plan)
+        simulations = (*simulations[:at], whole, *simulations[at + 1 :])
+    best = best_padded(question, packed.samples, packed.dropped)
+    return Findings(
+        question=question,
+        table=table,
+        simulations=simulations,
+        choice=choice,
+        padded=padded_runs(question, packed.samples),
+        best=best,
+        padding_cost=padding_cost(question, packed.samples, best),
+        mean_tokens=float(packed.samples["tokens"].mean()),
+        room=room,
+        media=smaller_media(question, table, config, simulations[at]),
+    )
+
+
+def _study(found: Findings, plan: PackPlan) -> Study:
+    """The findings as the value that is rendered."""
+    question, table, passes = found.question, found.table, plan_passes(plan)
+    dataset, memory = dataset_stats(table), memory_report(found, plan, passes)
+    ledger = (
+        Counter(dataset.measured_ledger) + Counter(table.dropped.values()) + Counter(plan.summary["ledger"]["reasons"])
+    )
+    return Study(
+        costs=str(table.folder),
+        model=question.model,
+        model_type=question.shape.model_type,
+        parameters=question.shape.parameters.total,
+        gpu=question.gpu.name,
+        gpus=question.setup.gpus,
+        epochs=question.epochs,
+        setup=asdict(question.setup),
+        baseline=_baseline(question),
+        dataset=dataset,
+        padded=(*found.padded, found.best),
+        gain=found.gain,
+        simulations=tuple(found.simulations),
+        recommendation=recommend(found, hints(found, passes), trouble(found, passes, memory)),
+        memory=memory,
+        balance=balance_rows(plan, question.setup.gpus),
+        picture=picture(plan, table),
+        ledger=dict(ledger),
+        notes=_notes(question, table),
+    )
+
+
+def _study_of(function: Callable[P, StudyOutcome]) -> Callable[P, Study]:
+    def make_study(*args: P.args, **kwargs: P.kwargs) -> Study:
+        return function(*args, **kwargs).study
+
+    make_study.__doc__ = "The study alone; see `study_outcome`."
+    return make_study
+
+
+make_study = _study_of(study_outcome)
+
+
+def _lengths(
+    lengths: Sequence[int] | None, packing: Mapping[str, object], rows: Rows, shape: ModelShape
+) -> tuple[int, ...]:
+    given, cutoff, tokens = packing.get("packing_length"), packing.get("cutoff_len"), rows.samples["tokens"]
+    if isinstance(cutoff, int):
+        tokens = np.minimum(tokens, cutoff)
+    longest = int(tokens.max())
+    if lengths is None:
+        lengths = (given,) if isinstance(given, int) else default_lengths(tokens, _context(shape))
+        if isinstance(cutoff, int) and given is None:  # shorter packs would cut samples once more
+            lengths = [length for length in lengths if length >= longest] or [cutoff]
+    if packing.get("overlong") == "error":
+        lengths = [length for length in lengths if length >= longest]
+        if not lengths:
+            raise ConfigError(
+                "packing.overlong",
+                got=f"error, with a sample of {longest:,} tokens",
+                expected="a length that holds every sample",
+                fix=f"try {longest:,}, or choose overlong: drop, truncate or split",
+            )
+    if not lengths:
+        raise ConfigError(
+            "lengths", got="none", expected="at least one length to try", fix="leave it out for the usual ones"
+        )
+    return tuple(lengths)
+
+
+def _context(shape: ModelShape) -> int:
+    """Some configs give a number that no GPU could hold."""
+    return min(shape.language.context_length, 1 << 20)
+
+
+def _config(question: Question, chosen: Simulation) -> PackingConfig:
+    """The chosen packing as a config; the tail is kept, so that every number is about all samples."""
+    config = question.packing.limited(chosen.settings)
+    return replace(config, packs_per_step=chosen.packs_per_step, packing_drop_last=False)
+
+
+def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simulation:
+    """The chosen simulation, which was made on a part of the rows, with the numbers of all of them."""
+    counts, passes = plan.summary["epochs"][0], plan_passes(plan)
+    worst = passes.worst()
+    memory = question.memory_of(worst).total
+    seconds = question.epoch_of_packs(passes, one.packing_length, one.packs_per_step)
+    samples = plan.epoch(0).num_samples
+    return replace(
+        one,
+        packs=counts["packs"],
+        bound=counts["bound"],
+        of_bound=counts["of_bound"],
+        fill=counts["fill"],
+        samples_packed=samples,
+        samples_dropped=counts["dropped"],
+        tokens_dropped=counts["tokens_drawn"] - counts["totals"]["tokens"],
+        samples_per_pack=samples / counts["packs"],
+        samples_per_step=one.packs_per_step * samples / counts["packs"],
+        steps=-(-counts["packs"] // one.packs_per_step),
+        worst=worst,
+        memory_bytes=memory,
+        fits=memory <= question.usable_bytes,
+        seconds=seconds,
+        tokens_per_second=counts["totals"]["tokens"] / seconds,
+        speedup=one.speedup * counts["totals"]["tokens"] / seconds / one.tokens_per_second,
+    )
+
+
+def _baseline(question: Question) -> dict[str, Any]:
+    gpus = question.setup.gpus
+    return {
+        **asdict(question.baseline),
+        "gradient_accumulation_steps": question.baseline.accumulation(gpus),
+        "effective_batch_size": question.samples_per_step,
+        "samples_per_step": question.samples_per_step,
+        "chunked_loss": question.padded_setup.chunked_loss,
+    }
+
+
+def _layers(compiled: bool) -> str:
+    return "compiled" if compiled else "eager"
+
+
+def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
+    """What the numbers rest on."""
+    fitted = question.time is not None and question.time.fitted
+    found = [
+        "Time is predicted with " + ("coefficients fitted to this machine." if fitted else "default coefficients."),
+        "Memory is estimated with "
+        + ("coefficients fitted to this GPU." if question.memory.fitted else "default coefficients."),
+        f"The model's shape was counted from its {question.shape.counted_from}.",
+        *question.shape.notes,
+        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is that of a pack with the most of "
+        "everything, which no single pack may have.",
+        "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
+        f"{question.baseline.described}.",
+        f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
+        f"{_layers(question.baseline.compiled)} ones; unless training.compile says otherwise, packtrain train compiles "
+        "layers for packs on a GPU and not for padded batches.",
+    ]
+    if question.rows.scale != 1:
+        found.append(
+            f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
+            "random, and scaled; the recommended packing was made from all."
+        )
+    images = question.rows.samples["images"]
+    if np.any(images > 1):
+        found.append("Attention in the vision tower takes all images of a sample for as large as its largest.")
+    if question.packing.packing_drop_last:
+        found.append("Counts are without packing_drop_last, which leaves out less than one step.")
+    if question.gpu.notes:
+        found.append(f"{question.gpu.name}: {question.gpu.notes}.")
+    return (*found, *unread_note(table.summary))

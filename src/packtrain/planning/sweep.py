@@ -1,0 +1,183 @@
+"""The sweep: every length and every set of limits really packed, with memory, time and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packtrain.core.errors import ConfigError, DataError, nearest
+from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.resources import Samples
+from packtrain.packing.tail import Tail, first_packs
+from packtrain.packing.windows import loads_of, pack_windows
+from packtrain.planning.padding import baseline_run
+from packtrain.planning.passes import Passes, pack_passes
+from packtrain.planning.question import Question
+from packtrain.planning.values import Simulation
+
+LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
+POWERS = (4_096, 8_192, 16_384, 32_768)
+SHORT = (256, 512, 1_024, 2_048)  # for data of short samples
+KEPT = 0.10  # how far the samples of a step may move to give every GPU the same number of packs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Packed:
+    """One packing of the rows: every pack, and the samples in them."""
+
+    passes: Passes
+    loads: Mapping[str, np.ndarray]
+    samples: Samples  # in packs, pieces of rows where they are cut
+    whole: int  # samples that they come from
+    dropped: int  # samples of an epoch that fit no pack
+    tokens_drawn: int  # of an epoch, packed or not
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShape:
+    """How packs make up an optimizer step."""
+
+    packs: int
+    samples: float
+    micro_steps: int
+
+
+def default_lengths(tokens: np.ndarray, context_length: int) -> tuple[int, ...]:
+    """The lengths to try: those that hold at least half of the samples, that the model can read and the data can fill.
+
+    >>> default_lengths(np.array([100, 200, 300, 200, 400]), 2048)
+    (512, 1024, 2048)
+    """
+    middle, most = np.percentile(tokens, [50, 95])
+    tried = {*LENGTHS, *POWERS, context_length} | {length for length in SHORT if length >= most}
+    found = sorted(length for length in tried if middle <= length <= context_length) or [context_length]
+    enough = next((length for length in found if length >= tokens.sum()), found[-1])
+    return tuple(length for length in found if length <= enough)
+
+
+def pack_rows(question: Question, config: PackingConfig) -> Packed:
+    """Pack in memory, as `pack` would."""
+    packed = pack_windows(question.rows, config, 0, question.rows.counts(config))
+    windows = list(first_packs(packed, Tail(config), 0))
+    names = windows[0].entries.samples.columns
+    samples = Samples({name: np.concatenate([w.entries.samples[name] for w in windows]) for name in names})
+    starts = np.cumsum([0, *(len(window.entries) for window in windows)])
+    ends = [window.offsets[1:] + start for window, start in zip(windows, starts[:-1], strict=True)]
+    offsets = np.concatenate([np.zeros(1, np.int64), *ends])
+    loads = loads_of(samples, offsets)
+    return Packed(
+        passes=pack_passes(loads),
+        loads=loads,
+        samples=samples,
+        whole=sum(int(window.entries.firsts.sum()) for window in windows),
+        tokens_drawn=sum(window.tokens_drawn for window in windows),
+        dropped=sum(window.dropped_entries for window in windows),
+    )
+
+
+def step_shape(wanted: int, samples_per_pack: float, gpus: int) -> StepShape:
+    """As many packs as have the wanted number of samples; the same number for every GPU where that changes little.
+
+    >>> step_shape(128, 15.3, 4)
+    StepShape(packs=8, samples=122.4, micro_steps=2)
+    """
+    packs = max(1, round(wanted / samples_per_pack))
+    even = max(gpus, gpus * round(wanted / samples_per_pack / gpus))
+    if abs(even * samples_per_pack / wanted - 1) < KEPT:
+        packs = even
+    return StepShape(packs=packs, samples=packs * samples_per_pack, micro_steps=-(-packs // gpus))
+
+
+def simulate(question: Question, config: PackingConfig) -> Simulation | None:
+    """Pack once and price it; None when no sample fits."""
+    return price(question, config, pack_rows(question, config))
+
+
+def price(question: Question, config: PackingConfig, packed: Packed) -> Simulation | None:
+    """What a packing needs and what it gains."""
+    count, scale, passes = len(packed.passes), question.rows.scale, packed.passes
+    if not count:
+        return None
+    capacities = config.capacities()
+    bound = max(-(-int(packed.loads[name].sum()) // limit) for name, limit in capacities.items())
+    tokens, samples = int(passes["tokens"].sum()), packed.whole
+    packs, gpus = round(count * scale), question.setup.gpus
+    step = step_shape(question.samples_per_step, samples / count, gpus)
+    if step.packs > packs:  # an epoch of less than a step
+        step = StepShape(packs=packs, samples=samples * scale, micro_steps=-(-packs // gpus))
+    seconds = question.epoch_of_packs(passes, config.packing_length, step.packs) * scale
+    worst = passes.worst()
+    memory = question.memory_of(worst).total
+    padded = baseline_run(question, packed.samples)
+    return Simulation(
+        packing_length=config.packing_length,
+        limits={name: getattr(config, name) for name in LIMITS if name != "packing_length" and getattr(config, name)},
+        packs=packs,
+        bound=round(bound * scale),
+        of_bound=bound / count,
+        fill=tokens / (count * config.packing_length),
+        samples_packed=round(samples * scale),
+        samples_dropped=round(packed.dropped * scale),
+        tokens_dropped=round((packed.tokens_drawn - tokens) * scale),
+        samples_per_pack=samples / count,
+        packs_per_step=step.packs,
+        samples_per_step=step.samples,
+        micro_steps=step.micro_steps,
+        steps=-(-packs // step.packs),
+        worst=worst,
+        memory_bytes=memory,
+        fits=memory <= question.usable_bytes,
+        seconds=seconds,
+        tokens_per_second=tokens * scale / seconds,
+        speedup=tokens * scale / seconds / padded.tokens_per_second,
+        fullest=_fullest(packed.loads, capacities),
+        idle=1 - step.packs / (step.micro_steps * gpus),
+    )
+
+
+def sweep(
+    question: Question,
+    lengths: Sequence[int],
+    limits: Sequence[Mapping[str, int]],
+    progress: Callable[[int, int, str], None],
+) -> tuple[Simulation, ...]:
+    """Every length alone, then every set of limits at every length; a set may name its own length."""
+    tried = list(dict.fromkeys(_key(question, one) for one in _sets(lengths, limits)))
+    found = []
+    for number, one in enumerate(tried):
+        progress(number, len(tried), ", ".join(f"{name} {value:,}" for name, value in one))
+        found.append(simulate(question, question.packing.limited(dict(one))))
+    kept = tuple(simulation for simulation in found if simulation is not None)
+    if not kept:
+        shortest = int(question.rows.samples["tokens"].min())
+        raise DataError(
+            "the sweep",
+            got=f"no sample fits any of {len(tried)} settings; the shortest has {shortest:,} tokens",
+            expected="at least one sample within the limits",
+            fix="try longer lengths, or fewer limits",
+        )
+    return kept
+
+
+def _sets(lengths: Sequence[int], limits: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    for one in limits:
+        for name in one:
+            if name not in LIMITS:
+                raise ConfigError(f"limits.{name}", got=name, expected=", ".join(LIMITS), fix=nearest(name, LIMITS))
+    alone = [{"packing_length": length} for length in sorted(set(lengths))]
+    return alone + [{**length, **one} for one in limits for length in alone]
+
+
+def _key(question: Question, one: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """What makes two settings the same: the limits in force, those that are always there included."""
+    config = question.packing.limited(one)
+    return tuple((name, value) for name in LIMITS if (value := getattr(config, name)) is not None)
+
+
+def _fullest(loads: Mapping[str, np.ndarray], capacities: Mapping[str, int]) -> dict[str, float]:
+    """For each resource the share of packs in which it is nearest to its limit."""
+    used = np.stack([loads[name] / limit for name, limit in capacities.items()])
+    counts = np.bincount(used.argmax(axis=0), minlength=len(capacities))
+    return {name: float(count / used.shape[1]) for name, count in zip(capacities, counts, strict=True)}

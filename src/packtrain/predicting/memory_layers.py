@@ -1,0 +1,249 @@
+"""What autograd keeps of one layer, counted tensor by tensor as transformers' layers keep it, compiled or not.
+
+Legend, all of one token or patch: `b` bytes of the compute type, `hidden` the residual stream, `queries` and `keys` the
+widths of the projections. A tensor counts once, whoever else holds it; parameters and inputs of the model do not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packtrain.predicting.values import LanguageShape, Load, ModelShape, TrainingSetup, VisionShape
+
+FLOAT = 4  # statistics, softmax and the inner part of RMSNorm are fp32 whatever the weights are
+_FUSED_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # one matrix for queries, keys and values; rotary positions
+_RMS_TOWERS = ("qwen2_5_vl",)
+_SIGMOID_TOWERS = ("qwen2_vl", "llava", "llava_next")  # x * sigmoid(1.702 x), written out: one more tensor is kept
+_TWO_WAY_IMAGES = ("gemma3", "paligemma")  # tokens of an image attend to each other in both directions
+_SCALED_TOWERS = ("internvl",)  # each residual branch is multiplied by learned numbers
+_PLAIN_SOFTMAX_TOWERS = ("internvl",)  # written-out attention stays in the compute type
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerBytes:
+    """One layer of one forward pass: `saved` for its backward pass, of which `entry` is its input."""
+
+    saved: int
+    entry: int  # all that stays when the layer is recomputed
+    working: int  # what its backward pass needs on top
+
+
+def compute_bytes(setup: TrainingSetup) -> int:
+    """Bytes of one number of the activations."""
+    return 2 if setup.weights_dtype == "bf16" else 4
+
+
+def adapter_bytes(setup: TrainingSetup) -> int:
+    """Bytes of one number of the adapters, and of what they compute."""
+    return compute_bytes(setup) if setup.half_adapters else FLOAT
+
+
+def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
+    """One decoder layer, without what grows with the square of the tokens."""
+    if setup.compiled:
+        return _compiled_layer(shape, setup, load)
+    language, b = shape.language, compute_bytes(setup)
+    norms, head_norms = small_parts(shape)
+    gemma = shape.model_type.startswith(("gemma", "paligemma"))  # scales in fp32, before the result is cast
+    adapted = setup.method != "full"
+    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
+    # A norm keeps its fp32 input, one statistic, and what it multiplies with its weight unless that is frozen.
+    scaled = 0 if adapted else FLOAT if gemma else b
+    norm = norms * (language.hidden * (FLOAT + scaled) + FLOAT)
+    if head_norms:
+        norm += (queries + keys) * (FLOAT + scaled) + FLOAT * (language.heads + language.kv_heads)
+    shared = _shared_width(shape, setup, load)
+    attention = b * (2 * queries + 2 * shared) + (0 if setup.attention == "eager" else FLOAT * language.heads)
+    block = b * language.intermediate * language.experts_used * (3 if language.gated else 1)
+    linears = _adapter_inputs(language, setup, b) if adapted else _linear_inputs(language, b)
+    working = 2 * b * max(language.intermediate * language.experts_used, 2 * language.hidden)
+    return LayerBytes(
+        saved=load.tokens * (norm + attention + block + linears) + _adapter_constants(language, setup),
+        entry=load.tokens * b * language.hidden,
+        working=load.tokens * working,
+    )
+
+
+def _shared_width(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
+    """The width of keys as the kernel gets them: with a dense mask it wants as many key heads as query heads."""
+    repeated = setup.attention == "eager" or (setup.attention == "sdpa" and has_dense_mask(shape, load))
+    return (shape.language.heads if repeated else shape.language.kv_heads) * shape.language.head_dim
+
+
+def _compiled_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
+    """One compiled decoder layer: fp32 parts of norms and what is cheap to compute again are not kept.
+
+    What a matrix or a kernel reads is kept all the same, since it would have to be written once more.
+    """
+    language, b = shape.language, compute_bytes(setup)
+    norms, head_norms = small_parts(shape)
+    hidden, inner = language.hidden, language.intermediate * language.experts_used
+    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
+    shared = _shared_width(shape, setup, load)
+    attention = b * (2 * queries + 2 * shared) + FLOAT * language.heads
+    if head_norms:  # queries and keys before their norms, too
+        attention += b * (queries + keys) + FLOAT * (language.heads + language.kv_heads)
+    stream = 2 * b * hidden * (norms - 1) + FLOAT * norms  # the residual stream, and further norms' results
+    if setup.method == "full":
+        linears = b * (2 * hidden + (3 if language.gated else 2) * inner)
+    else:  # what adapters read is kept in their type, once for all matrices that read it
+        matrices, own = language_matrices(language), adapter_bytes(setup)
+        linears = (2 if language.gated else 1) * b * inner + own * setup.lora_rank * len(matrices)
+        linears += own * (2 * hidden + inner + (queries if own > b else 0))  # else the kernel's result, kept already
+        if setup.method == "dora":
+            linears += (b + own) * sum(columns for _, columns in matrices)
+    working = 2 * b * max(inner, 2 * hidden)
+    return LayerBytes(
+        saved=load.tokens * (stream + attention + linears) + _adapter_constants(language, setup),
+        entry=load.tokens * b * hidden,
+        working=load.tokens * working,
+    )
+
+
+def _linear_inputs(language: LanguageShape, b: int) -> int:
+    """What trained matrices keep to compute their gradients; the output projection's input is the kernel's output."""
+    routed = language.hidden * (language.experts_used - 1)  # each expert has its own copy of its tokens
+    return b * (2 * language.hidden + routed + language.intermediate * language.experts_used)
+
+
+def _adapter_inputs(language: LanguageShape, setup: TrainingSetup, b: int) -> int:
+    """What adapters keep. Where they are wider than the model, every adapted matrix casts its input for itself."""
+    matrices, own = language_matrices(language), adapter_bytes(setup)
+    inputs = own * sum(rows for rows, _ in matrices) if own > b else _linear_inputs(language, b)
+    kept = inputs + own * setup.lora_rank * len(matrices)
+    if setup.method == "dora":  # the magnitude multiplies the frozen result and the adapter's
+        kept += (b + own) * sum(columns for _, columns in matrices)
+    return kept
+
+
+def _adapter_constants(language: LanguageShape, setup: TrainingSetup) -> int:
+    """DoRA sends an identity matrix through each adapter to learn the norm of the adapted matrix, and keeps it."""
+    if setup.method != "dora":
+        return 0
+    own = adapter_bytes(setup)
+    return sum(own * rows * (rows + setup.lora_rank) for rows, _ in language_matrices(language))
+
+
+def language_attention(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
+    """What one decoder layer keeps of the square of the tokens; flash kernels keep none of it."""
+    b, square = compute_bytes(setup), _row_square(load)
+    if setup.attention == "eager":
+        return _scores(shape.language.heads * square, b)
+    if setup.attention == "sdpa" and has_dense_mask(shape, load):
+        return LayerBytes(saved=b * square, entry=0, working=0)  # the mask as numbers, made anew in every layer
+    return LayerBytes(saved=0, entry=0, working=0)
+
+
+def _scores(scores: int, b: int) -> LayerBytes:
+    """Written-out attention: the softmax in fp32, cast where the values are smaller, and the gradients of both."""
+    return LayerBytes(saved=scores * (FLOAT + (b if b < FLOAT else 0)), entry=0, working=scores * (FLOAT + b))
+
+
+def attention_mask(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
+    """The mask that all layers share, one more where some have a window; only recomputing layers still hold it."""
+    dense = setup.attention == "eager" or (setup.attention == "sdpa" and has_dense_mask(shape, load))
+    if not setup.gradient_checkpointing or not dense:
+        return 0
+    each = _row_square(load) * (1 if setup.attention == "sdpa" else compute_bytes(setup))
+    return each * (2 if shape.language.window_layers else 1)
+
+
+def has_dense_mask(shape: ModelShape, load: Load) -> bool:
+    """One sample alone needs no mask, for kernels know what causal means; but they know nothing of windows."""
+    if load.samples > 1 or load.rows > 1:
+        return True
+    if shape.model_type.startswith(_TWO_WAY_IMAGES) and load.images:
+        return True
+    window = shape.language.window
+    return window is not None and shape.language.window_layers > 0 and load.tokens >= window
+
+
+def _row_square(load: Load) -> int:
+    """Sum over rows of the row's length squared; rows are padded to one length."""
+    return load.tokens * load.tokens // max(load.rows, 1)
+
+
+def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
+    """One layer of the tower over so many patches, without what grows with the square of an image's patches."""
+    b = compute_bytes(setup)
+    return LayerBytes(
+        saved=patches * sum(vision_patch(shape, vision, setup).values()),
+        entry=patches * b * vision.hidden,
+        working=patches * 2 * b * max(vision.intermediate, 2 * vision.hidden),
+    )
+
+
+def vision_patch(shape: ModelShape, vision: VisionShape, setup: TrainingSetup) -> dict[str, int]:
+    """What one layer of the tower keeps of one patch, by part."""
+    b, hidden, kind = compute_bytes(setup), vision.hidden, tower_kind(shape)
+    wide = kind in _RMS_TOWERS and not setup.compiled  # written-out norms keep their fp32 input
+    norms = 2 * (hidden * (FLOAT + b) + FLOAT) if wide else 2 * b * (hidden + 2)
+    fused, alone = kind in _FUSED_TOWERS, setup.attention == "varlen"
+    # Values are a view of the fused result, which therefore stays whole. Where images attend one by one, their results
+    # are kept twice: apart, and joined.
+    kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if kind in _SCALED_TOWERS else 0)
+    attention = b * kept * hidden + (0 if setup.attention == "eager" else FLOAT * vision.heads)
+    block = 4 if vision.gated else 3 if kind in _SIGMOID_TOWERS else 2
+    if setup.compiled:
+        block = 3 if vision.gated else 2
+    return {"norms": norms, "queries, keys, values and output": attention, "MLP": b * block * vision.intermediate}
+
+
+def vision_attention(shape: ModelShape, setup: TrainingSetup, load: Load, *, windowed: bool) -> LayerBytes:
+    """What one layer of the tower keeps of the square of an image's patches."""
+    vision = shape.vision
+    if vision is None or setup.attention != "eager":
+        return LayerBytes(saved=0, entry=0, working=0)
+    square = load.patches * vision.window_patches if windowed else load.squared_patches
+    scores, b = vision.heads * square, compute_bytes(setup)
+    if tower_kind(shape) in _PLAIN_SOFTMAX_TOWERS:
+        return LayerBytes(saved=scores * b, entry=0, working=2 * scores * b)
+    return _scores(scores, b)
+
+
+def vision_forward(vision: VisionShape, setup: TrainingSetup, patches: int) -> int:
+    """What one layer of a tower without a backward pass needs while it runs."""
+    return patches * compute_bytes(setup) * (5 * vision.hidden + (3 if vision.gated else 2) * vision.intermediate)
+
+
+def tower_kind(shape: ModelShape) -> str:
+    """The model type that names the tower; variants with experts have the same one."""
+    return shape.model_type.removesuffix("_moe")
+
+
+def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
+    """Cosines and sines, shared by all layers."""
+    language = 2 * compute_bytes(setup) * shape.language.head_dim * load.tokens
+    if shape.vision is None or tower_kind(shape) not in _FUSED_TOWERS:
+        return language
+    return language + 2 * FLOAT * shape.vision.hidden // shape.vision.heads * load.patches
+
+
+def language_matrices(language: LanguageShape) -> tuple[tuple[int, int], ...]:
+    """The linear layers of one decoder layer as (numbers in, numbers out), those of one expert."""
+    hidden, inner = language.hidden, language.intermediate
+    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
+    attention = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
+    return (*attention, *((hidden, inner),) * (2 if language.gated else 1), (inner, hidden))
+
+
+def small_parts(shape: ModelShape) -> tuple[int, bool]:
+    """Norms of a decoder layer, and whether queries and keys have their own: read off the exact parameter count.
+
+    What a layer has beside matrices are norms and biases, and each combination of them is another number.
+    """
+    language = shape.language
+    if language.experts > 1:
+        return 2, shape.model_type.startswith("qwen3")  # layers may differ, so that nothing follows from their sum
+    matrices = sum(rows * columns for rows, columns in language_matrices(language))
+    rest, odd = divmod(shape.parameters.layers - language.hidden, language.layers)
+    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
+    attention_biases = (0, queries + 2 * keys, queries + 2 * keys + language.hidden)
+    block_bias = language.intermediate * (2 if language.gated else 1) + language.hidden
+    # Two norms more may be as many numbers as a bias: the likelier reading first.
+    for norms in (4, 2) if shape.model_type.startswith(("gemma2", "gemma3")) else (2, 4):
+        for head_norms in (False, True):
+            base = matrices + norms * language.hidden + (2 * language.head_dim if head_norms else 0)
+            if not odd and rest - base in {bias + more for bias in attention_biases for more in (0, block_bias)}:
+                return norms, head_norms
+    return 2, False

@@ -1,0 +1,277 @@
+"""metrics.jsonl: one line for every step, evaluation and warning of a run, and reading them back.
+
+    {"kind": "metrics", "version": 1}
+    {"kind": "step", "step": 1, "loss": 5.1, ...}
+    {"kind": "warning", "step": 1, "warning": "data_bound", "found": ..., "advice": ...}
+    {"kind": "eval", "step": 1, "eval_loss": 5.0, ...}
+
+JSON has no sign for numbers that are not finite: they are the strings "NaN", "Infinity" and "-Infinity". What is not
+known is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from packtrain.core.errors import ArtifactError
+from packtrain.runs.history import EarlyWarning
+from packtrain.runs.step_metrics import EvalMetrics, StepMetrics, eval_from_plain, step_from_plain, to_plain
+
+METRICS = "metrics.jsonl"
+VERSION = 1
+_HEADER = {"kind": "metrics", "version": VERSION}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metrics:
+    """What metrics.jsonl says."""
+
+    steps: tuple[StepMetrics, ...] = ()
+    evaluations: tuple[EvalMetrics, ...] = ()
+    warnings: tuple[EarlyWarning, ...] = ()
+    unreadable: int = 0  # finished lines that are no lines of ours
+
+
+class MetricsLog:
+    """The one writer of a run's metrics. Without a path nothing is written, as on every rank but the first.
+
+    A line is with the system when its method returns, so that a killed process loses none; `sync` brings it to the
+    disk. Lines are in the order of steps. A file that is there already is continued by `resume` only.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = Path(path) if path is not None else None
+        self._stream: BinaryIO | None = None
+        self._begun = False
+        self._last = 0  # step
+
+    def resume(self, step: int, *, evaluated: bool = True) -> StepMetrics | None:
+        """Go on behind that step: lines of later ones, and what a killed writer left unfinished, are cut away.
+
+        So is an evaluation of that step where it is still to be made: a run that went on from here before has made it.
+        The last step that is kept, or None. It is an earlier one than asked for where the system itself went down.
+        """
+        if self._path is None:
+            return None
+        self.close()
+        last: StepMetrics | None = None
+        if self._path.exists():
+            kept, last = _kept(self._path, step, evaluated)
+            os.truncate(self._path, kept)
+        self._last = last.step if last is not None else 0
+        self._open()
+        self.sync()
+        return last
+
+    def written(self) -> Metrics:
+        """Everything that is in the file now."""
+        return read_metrics(self._path) if self._path is not None else Metrics()
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Write a step."""
+        assert self._path is None or metrics.step > self._last, f"step {metrics.step} behind step {self._last}"
+        self._write({"kind": "step", **to_plain(metrics)})
+        self._last = metrics.step
+
+    def evaluation(self, metrics: EvalMetrics) -> None:
+        """Write an evaluation."""
+        self._write({"kind": "eval", **to_plain(metrics)})
+
+    def warning(self, warning: EarlyWarning) -> None:
+        """Write an early warning."""
+        plain = asdict(warning)
+        self._write({"kind": "warning", "step": plain.pop("step"), "warning": plain.pop("kind"), **plain})
+
+    def sync(self) -> None:
+        """Bring everything to the disk: before a checkpoint that is to go on from here."""
+        if self._stream is not None:
+            os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Nothing more is coming, or only after `resume`."""
+        if self._stream is not None:
+            self.sync()
+            self._stream.close()
+            self._stream = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> BinaryIO:
+        assert self._path is not None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream, self._begun = open(self._path, "ab"), True  # noqa: SIM115 - open as long as the run
+        if self._stream.tell() == 0:
+            self._append(_line(_HEADER))
+        return self._stream
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        if self._path is None:
+            return
+        if self._stream is None:
+            if not self._begun and self._path.exists() and self._path.stat().st_size:
+                raise ArtifactError(
+                    str(self._path),
+                    got="metrics of another run",
+                    expected="none, or a run that is resumed",
+                    fix="resume that run, or train into another folder",
+                )
+            self._open()
+        self._append(_line(values))
+
+    def _append(self, line: bytes) -> None:
+        assert self._stream is not None
+        self._require_place()
+        before = self._stream.tell()
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+        except OSError as error:
+            _cut(self._stream, before)  # half a line would spoil the next
+            self._stream = None
+            raise ArtifactError(
+                str(self._path), got=str(error), expected="a disk with room for metrics", fix="make room, and resume"
+            ) from error
+
+    def _require_place(self) -> None:
+        """A file that was deleted or moved away could be written on, and nobody would find it."""
+        assert self._stream is not None
+        assert self._path is not None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._stream.fileno()), os.stat(self._path)):
+                return
+        self._stream.close()
+        self._stream = None
+        raise ArtifactError(
+            str(self._path),
+            got="a file that was deleted, moved or replaced while the run was writing it",
+            expected="the folder of the run to stay where it is until the run ends",
+            fix="bring the folder back and resume, or begin a new run",
+        )
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """What is there now: of a running writer everything but the line that it is writing."""
+    path = Path(path)
+    steps: list[StepMetrics] = []
+    evaluations: list[EvalMetrics] = []
+    warnings: list[EarlyWarning] = []
+    unreadable = 0
+    for number, (_, line) in enumerate(_lines(path)):
+        values = _parsed(line)
+        if number == 0:
+            _check_version(path, values)
+            continue
+        try:
+            kind = values["kind"]
+            if kind == "step":
+                steps.append(step_from_plain(_finite(values)))
+            elif kind == "eval":
+                evaluations.append(eval_from_plain(_finite(values)))
+            elif kind == "warning":
+                warnings.append(_warning(values))
+            else:
+                unreadable += 1
+        except (KeyError, TypeError):
+            unreadable += 1
+    return Metrics(steps=tuple(steps), evaluations=tuple(evaluations), warnings=tuple(warnings), unreadable=unreadable)
+
+
+def _kept(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | None]:
+    """Where the first line of a later step or evaluation begins, and the last step before it."""
+    kept, last = 0, None
+    for number, (end, line) in enumerate(_lines(path)):
+        values = _parsed(line)
+        if number == 0:
+            _check_version(path, values)
+        at = values.get("step", 0)
+        if isinstance(at, int) and (at > step or (at == step and values.get("kind") == "eval" and not evaluated)):
+            break
+        if values.get("kind") == "step":
+            # A line that cannot be read stays where it is: readers pass it over.
+            with suppress(KeyError, TypeError):
+                last = step_from_plain(_finite(values))
+        kept = end
+    return kept, last
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Finished lines, each with the place behind it."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise ArtifactError(str(path), got=error.strerror or str(error), expected="the metrics of a run") from None
+    end = 0
+    with stream:
+        for line in stream:
+            end += len(line)
+            if line.endswith(b"\n"):
+                yield end, line
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:  # also bytes that are no text
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _check_version(path: Path, values: Mapping[str, Any]) -> None:
+    if (values.get("kind"), values.get("version")) != ("metrics", VERSION):
+        raise ArtifactError(
+            str(path),
+            got=f"kind {values.get('kind')!r}, format version {values.get('version')!r} in the first line",
+            expected=f"kind 'metrics', format version {VERSION}",
+            fix="train into another folder, or with the version of packtrain that wrote it",
+        )
+
+
+def _warning(values: Mapping[str, Any]) -> EarlyWarning:
+    return EarlyWarning(kind=values["warning"], step=values["step"], found=values["found"], advice=values["advice"])
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_named(values), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _named(value: Any) -> Any:
+    """Numbers that JSON has no sign for, by name."""
+    if isinstance(value, Mapping):
+        return {name: _named(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _finite(value: Any) -> Any:
+    """The names back to numbers."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _cut(stream: BinaryIO, size: int) -> None:
+    """Leave only the first `size` bytes; what waits in the buffer is given up."""
+    descriptor = os.dup(stream.fileno())
+    try:
+        with suppress(OSError):
+            stream.close()
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)

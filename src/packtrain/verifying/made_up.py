@@ -1,0 +1,153 @@
+"""Samples that need no data: conversations with made-up pictures and clips, as small as the model takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.seeds import stream
+from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Message, Part, Record, Text
+from packtrain.delivery.encode.encode import Decoded, SampleEncoder
+from packtrain.delivery.encode.values import EncodedSample
+from packtrain.families.base import Family
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.registry import load_family
+from packtrain.measuring.request import Request
+from packtrain.verifying.values import Priced
+
+# Wide and narrow ones are cheap for models that cut images into tiles; the cheapest are taken.
+_SIZES = ((96, 64), (64, 96), (128, 128), (336, 112), (112, 336), (400, 64), (64, 400), (448, 448))
+_FRAMES = (4, 8, 16, 32)
+_FPS = 2.0
+_WORDS = ("red", "boat", "seven", "under", "the", "bridge", "slowly", "counts", "green", "lamps", "and", "rain")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plot:
+    """What one made-up sample consists of."""
+
+    name: str
+    media: tuple[MediaKind, ...] = ()
+    question: int = 6  # words
+    answer: int = 8
+
+
+_PLOTS = (
+    _Plot(name="text", answer=12),
+    _Plot(name="image", media=("image",)),
+    _Plot(name="two-images", media=("image", "image"), answer=4),
+    _Plot(name="video", media=("video",), question=3),
+    _Plot(name="image-again", media=("image",), question=4),  # of the same size: swapped pixels would fit
+    _Plot(name="long-text", question=20, answer=30),
+)
+_TEXTS = (
+    _Plot(name="text", answer=12),
+    _Plot(name="short-text", question=2, answer=2),
+    _Plot(name="long-text", question=20, answer=30),
+    _Plot(name="text-again", question=9, answer=5),
+)
+
+
+def made_up_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> list[Priced]:
+    """Text, one image, several images and a video, where the model takes them, each with its computed cost."""
+    settings = request.settings()
+    family = load_family(settings, request.limits)
+    assert family is not None, "the encoder refuses families without a rule"
+    costs = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
+    kinds = set(family.placeholders)
+    made = []
+    for number, plot in enumerate(_PLOTS if kinds else _TEXTS):
+        if not kinds >= set(plot.media):
+            continue
+        draw = stream(seed, "made-up", str(number))
+        headers = _headers(family, plot)
+        record = _record(plot, draw, chat=settings.chat_template is not None)
+        decoded = [_pixels(header, encoder, draw, f"{plot.name}-{at}") for at, header in enumerate(headers)]
+        cost, _ = costs.cost(record, headers)
+        made.append(Priced(sample=encoder.assemble(record, decoded), cost=cost))
+    return made
+
+
+def made_up_text(encoder: SampleEncoder, tokens: int, *, chat: bool, seed: int = 0) -> EncodedSample:
+    """One sample of text with so many tokens, or a few more."""
+    words = tokens
+    while True:
+        draw = stream(seed, "made-up", "longest")
+        plot = _Plot(name="longest", question=4, answer=words)
+        sample = encoder.assemble(_record(plot, draw, chat=chat), [])
+        if tokens <= len(sample) <= 1.05 * tokens + 8 or words == 1:
+            return sample
+        words = max(1, int(words * 1.02 * tokens / len(sample)))
+
+
+def _headers(family: Family, plot: _Plot) -> list[MediaHeader]:
+    """The cheapest sizes that the family takes, different ones for the images of one sample."""
+    images = sum(kind == "image" for kind in plot.media)
+    sizes = _cheapest_images(family, max(1, images)) if images else []
+    return [sizes.pop(0) if kind == "image" else _cheapest_video(family) for kind in plot.media]
+
+
+def _cheapest_images(family: Family, count: int) -> list[MediaHeader]:
+    priced: list[tuple[int, int, int, MediaHeader]] = []
+    for width, height in _SIZES:
+        header = MediaHeader(kind="image", width=width, height=height)
+        try:
+            expansion = family.image(header, count)
+        except RecordError:
+            continue
+        priced.append((expansion.media_tokens, expansion.patches, len(priced), header))
+    return [header for *_, header in sorted(priced, key=lambda item: item[:3])[:count]] or _none("image")
+
+
+def _cheapest_video(family: Family) -> MediaHeader:
+    for frames in _FRAMES:
+        for width, height in ((96, 64), (128, 128), (448, 448)):
+            header = MediaHeader(
+                kind="video", width=width, height=height, frames=frames, fps=_FPS, seconds=frames / _FPS
+            )
+            try:
+                family.video(header)
+            except RecordError:
+                continue
+            return header
+    return _none("video")[0]
+
+
+def _none(kind: str) -> list[MediaHeader]:
+    raise ConfigError(
+        f"made-up {kind}",
+        got="no size that the processor's settings take",
+        fix="name your own data with --data",
+    )
+
+
+def _pixels(header: MediaHeader, encoder: SampleEncoder, draw: np.random.Generator, name: str) -> Decoded:
+    """Noise: every pixel differs from every other sample's."""
+    shape = (header.height, header.width, 3)
+    if header.kind == "image":
+        return Decoded.image(draw.integers(0, 256, shape, dtype=np.uint8), name)
+    indices = encoder.frame_indices(header)
+    frames = draw.integers(0, 256, (len(indices), *shape), dtype=np.uint8)
+    return Decoded(header=header, pixels=frames, indices=indices, name=name)
+
+
+def _record(plot: _Plot, draw: np.random.Generator, *, chat: bool) -> Record:
+    media = tuple(
+        Media(kind, MediaRef(name=f"{plot.name}-{at}", path=f"{plot.name}-{at}")) for at, kind in enumerate(plot.media)
+    )
+    question, answer = (_sentence(draw, words) for words in (plot.question, plot.answer))
+    messages = [_message("user", (*media, Text(question))), _message("assistant", (Text(answer),))]
+    if not chat:
+        messages = [_message("user", (Text(f"{question} {answer}"),))]
+    return Record(id=plot.name, origin="made up", source="made up", messages=tuple(messages), plain=not chat)
+
+
+def _message(role: str, parts: Sequence[Part]) -> Message:
+    return Message(role=role, parts=tuple(parts))
+
+
+def _sentence(draw: np.random.Generator, words: int) -> str:
+    return " ".join(str(word) for word in draw.choice(_WORDS, size=words)).capitalize() + "."

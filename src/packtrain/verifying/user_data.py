@@ -1,0 +1,80 @@
+"""Samples from the user's own data: the first usable ones of every kind, small enough to be proved with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from packtrain.core.errors import DataError, RecordError
+from packtrain.delivery.encode.encode import SampleEncoder
+from packtrain.delivery.encode.values import EncodedSample
+from packtrain.measuring.measurer import FamilyRule, Measurer
+from packtrain.measuring.request import Request
+from packtrain.records.open import iter_units, read_unit
+from packtrain.records.source import Entry
+from packtrain.verifying.choice import kind_of
+from packtrain.verifying.values import Priced
+
+MOST_LOOKED_AT = 500  # entries of the data
+MOST_TOKENS = 8_192  # of all samples together, because logits of every token are kept
+LONGEST = 16_384  # tokens of the longest sample, which is run forward only
+
+
+def samples_of(
+    request: Request, encoder: SampleEncoder, count: int, room: int | None = None
+) -> tuple[list[Priced], EncodedSample | None]:
+    """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.
+
+    None where the longest is among them. `room` is the longest row that the model takes.
+    """
+    most, most_alone = (min(bound, room or bound) for bound in (MOST_TOKENS, LONGEST))
+    rule = FamilyRule(request)
+    measurer = Measurer(request, rule)
+    found: dict[str, list[Priced]] = {}
+    looked_at = 0
+    longest: tuple[int, EncodedSample | None] = (0, None)
+    for entry, source in islice(_entries(request), MOST_LOOKED_AT):
+        looked_at += 1
+        try:
+            record = measurer.record(entry, source)
+            cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
+            kind = kind_of(cost.images, cost.videos)
+            small = cost.tokens <= most // 2 and len(found.get(kind, ())) < count
+            if not small and not longest[0] < cost.tokens <= most_alone:
+                continue
+            sample = encoder.encode(record, measurer.store(source))
+        except RecordError:
+            continue  # measuring says what is wrong with it
+        if cost.tokens > longest[0]:
+            longest = cost.tokens, sample
+        if small:
+            found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
+    chosen = _of_every_kind(found, count, most)
+    if len(chosen) < 2:
+        raise DataError(
+            "--data",
+            got=f"{len(chosen)} usable among the first {looked_at:,} records",
+            expected=f"at least two, of no more than {most // 2:,} tokens",
+            fix="packtrain measure says what is wrong with each record; leave --data out for made-up samples",
+        )
+    return chosen, None if any(one.sample is longest[1] for one in chosen) else longest[1]
+
+
+def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
+    for unit in iter_units(request.specs):
+        for entry in read_unit(request.specs, unit):
+            yield entry, unit.source
+
+
+def _of_every_kind(found: dict[str, list[Priced]], count: int, most: int) -> list[Priced]:
+    """One of each kind in turn, within the bound on tokens."""
+    chosen: list[Priced] = []
+    queues = [list(queue) for queue in found.values()]
+    while len(chosen) < count and any(queues):
+        for queue in queues:
+            if not queue or len(chosen) >= count:
+                continue
+            one = queue.pop(0)
+            if sum(len(other.sample) for other in chosen) + len(one.sample) <= most:
+                chosen.append(one)
+    return chosen

@@ -1,0 +1,177 @@
+"""Options change the estimate as they say, and the worst case is told with the right numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from packtrain.core.errors import ConfigError
+from packtrain.predicting.memory import GIB, MemoryCoefficients, estimate_memory
+from packtrain.predicting.options import Resource, Saving, WorstPack, explain_worst, reach, savings
+from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+
+# A tower of tiles with pixel shuffle before a small decoder: 64 tokens and 1,024 patches per tile.
+SHAPE = ModelShape(
+    model_type="nanovlm",
+    language=LanguageShape(
+        hidden=960,
+        layers=32,
+        heads=15,
+        kv_heads=5,
+        head_dim=64,
+        intermediate=2560,
+        vocabulary=49218,
+        tied=True,
+        context_length=8192,
+    ),
+    vision=VisionShape(
+        hidden=768,
+        layers=12,
+        heads=12,
+        intermediate=3072,
+        gated=False,
+        patch_elements=768,
+        full_attention_layers=12,
+        patches_per_token=16,
+        connector_flops_per_token=2 * 12288 * 960,
+        connector_elements_per_token=12288 + 960,
+    ),
+    parameters=ParameterCounts(
+        embedding=49218 * 960, layers=314_634_240, head=0, vision=85_797_120, connector=12288 * 960
+    ),
+    counted_from="config",
+)
+TILES = 252  # four packs of 4,096 tokens hold at most so many
+LOAD = Load(
+    tokens=4 * 4096,
+    squared_tokens=4 * 4096 * 1000,
+    longest=4096,
+    samples=40,
+    rows=4,
+    supervised_tokens=4000,
+    vision_tokens=64 * TILES,
+    patches=1024 * TILES,
+    squared_patches=1024**2 * TILES,
+    largest_patches=1024,
+    images=40,
+)
+BASE = TrainingSetup(gradient_checkpointing=False, vision_checkpointing=False, chunked_loss=False, attention="sdpa")
+
+
+def by_option(found: tuple[Saving, ...]) -> dict[tuple[str, str], Saving]:
+    table = {(one.option, one.change): one for one in found}
+    assert len(table) == len(found), "an option is listed twice"
+    return table
+
+
+def test_every_saving_is_the_difference_of_two_estimates() -> None:
+    now = estimate_memory(SHAPE, BASE, LOAD).total
+    found = savings(SHAPE, BASE, LOAD)
+    assert len(found) >= 8
+    assert all(one.bytes == now - one.total_after and one.cost for one in found)
+    assert [one.bytes for one in found] == sorted((one.bytes for one in found), reverse=True)
+    table = by_option(found)
+    on = replace(BASE, vision_checkpointing=True)
+    assert table["vision checkpointing", "off -> on"].total_after == estimate_memory(SHAPE, on, LOAD).total
+    assert found[0].option in ("vision checkpointing", "frozen vision tower"), "tiles are what fills this GPU"
+    assert table["vision checkpointing", "off -> on"].bytes > 50 * GIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "absent"),
+    [
+        ({}, {"chunked loss", "attention", "LoRA", "QLoRA", "8-bit optimizer"}, {"sharding", "vision sub-batches"}),
+        ({"gpus": 4}, {"sharding"}, set()),
+        ({"vision_checkpointing": True}, {"vision sub-batches"}, set()),
+        ({"train_vision": False}, {"vision sub-batches"}, {"frozen vision tower", "vision checkpointing"}),
+        ({"chunked_loss": True}, set(), {"chunked loss"}),
+        ({"attention": "varlen"}, set(), {"attention"}),
+        ({"method": "qlora"}, set(), {"LoRA", "QLoRA"}),
+        ({"optimizer": "sgd"}, set(), {"8-bit optimizer", "factored optimizer"}),
+        ({"weights_dtype": "fp32"}, {"weights in bf16"}, set()),
+    ],
+    ids=lambda value: "-".join(sorted(map(str, value))) or "none",
+)
+def test_only_what_is_not_yet_taken_is_offered(changes: dict[str, Any], expected: set[str], absent: set[str]) -> None:
+    options = {one.option for one in savings(SHAPE, replace(BASE, **changes), LOAD)}
+    assert expected <= options
+    assert not absent & options
+
+
+def test_a_model_of_text_has_no_vision_options() -> None:
+    text = replace(SHAPE, vision=None)
+    load = replace(LOAD, patches=0, vision_tokens=0, squared_patches=0, images=0)
+    assert not [one for one in savings(text, BASE, load) if "vision" in one.option]
+
+
+def test_recomputing_less_is_offered_as_memory_that_time_could_be_bought_with() -> None:
+    setup = replace(BASE, gradient_checkpointing=True, vision_checkpointing=True)
+    table = by_option(savings(SHAPE, setup, LOAD))
+    assert table["gradient checkpointing", "on -> off"].bytes < 0
+    assert "gives back" in table["gradient checkpointing", "on -> off"].cost
+
+
+def test_sharding_saves_states_only() -> None:
+    setup = replace(BASE, gpus=8)
+    table = by_option(savings(SHAPE, setup, LOAD, MemoryCoefficients(fragmentation=0)))
+    assert table["sharding", "ddp -> fsdp over 8 GPUs"].bytes > 0
+    states = estimate_memory(SHAPE, setup, LOAD)
+    limit = states.states + states.part("communication buffers").bytes
+    assert all(one.bytes <= limit for one in table.values() if one.option == "sharding")
+
+
+TILE_LIMIT = Resource(
+    name="tiles",
+    worst_pack=63,
+    worst_pass=250,
+    setting="max_images_per_pack",
+    limit=306,
+    tokens_each=65,
+)
+
+
+def test_a_limit_that_tokens_reach_first_never_binds() -> None:
+    found = reach(TILE_LIMIT, packing_length=4096, packs_at_once=4)
+    assert found.product_of_limits == 1224
+    assert found.reachable == 250
+    assert not found.binding
+    assert found.sentence == "4,096 tokens hold at most 63 tiles of 65 tokens, so max_images_per_pack 306 never binds"
+
+
+@pytest.mark.parametrize(
+    ("changes", "binding", "words"),
+    [
+        ({"limit": 63}, True, "max_images_per_pack 63 binds"),
+        ({"limit": 63, "worst_pack": 60}, True, "max_images_per_pack 63 does not bind in this plan"),
+        ({"limit": 306, "tokens_each": None}, True, "does not bind in this plan"),
+        ({"limit": 64}, False, "never binds"),
+        ({"limit": None}, False, "no limit on tiles is set"),
+    ],
+)
+def test_what_is_said_of_a_limit(changes: dict[str, Any], binding: bool, words: str) -> None:
+    found = reach(replace(TILE_LIMIT, **changes), packing_length=4096)
+    assert found.binding is binding
+    assert words in found.sentence
+
+
+def test_the_worst_case_in_sentences() -> None:
+    patches = Resource(name="patches", worst_pack=64_512, worst_pass=900, multiplied=306 * 1024)
+    pack = WorstPack(number=7, tokens=4095, patches=64_512, images=9, samples=("a", "b", "c", "d", "e"))
+    said = explain_worst(pack, (TILE_LIMIT, patches), packing_length=4096, packs_at_once=4)
+    assert said == (
+        "Pack 7 needs the most memory: 4,095 of 4,096 tokens, 64,512 patches and 9 images from 5 samples "
+        "(a, b, c and 2 more).",
+        "A micro-batch of 4 packs has at most 250 tiles; the product of the limits is 1,224; 4,096 tokens hold at "
+        "most 63 tiles of 65 tokens, so max_images_per_pack 306 never binds.",
+        "A micro-batch of 4 packs has at most 900 patches; the product of the limits is 1,253,376; no limit on "
+        "patches is set.",
+    )
+    alone = replace(pack, samples=("a",))
+    assert "from 1 sample (a)." in explain_worst(alone, (), packing_length=4096)[0]
+
+
+def test_tokens_of_a_resource_are_positive() -> None:
+    with pytest.raises(ConfigError, match="tiles"):
+        replace(TILE_LIMIT, tokens_each=0)

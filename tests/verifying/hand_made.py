@@ -1,0 +1,33 @@
+"""What tests of proofs name: samples of text made by hand, and the findings of a verdict by their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from packtrain.delivery.encode.made_up import made_sample
+from packtrain.delivery.encode.values import EncodedSample
+from packtrain.verifying.values import Verdict
+
+LENGTHS = (23, 40, 17, 31)
+
+
+def text_samples(vocabulary: int, lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[EncodedSample]:
+    """Random ids; the first half of each sample is a prompt."""
+    draw = torch.Generator().manual_seed(seed)
+    found = []
+    for number, length in enumerate(lengths):
+        ids = torch.randint(0, vocabulary, (length,), generator=draw)
+        found.append(made_sample(f"text-{number}", ids, supervised=length - max(1, length // 2)))
+    return found
+
+
+def failed(verdict: Verdict) -> set[str]:
+    """The checks that failed."""
+    return {finding.check for finding in verdict.failures}
+
+
+def checks(verdict: Verdict) -> set[str]:
+    """All checks that were made."""
+    return {finding.check for finding in verdict.findings}
