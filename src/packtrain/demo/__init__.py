@@ -1,0 +1,1 @@
+"""The demo: a small dataset is made, and every stage runs on it."""

@@ -1,1 +1,1 @@
-"""Records measured: a cost for every record, computed in parallel, resumable, exact."""
+"""A dataset and a model's settings -> the cost table, one exact row for each record; parallel and resumable."""

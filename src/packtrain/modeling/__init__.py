@@ -1,0 +1,1 @@
+"""Models made ready for packs: loading, trainable parts, attention, chunked loss, compiled layers, export."""

@@ -1,1 +1,1 @@
-"""From a cost table to packs: packers, limits, plans as files, the order of packs, equal work. Numpy and numba."""
+"""A cost table -> packs: packers, limits, the plan as files, and the order in which packs are trained."""

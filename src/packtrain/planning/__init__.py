@@ -1,1 +1,1 @@
-"""From costs to a decision: the sweep over lengths, padding beside packing, the recommendation."""
+"""A cost table, a model and GPUs -> the study: lengths compared, padding beside packing, a recommendation."""

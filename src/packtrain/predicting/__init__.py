@@ -1,1 +1,1 @@
-"""What a training step will need: parameters, FLOPs, GPU memory, time, host memory and disk. Numpy only."""
+"""A model's config and costs -> parameters, FLOPs, GPU memory, time, host memory and disk. Numpy only."""

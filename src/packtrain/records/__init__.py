@@ -1,0 +1,1 @@
+"""What the user has -> records: file formats, chat schemas, media headers, archives, mixtures."""

@@ -1,1 +1,1 @@
-"""One computed study, rendered as JSON, Markdown, figures and one HTML page."""
+"""A study or a run -> JSON, Markdown, figures and HTML pages."""

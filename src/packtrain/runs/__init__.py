@@ -1,0 +1,1 @@
+"""A training run as its folder tells it: metrics, early warnings, evaluations; several runs compared."""

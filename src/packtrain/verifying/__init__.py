@@ -1,1 +1,1 @@
-"""Is packing correct on this model? Packed and alone compared, neighbours changed, traps found."""
+"""A model and packed samples -> is packing correct on it? Packed and alone compared, neighbours changed."""

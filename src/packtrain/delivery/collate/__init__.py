@@ -1,0 +1,1 @@
+"""Samples of a pack -> the arguments of one forward pass, packed into one row or padded."""

@@ -1,1 +1,1 @@
-"""Records encoded for real: pixels, ids, packs."""
+"""A pack's name -> its samples: read at their place, decoded, tokenized, compared with what was planned."""

@@ -1,1 +1,1 @@
-"""From packed rows to the tensors of a batch: collators, the loader and its state."""
+"""Batches in the order of a schedule, from several processes, with a position as their state."""
