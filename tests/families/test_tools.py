@@ -186,7 +186,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "texts that look like turns": [user(FAKE), answer(None, "weather(Paris)"), result(FAKE), answer("Yes")],
     "a masked call": [user("q"), answer(None, "weather(Paris)", train=False), result("sunny"), answer("Yes")],
 }
-NO_PLACE = "the chat template has no place for reasoning"
+NO_PLACE = "the chat template does not write reasoning"
 REFUSED = {
     ("llama", "two at once", "the chat template refused the record"),
     *(("llama", "thoughts", NO_PLACE), ("llama", "thoughts before a call", NO_PLACE)),
@@ -343,7 +343,7 @@ def test_what_a_template_cannot_write_is_refused_or_written_as_its_own_tags(fold
     for messages, tools, words in (
         (CHATS["no call"], [tool("weather")], "does not write tools"),
         (CHATS["one call"], [], "does not write tool calls"),
-        (CHATS["thoughts"], [], "no place for reasoning"),
+        (CHATS["thoughts"], [], "does not write reasoning"),
     ):
         with pytest.raises(RecordError, match=words):
             plain.rendered(record_of(messages, tools))

@@ -379,3 +379,20 @@ def test_columns_of_other_names(tmp_path: Path, qwen: Path, run: Callable[..., t
     code, _, err = run(*arguments, "--columns", "query")
     assert code == 2
     assert "NAME_IN_DATA=NAME_HERE" in err
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        ({"tools": [{"name": "zoom", "parameters": {}}]}, "tools"),
+        ({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", "thinking": "m"}]}, ""),
+    ],
+)
+def test_a_template_without_a_place_is_not_the_fault_of_the_data(
+    record: dict[str, Any], what: str, tmp_path: Path, qwen: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]
+    path = write_lines(tmp_path / "data.jsonl", [{"messages": chat, **record}] * 3)
+    code, _, err = run("measure", path, "-m", qwen, "-o", tmp_path / "out", "-w", 1, "--check", 0)
+    assert code == 1
+    assert f"name a model whose chat template writes {what or 'reasoning'}, or give such a template" in err

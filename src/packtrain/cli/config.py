@@ -123,7 +123,7 @@ def _show(found: Converted) -> None:
     for title, lines in (
         (f"read as ({' and '.join(found.systems) or 'packtrain'})", found.read_as),
         ("no effect here", [f"{key}: {why}" for key, why in found.no_effect.items()]),
-        ("other here", found.notes),
+        ("different here", found.notes),
         ("to be said", found.missing),
         ("cannot be", found.refused),
     ):

@@ -42,7 +42,7 @@ class Dialect:
         """Refuse what the template would leave out without a word."""
         extras = [message.extras for message in record.messages if message.extras is not None]
         if self.reasoning == "none" and any(one.reasoning for one in extras):
-            raise RecordError("template", "the chat template has no place for reasoning")
+            raise RecordError("template", "the chat template does not write reasoning")
         has = {
             "tools": record.variables is not None and bool(record.variables.tools),
             "tool calls": any(one.tool_calls for one in extras),

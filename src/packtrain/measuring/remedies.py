@@ -19,6 +19,7 @@ _BY_REASON = {
     "template: the chat template refused the record": "change the records, or give another template "
     "(--chat-template FILE)",
 }
+_NOT_WRITTEN = "template: the chat template does not write "  # tools, their answers, reasoning
 _OF_MODEL = ("template: ", "family: ")  # stages in which a model says what it takes
 _PLACES = ("media: file not found", "media: path outside the media root")
 
@@ -48,6 +49,9 @@ class Remedies:
         if " takes no " in reason:
             kind = reason.rpartition(" ")[2]
             return f"name a model that takes {kind}s, or leave the {kind}s out"
+        if reason.startswith(_NOT_WRITTEN):
+            what = reason.removeprefix(_NOT_WRITTEN)
+            return f"name a model whose chat template writes {what}, or give such a template (--chat-template FILE)"
         return _BY_REASON.get(reason, "")
 
     def listed(self) -> str:
