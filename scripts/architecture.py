@@ -1,9 +1,9 @@
 """Prints how easy this code is to live in: its size, its layers, and how many files a sample and a step pass through.
 
-    python scripts/architecture.py [--trace] [CHECKOUT]
+    python scripts/architecture.py [CHECKOUT]
 
-CHECKOUT is the root of a checkout, this one by default. `--trace` also measures, packs, delivers and trains a few
-samples with a tiny model (a minute on a CPU) and counts the files whose functions were called.
+CHECKOUT is the root of a checkout, this one by default. A few samples are measured, packed, delivered and trained with a
+tiny model, half a minute on a CPU, to count the files whose functions are called.
 """
 
 from __future__ import annotations
@@ -158,10 +158,8 @@ def _samples(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parent.parent)
-    parser.add_argument("--trace", action="store_true", help="also run a small pipeline and count the files it passes")
-    options = parser.parse_args()
-    root = options.checkout.resolve()
-    rows = table(root / "src" / "packtrain") + (trace(root) if options.trace else [])
+    root = parser.parse_args().checkout.resolve()
+    rows = table(root / "src" / "packtrain") + trace(root)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"| {name.ljust(width)} | {value} |")
