@@ -14,6 +14,7 @@ from packtrain.core.errors import MemoryLimitError
 from packtrain.delivery.collate.values import BatchInfo
 from packtrain.delivery.encode.values import EMPTY_PACK, PackKey
 from packtrain.families.model_folder import resolve
+from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
@@ -24,8 +25,8 @@ from packtrain.training.memory_errors import (
     asked_bytes,
     explain,
     is_memory_error,
-    load_of,
 )
+from packtrain.training.predictions import ModelPrediction, batch_load
 
 GIB = 2**30
 BATCH = BatchInfo(
@@ -35,6 +36,7 @@ BATCH = BatchInfo(
     tokens=6000,
     padding=400,
     supervised_tokens=3000,
+    vision_tokens=800,
     images=4,
     patches=3200,
 )
@@ -86,8 +88,9 @@ def test_in_proportion_to_what_was_asked_for() -> None:
 def test_by_the_memory_model() -> None:
     shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
     setup = TrainingSetup(weights_dtype="fp32")
-    needed = estimate_memory(shape, setup, load_of(BATCH)).total
-    limit = needed - needed // 50
+    live = ModelPrediction(shape=shape, setup=setup, gpu=find_gpu("h200"))
+    needed = live.memory_bytes([batch_load(BATCH)])  # what the meter expects of this batch, without the framework
+    limit = needed + estimate_memory(shape, setup, batch_load(BATCH)).part("framework").bytes - 1
     found = explain(oom(), failure(), DeviceMemory(free=limit, total=limit), MemoryModel(shape=shape, setup=setup))
     assert "by the memory model" in found.fix
     length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
@@ -97,7 +100,7 @@ def test_by_the_memory_model() -> None:
 def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
     shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
     setup = TrainingSetup(weights_dtype="fp32")
-    own = load_of(BATCH)
+    own = batch_load(BATCH)
     heavy = replace(own, patches=10 * own.patches, squared_patches=100 * own.squared_patches)
     limit = estimate_memory(shape, setup, own).total * 49 // 50
     found = explain(
@@ -105,7 +108,7 @@ def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
     )
     assert "the heaviest pack of the plan" in found.fix
     length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
-    sums = ("tokens", "squared_tokens", "supervised_tokens", "patches", "squared_patches")
+    sums = ("tokens", "squared_tokens", "supervised_tokens", "vision_tokens", "patches", "squared_patches")
     fewer = {name: getattr(heavy, name) * length // heavy.tokens for name in sums}
     patches = int(found.fix.split("max_patches_per_pack of at most ")[1].split(";")[0].replace(",", ""))
     assert patches == pytest.approx(fewer["patches"], rel=0.1), "of the pack that the length is for"
@@ -124,7 +127,7 @@ def test_padded_batches_get_fewer_rows_and_not_a_longer_length() -> None:
         padding=8 * 16_000 - sum(lengths),
         supervised_tokens=8000,
     )
-    load = load_of(rows, padded=True)
+    load = batch_load(rows)
     assert (load.rows, load.tokens, load.squared_tokens) == (8, 8 * 16_000, 8 * 16_000**2)
     limit = estimate_memory(shape, setup, load).total * 7 // 10
     model = MemoryModel(shape=shape, setup=setup, heaviest=load)

@@ -25,7 +25,7 @@ from packtrain.predicting.time import step_time
 from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
 from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.meter import StepMeter
-from packtrain.training.predictions import ModelPrediction, useful_load, whole_load
+from packtrain.training.predictions import ModelPrediction, batch_load, useful_load
 from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, memory, stopwatch
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))
@@ -148,10 +148,10 @@ def test_patches_that_nobody_counted_are_not_known() -> None:
 
 
 def test_padding_is_a_load_too() -> None:
-    packed, padded = batch(60, 30, padding=10), batch(60, 30, padding=30, rows=2)
+    packed, rows = batch(60, 30, padding=10), batch_load(batch(60, 30, padding=30, rows=2))
     assert (useful_load(packed).tokens, useful_load(packed).squared_tokens) == (90, 4500)
-    assert (whole_load(packed).tokens, whole_load(packed).squared_tokens) == (100, 4600)  # a segment of its own
-    assert (whole_load(padded).tokens, whole_load(padded).squared_tokens, whole_load(padded).rows) == (120, 4500, 2)
+    assert (batch_load(packed).tokens, batch_load(packed).squared_tokens) == (100, 4600)  # a segment of its own
+    assert (rows.tokens, rows.squared_tokens, rows.rows) == (120, 2 * 60**2, 2)  # as plans count it
 
 
 def test_predictions_stand_beside_what_was_measured() -> None:
@@ -159,7 +159,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     predicted = ModelPrediction(shape=SHAPE, setup=SETUP, gpu=gpu)
     same = [BATCHES[0]] * 3
     found = measured(*same, predicted=predicted)
-    load = whole_load(BATCHES[0])
+    load = batch_load(BATCHES[0])
     assert found.predicted_seconds == pytest.approx(step_time(SHAPE, SETUP, load, gpu, micro_steps=3).seconds)
     estimate = estimate_memory(SHAPE, SETUP, load)
     assert found.predicted_memory_bytes == estimate.total - estimate.part("framework").bytes

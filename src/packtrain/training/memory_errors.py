@@ -12,6 +12,7 @@ from packtrain.delivery.collate.values import BatchInfo
 from packtrain.delivery.encode.values import EMPTY_PACK
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, largest_tokens
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
+from packtrain.training.predictions import batch_load
 
 # How libraries say it that do not raise torch's own error.
 _WORDS = re.compile(
@@ -115,7 +116,7 @@ class _Room:
 
 
 def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None) -> _Room:
-    load = load_of(failure.batch, padded=_is_padded(failure.batch, model))
+    load = batch_load(failure.batch)
     tokens = load.tokens
     if model is not None and memory.usable and failure.batch.tokens:
         predicted = model.fitting(load, memory.usable)
@@ -154,31 +155,6 @@ def _advice(room: _Room, failure: Failure) -> str:
     if load.patches:
         words.append(f"max_patches_per_pack of at most {int(load.patches * room.share):,}")
     return ", or ".join(words) + others
-
-
-def _is_padded(batch: BatchInfo, model: MemoryModel | None) -> bool:
-    """Rows of one sample each, filled up to the longest of them."""
-    known = model is not None and model.heaviest is not None and model.heaviest.rows > 1
-    return known or len(batch.keys) > 1
-
-
-def load_of(batch: BatchInfo, *, padded: bool = False) -> Load:
-    """A batch as the memory model sees it."""
-    patches, media = batch.patches or 0, max(1, batch.images + batch.videos)
-    longest = max(batch.lengths, default=batch.padding)
-    squares = sum(length * length for length in batch.lengths) + batch.padding**2
-    return Load(
-        tokens=batch.tokens + batch.padding,
-        squared_tokens=batch.samples * longest**2 if padded else squares,
-        longest=longest,
-        samples=max(1, batch.samples),
-        rows=max(1, batch.samples) if padded else 1,
-        supervised_tokens=batch.supervised_tokens,
-        patches=patches,
-        squared_patches=batch.squared_patches or patches * patches // media,
-        largest_patches=patches // media,
-        images=batch.images,
-    )
 
 
 def asked_bytes(error: BaseException) -> int:

@@ -25,7 +25,7 @@ from packtrain.delivery.collate.values import BatchInfo
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.values import ModelShape, TrainingSetup
 from packtrain.runs.step_metrics import StepMetrics
-from packtrain.training.predictions import Prediction, useful_load, whole_load
+from packtrain.training.predictions import Prediction, batch_load, useful_load
 from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, memory, stopwatch
 
 _STATE = 1
@@ -193,7 +193,7 @@ class StepMeter:
 
     def _share(self, facts: StepFacts) -> RankShare:
         real = [info for info in facts.batches if info.samples]
-        loads = [whole_load(info) for info in facts.batches]
+        loads = [batch_load(info) for info in facts.batches]
         expected = self._predicted if loads else None
         return RankShare(
             loss=facts.loss,

@@ -1,4 +1,4 @@
-"""BatchInfo -> what the estimates need to know of it, and the time and memory that they expect."""
+"""BatchInfo -> its `Load`, and the time and memory that the estimates expect of it."""
 
 from __future__ import annotations
 
@@ -44,33 +44,36 @@ class ModelPrediction:
 
 def useful_load(info: BatchInfo) -> Load:
     """The real samples of a batch, without padding: what model FLOP utilisation counts."""
-    patches = info.patches or 0
+    patches, pictures = info.patches or 0, max(info.tiles, info.images + info.videos, 1)
     return Load(
         tokens=info.tokens,
         squared_tokens=info.squared_tokens or sum(length * length for length in info.lengths),
         longest=max(info.lengths, default=0),
         samples=max(info.samples, 1),
-        rows=max(len(info.keys), 1),  # a pack is a row, and a padded sample is a pack of its own
+        rows=max(info.samples, 1) if len(info.keys) > 1 else 1,  # a padded batch has a row for each sample
         supervised_tokens=info.supervised_tokens,
         vision_tokens=info.vision_tokens,
         patches=patches,
-        # Without counts of pictures, as if all were of one size.
-        squared_patches=info.squared_patches or patches * patches // max(info.tiles, info.images + info.videos, 1),
-        largest_patches=-(-patches // max(info.tiles, info.images + info.videos, 1)),
+        squared_patches=info.squared_patches or patches * patches // pictures,  # as if all were of one size
+        largest_patches=-(-patches // pictures),
         images=info.images,
         frames=info.frames,
     )
 
 
-def whole_load(info: BatchInfo) -> Load:
-    """A batch as the GPU sees it: padding is computed too, and in a pack it is a segment that attends to itself."""
-    load = useful_load(info)
-    segment = info.padding if load.rows == 1 else 0
+def batch_load(info: BatchInfo) -> Load:
+    """A batch as the GPU computes it, as plans and studies count it: padding attends too.
+
+    In a pack the padding is a segment of its own; in a padded batch every row is as long as the longest.
+    """
+    load, tokens = useful_load(info), info.tokens + info.padding
+    if load.rows > 1:
+        return replace(load, tokens=tokens, squared_tokens=tokens * tokens // load.rows)
     return replace(
         load,
-        tokens=info.tokens + info.padding,
-        squared_tokens=load.squared_tokens + segment**2,
-        longest=max(load.longest, segment),
+        tokens=tokens,
+        squared_tokens=load.squared_tokens + info.padding**2,
+        longest=max(load.longest, info.padding),
     )
 
 

@@ -19,9 +19,9 @@ import torch
 from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.collate.values import Batch, BatchInfo
+from packtrain.delivery.collate.values import Batch
 from packtrain.delivery.encode.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
-from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.values import PackedRow, PackKey
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers
@@ -35,6 +35,7 @@ from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Load, TrainingSetup
 from packtrain.training.loss import FromLogits, InChunks, SumOfLosses
 from packtrain.training.masters import make_optimizer
+from packtrain.training.predictions import batch_load
 
 OUT_OF_MEMORY = "out of memory"
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -122,7 +123,7 @@ class _Run:
     def __init__(self, trial: Trial, device: torch.device) -> None:
         self._trial, self._device = trial, device
         dtype = _DTYPES[trial.setup.weights_dtype]
-        batch, self._samples = _batch(trial, dtype)
+        batch = _batch(trial, dtype)
         self._info = batch.info
         self._model, self._losses = _prepared(trial, device, dtype)
         self._targets = self._losses.targets(batch)
@@ -151,7 +152,7 @@ class _Run:
         allocated, reserved, context = memory.used()
         return replace(
             planned,
-            load=load_of(self._info, self._samples, padded=self._trial.rows is not None),
+            load=batch_load(self._info),
             seconds=median(steps),
             pass_seconds=median(passes),
             allocated=allocated,
@@ -194,14 +195,14 @@ def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[A
     return model, losses
 
 
-def _batch(trial: Trial, dtype: torch.dtype) -> tuple[Batch, list[EncodedSample]]:
+def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
     """The one batch that every step is given."""
     make, contract = MadeUpSamples(trial.config, trial.mix, dtype=dtype), contract_for(trial.config)
     if trial.rows is not None:
         lengths = row_lengths(trial.tokens, trial.rows)
         samples = [make.sample(number, tokens) for number, tokens in enumerate(lengths)]
         rows = [PackedRow(key=PackKey(0, number), samples=(one,)) for number, one in enumerate(samples)]
-        return PaddedCollator(contract, pad_id=0, dtype=dtype)(rows), samples
+        return PaddedCollator(contract, pad_id=0, dtype=dtype)(rows)
     samples = [make.sample(number, tokens) for number, tokens in enumerate(pack_lengths(trial.tokens, trial.mix))]
     collate = PackCollator(
         contract,
@@ -210,25 +211,7 @@ def _batch(trial: Trial, dtype: torch.dtype) -> tuple[Batch, list[EncodedSample]
         boundaries=trial.setup.attention == "varlen",
         constant=ConstantShapes(tokens=trial.tokens) if trial.setup.compiled else None,
     )
-    return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))]), samples
-
-
-def load_of(info: BatchInfo, samples: list[EncodedSample], *, padded: bool) -> Load:
-    """What the batch really is, padding included."""
-    counts = [sample.vision for sample in samples if sample.vision is not None and sample.vision.tiles]
-    return Load(
-        tokens=info.tokens + info.padding,
-        squared_tokens=info.squared_tokens,
-        longest=max(info.lengths),
-        samples=info.samples,
-        rows=info.samples if padded else 1,
-        supervised_tokens=info.supervised_tokens,
-        vision_tokens=info.vision_tokens,
-        patches=info.patches or 0,
-        squared_patches=info.squared_patches,
-        largest_patches=max((one.patches // one.tiles for one in counts), default=0),
-        images=info.images,
-    )
+    return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
 class _Clock:
