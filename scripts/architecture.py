@@ -2,8 +2,8 @@
 
     python scripts/architecture.py [CHECKOUT]
 
-CHECKOUT is the root of a checkout, this one by default. A few samples are measured, packed, delivered and trained with a
-tiny model, half a minute on a CPU, to count the files whose functions are called.
+CHECKOUT is the root of a checkout, this one by default. A few samples are measured, packed, delivered and trained with
+a tiny model, half a minute on a CPU, to count the files whose functions are called.
 """
 
 from __future__ import annotations
