@@ -77,7 +77,7 @@ test-dist: dist  ## run a short demo from the wheel, in a new environment and ou
 		env -u PYTHONPATH PACKTRAIN_CACHE="$$folder/cache" "$$command" demo --pictures 40
 
 lock:  ## write the versions installed in $(VENV) as the new constraints
-	(echo "# The versions that development and CI use. make lock writes them anew."; $(BIN)/python -m pip freeze --exclude-editable) > requirements/constraints.txt
+	(echo "# The versions that development and CI use. make lock writes them again."; $(BIN)/python -m pip freeze --exclude-editable) > requirements/constraints.txt
 
 clean:  ## remove what make and the tools created
 	rm -rf $(VENV) $(OLDEST) $(CLEAN) .mypy_cache .ruff_cache build dist src/*.egg-info

@@ -162,9 +162,9 @@ def test_links_lead_nowhere(run: Run, root: Path, tmp_path: Path) -> None:
     before = files(precious), files(tmp_path / "elsewhere")
     assert run("cache", "clear", "--all", "--yes")[0] == 0
     assert (files(precious), files(tmp_path / "elsewhere")) == before
-    made_up = Cached(kind="plans", path=precious, bytes=0, used=0.0, about="")
+    synthetic = Cached(kind="plans", path=precious, bytes=0, used=0.0, about="")
     with pytest.raises(ConfigError, match="something that lies in"):
-        clear_cache([made_up], root)
+        clear_cache([synthetic], root)
     assert files(precious) == before[0]
 
 

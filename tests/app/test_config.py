@@ -243,7 +243,7 @@ def test_what_two_names_mean_and_contradicts(load: Load, text: str, words: str) 
         ),
         ("template: qwen2_vl\nuse_liger_kernel: true", {}),
         ("saves_per_epoch: 4\nnum_epochs: 2", {"save_strategy": "steps", "save_steps": 0.125, "num_train_epochs": 2}),
-        ("freeze_modules: [visual]", {"train_vision": False, "train_connector": False}),
+        ("freeze_modules: [visual]", {"train_vision": False, "train_projector": False}),
         ("finetuning_type: full\nfreeze_vision_tower: false", {"method": "full", "train_vision": True}),
         ("use_peft: true\nload_in_4bit: true", {"method": "lora", "quantization_bit": 4}),
         (
@@ -277,7 +277,7 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
         ("datasets: [{path: a/b, shards: 3}]", "shards: columns are named by data.columns"),
         ("saves_per_epoch: -4", "instead of a number of times"),
         ("freeze_modules: [layer_3]", "instead of visual, "),
-        ("lora_modules_to_save: [embed_tokens]", "beside adapters, train_vision and train_connector"),
+        ("lora_modules_to_save: [embed_tokens]", "beside adapters, train_vision and train_projector"),
         ("special_tokens: {bos_token: x}", "tokenizers are not changed here"),
         ("relevance_min_rating: 3", "not chosen by their ratings"),
         ("data:\n  packing: true\n\n  neat_packing: 3", "run.yaml:4: data.neat_packing: 3 instead of true or false"),

@@ -44,7 +44,7 @@ def write_run(folder: Path, plan: Path, **about: Any) -> Path:
 
 @pytest.fixture
 def made(tmp_path: Path) -> tuple[Path, Path]:
-    """A plan of two epochs over a made-up table."""
+    """A plan of two epochs over a synthetic table."""
     write_table(tmp_path / "costs", lvis_like(90, 1))
     pack(tmp_path / "costs", PackingConfig(packing_length=8192, epochs=2), tmp_path / "plan")
     return tmp_path / "costs", tmp_path / "plan"
@@ -61,13 +61,13 @@ def test_packs_of_a_step_are_those_that_ranks_get(tmp_path: Path, made: tuple[Pa
         for keys in sampler:
             for key in keys:
                 if key.pack != EMPTY:
-                    dealt.setdefault((key.epoch, key.step), set()).add((key.micro_step, rank, key.pack))
+                    dealt.setdefault((key.epoch, key.step), set()).add((key.micro_batch, rank, key.pack))
     assert len(dealt) == schedule.num_steps() > 4
     seen = 0
     for number, (epoch, _) in enumerate(sorted(dealt), 1):
         found = inspect_step(run, number)
         assert found.epoch == epoch
-        assert {(one.micro_step, one.rank, one.pack) for one in found.packs} == dealt[sorted(dealt)[number - 1]]
+        assert {(one.micro_batch, one.rank, one.pack) for one in found.packs} == dealt[sorted(dealt)[number - 1]]
         seen += sum(len(one.samples) for one in found.packs)
     plan = schedule.plan
     assert seen == sum(plan.epoch(epoch).num_entries for epoch in range(2)), "every sample in exactly one step"

@@ -234,7 +234,7 @@ class TestKeys:
         run = resolved(tmp_path, "A")
         assert run.model.name == "tiny:qwen3_vl"
         assert (run.model.method, run.model.lora_rank, run.model.lora_alpha) == ("dora", 4, 8)
-        assert (run.model.learns_vision, run.model.learns_connector) == (True, True), "their rates are set"
+        assert (run.model.trains_vision, run.model.trains_projector) == (True, True), "their rates are set"
         assert (run.arguments["learning_rate"], run.step.vit_lr, run.step.aligner_lr) == (1e-3, 1e-4, 5e-4)
         assert "optim" not in run.arguments, "AdamW, with groups"
         assert (run.data.packing, run.data.packing_length, run.data.overlong) == (True, 2048, "drop")
@@ -251,7 +251,7 @@ class TestKeys:
             "packing_buffer 256 is a look-ahead",
             "packing_min_fill_ratio 0.7 with packing_drop_last",
             "optimizer multimodal is AdamW with a learning rate for each part",
-            "so the vision tower learns",
+            "so the vision encoder learns",
             "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed",
             "training.global_max_length is data.packing_length, overlong: drop",
             "custom.train_jsonl is data.dataset_path",
@@ -276,13 +276,13 @@ class TestKeys:
         assert (run.data.max_images_per_pack, run.data.packing_length, run.data.packing) == (3, 2048, True)
         assert run.data.media_limits().given() == {"max_img_size": 512}
         assert (run.arguments["learning_rate"], run.step.aligner_lr) == (5e-4, 0.001)
-        assert (run.model.method, run.model.learns_vision, run.model.learns_connector) == ("full", False, True)
+        assert (run.model.method, run.model.trains_vision, run.model.trains_projector) == ("full", False, True)
         said = " | ".join(run.notes)
         for words in (
             "section TrainConfig is training",
             "section VLMConfig is model",
             "samples that share a pack do not see each other here",
-            "vit_lr is 0, so the vision tower is frozen",
+            "vit_lr is 0, so the vision encoder is frozen",
             "more than max_sample_length 2000 tokens go to the ledger",
         ):
             assert words in said, words
@@ -367,7 +367,7 @@ class TestRuns:
         assert len({step["learning_rates"]["vision"] for step in steps if step["kind"] == "step"}) > 0
         rates = next(step["learning_rates"] for step in steps if step["kind"] == "step")
         assert rates["vision"] == pytest.approx(rates["language"] / 10)
-        assert rates["connector"] == pytest.approx(rates["language"] / 2)
+        assert rates["projector"] == pytest.approx(rates["language"] / 2)
         saved = sorted(path.name for path in folder.glob("checkpoint-*"))
         assert saved[0] == "checkpoint-2", "save_delay_steps"
         assert any(step["kind"] == "eval" for step in steps)
@@ -380,7 +380,7 @@ class TestRuns:
         assert any(batch["tiles"] for batch in found["batches"][0])
         learns = {one["part"]: one["trained"] for one in found["model"]["learns"]}
         assert learns["vision"] == 0
-        assert learns["connector"] > 0
+        assert learns["projector"] > 0
         assert any("vit_img_size 512 is the side of a tile" in note and "it agrees" in note for note in found["notes"])
 
     def test_b_with_another_tile(self, run: Run, tmp_path: Path) -> None:
@@ -658,7 +658,7 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
     ),
     "lmms-engine": (
         *("run.yaml", LMMS_ENGINE),
-        {"dataset_path": "data/debug", "train_vision": False, "train_connector": False, "sharding": "fsdp"},
+        {"dataset_path": "data/debug", "train_vision": False, "train_projector": False, "sharding": "fsdp"},
         ("first_fit looks at every open pack",),
     ),
     "lmms-engine, list": (
@@ -690,11 +690,11 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             "truncate_side": "left",
             "train_vision": True,
             "lora_rank": 8,
-            "train_connector": False,
+            "train_projector": False,
             "max_samples": 20000,
             "learning_rate": 1e-5,
         },
-        ("train_connector: false",),
+        ("train_projector: false",),
     ),
     "TRL": (
         *("sft.sh", TRL_SCRIPT),

@@ -233,7 +233,7 @@ class TestTheConfig:
         assert setup["gradient_checkpointing"] is False
         assert (baseline["per_device_batch_size"], baseline["samples_per_step"], baseline["epochs"]) == (4, 64, 2)
         assert (baseline["eval_steps"], baseline["logging_steps"]) == (None, 10), (
-            "a share of all steps is proposed anew"
+            "a share of all steps is proposed again"
         )
         assert (baseline["warmup_ratio"], baseline["warmup_steps"]) == (0.05, None)
         assert baseline["learning_rate"] == 1e-4
@@ -369,7 +369,7 @@ class TestTheConfig:
         made = planned(measured, shape, tmp_path, f"data: {{processor_config: {{max_pixels: {28 * 28 * 16}}}}}\n")
         smaller = measured.with_limits(max_pixels=28 * 28 * 16)
         assert made.study.dataset.tokens == smaller.column("tokens").sum() < measured.column("tokens").sum()
-        assert f"costs are computed anew for the config's max_pixels {28 * 28 * 16}" in made.notes
+        assert f"costs are computed again for the config's max_pixels {28 * 28 * 16}" in made.notes
         config = made.study.recommendation.config
         assert config["data"]["processor_config"] == {"max_pixels": 28 * 28 * 16}
 

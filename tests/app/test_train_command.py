@@ -389,7 +389,7 @@ class TestRun:
         code, out, _ = run("train", config, "--resume", "--json")
         said = json.loads(out)
         assert code == 0
-        assert any("nothing to resume" in note and "begins anew" in note for note in said["notes"])
+        assert any("nothing to resume" in note and "begins again" in note for note in said["notes"])
         assert said["outcome"]["status"] == "complete"
 
     @pytest.mark.full
@@ -629,7 +629,7 @@ class TestBadInput:
             (("data.chat_template=chatml", "training.torch_compile=true"), 2, "are not known by name here"),
             (("data.chat_template=chatml", "training.torch_compile=true"), 2, "use training.compile"),
             (("training.attention=flash_attention_9",), 2, "flash_attention_2"),
-            (("model.train_vision=true",), 2, "llama has no vision tower"),
+            (("model.train_vision=true",), 2, "llama has no vision encoder"),
             (("--output-dir", "{config}/run", "--dry-run"), 2, "run.yaml is a file"),
             (
                 ("--output-dir", "/proc/run", "--dry-run"),

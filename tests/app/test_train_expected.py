@@ -143,7 +143,7 @@ def test_batches_are_those_that_processes_get(padded: Prepared) -> None:
     schedule = padded.dataset.schedule
     for world, epoch in product((1, 2), (0, 1)):
         steps = range(schedule.num_steps(epoch))
-        places = np.concatenate([schedule.micro_steps(epoch, step, world, rows_per_batch=3) for step in steps])
+        places = np.concatenate([schedule.micro_batches(epoch, step, world, rows_per_batch=3) for step in steps])
         real = {frozenset(batch[batch != EMPTY].tolist()) for batch in places.reshape(-1, 3)} - {frozenset()}
         order, starts = batch_rows(schedule, 3, epoch)
         assert {frozenset(batch.tolist()) for batch in np.split(order, starts[1:])} == real

@@ -48,7 +48,7 @@ def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
         (LORA, "model.method=full", "model.method: the run has lora, asked for is full"),
         (FULL, "model.method=lora", "model.method: the run has full, asked for is lora"),
         (FULL, "model.train_vision=false", "model.train_vision: the run has true, asked for is false"),
-        (FULL, "model.train_connector=false", "model.train_connector: the run has true, asked for is false"),
+        (FULL, "model.train_projector=false", "model.train_projector: the run has true, asked for is false"),
         (FULL, "model.train_language=false", "model.train_language: the run has true, asked for is false"),
         (FULL, "training.vit_lr=0", "train_vision: the run has true, asked for is false, by training.vit_lr 0"),
         (LORA, "training.aligner_lr=1e-3", "the run has false, asked for is true, by training.aligner_lr 0.001"),
@@ -85,7 +85,7 @@ def test_what_a_checkpoint_can_follow_is_taken(model: dict[str, Any], asked: str
 def test_every_setting_of_the_model_is_known_to_be_one_or_the_other() -> None:
     """A new one has to be thought of."""
     refused = {"method", "use_dora", "quantization_bit", "lora_rank", "lora_alpha", "lora_target_modules"}
-    refused |= {"train_language", "train_vision", "train_connector"}
+    refused |= {"train_language", "train_vision", "train_projector"}
     taken = {"lora_dropout", "merge_adapters", "dtype"}
     compared_elsewhere = {"model_name_or_path", "vit_img_size", "mp_image_token_length"}
     assert {*ModelSection.known()} == refused | taken | compared_elsewhere
@@ -193,5 +193,5 @@ def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(run: Run, tmp_
     facts.write_text(json.dumps({**ended, "outcome": {**ended["outcome"], "status": "failed"}}))
     code, out, err = run("train", config, "model.method=lora", "--resume", "--json")
     assert code == 0, err
-    assert any("begins anew" in note for note in json.loads(out)["notes"])
+    assert any("begins again" in note for note in json.loads(out)["notes"])
     assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()

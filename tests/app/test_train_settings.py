@@ -161,7 +161,7 @@ class TestContradictions:
             (("effective_batch_unit=pack",), "did you mean 'packs'?"),
             (("group_by_length=true", "balance=sorted"), "group_by_length: true with balance: sorted"),
             (("vit_lr=1e-5", "train_vision=false"), "training.vit_lr 1e-05 and model.train_vision false"),
-            (("aligner_lr=1e-5", "train_connector=false"), "training.aligner_lr"),
+            (("aligner_lr=1e-5", "train_projector=false"), "training.aligner_lr"),
             (("warmup_ratio=0.1", "warmup_steps=10"), "warmup_ratio and training.warmup_steps"),
             (("warmup_ratio=1.5",), "a number from 0 to below 1"),
             (("early_stopping_patience=2",), "early_stopping_patience without data.eval_path"),
@@ -175,7 +175,7 @@ class TestContradictions:
             (("method=full", "quantization_bit=4"), "full and quantization_bit"),
             (("quantization_bit=8",), "model.quantization_bit: 8 instead of 4"),
             (("method=lorra",), "did you mean 'lora'?"),
-            (("train_vision=false", "train_connector=false", "train_language=false"), "every part frozen"),
+            (("train_vision=false", "train_projector=false", "train_language=false"), "every part frozen"),
             (("coord_tokens={enabled: true}",), "data.coord_tokens"),
             (("packing_strategy=bestfit",), "did you mean 'best_fit'?"),
             (("packing_strategy=bestfit", "packing=false"), "did you mean 'best_fit'?"),
@@ -282,12 +282,12 @@ class TestArguments:
 class TestModel:
     def test_parts_follow_their_rates(self) -> None:
         found = resolved("method=dora", "vit_lr=1e-6", "aligner_lr=0").model
-        assert (found.method, found.learns_vision, found.learns_connector) == ("dora", True, False)
+        assert (found.method, found.trains_vision, found.trains_projector) == ("dora", True, False)
         plain = resolved("method=lora").model
-        assert (plain.learns_vision, plain.learns_connector) == (False, False)
-        assert resolved("vit_lr=0").model.learns_vision is False
+        assert (plain.trains_vision, plain.trains_projector) == (False, False)
+        assert resolved("vit_lr=0").model.trains_vision is False
         assert resolved("vit_lr=0").step.vit_lr is None, "a rate of a frozen part is none"
-        assert "so the vision tower learns" in " ".join(resolved("method=lora", "vit_lr=1e-6").notes)
+        assert "so the vision encoder learns" in " ".join(resolved("method=lora", "vit_lr=1e-6").notes)
 
     @pytest.mark.parametrize(
         ("given", "method"),

@@ -122,7 +122,7 @@ def test_passwords_with_blanks_are_refused(url: str) -> None:
 
 def test_what_is_kept_apart_never_stands_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKTRAIN_URLS", "{}")
-    for signature in ("a", "b"):  # signed anew
+    for signature in ("a", "b"):  # signed again
         kept_apart(f"http://h/a.tar?X-Amz-Signature={signature}")
     assert whole("http://h/a.tar") == "http://h/a.tar?X-Amz-Signature=b"
     kept_apart("http://h/get?file=0123456789012345678901234567")

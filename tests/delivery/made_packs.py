@@ -15,9 +15,9 @@ from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.encode.made_up import made_sample
 from packtrain.delivery.encode.rows import Row
 from packtrain.delivery.encode.source import PackSource
+from packtrain.delivery.encode.synthetic import made_sample
 from packtrain.delivery.encode.values import EncodedSample
 from packtrain.delivery.loader.loader import PackLoader
 from packtrain.families.contracts import BatchContract

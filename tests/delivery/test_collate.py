@@ -128,7 +128,7 @@ def test_boundaries_are_those_of_the_samples() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(), (4,), (4, 2, 3), (16,)])
-def test_constant_shapes_are_constant(lengths: tuple[int, ...]) -> None:
+def test_static_shapes_are_constant(lengths: tuple[int, ...]) -> None:
     shapes = ConstantShapes(tokens=16, segments=5)
     batch = packed(*(made(str(at), tokens) for at, tokens in enumerate(lengths)), constant=shapes)
     assert batch["input_ids"].shape == batch["labels"].shape == batch["position_ids"].shape == (1, 16)
@@ -152,14 +152,14 @@ def test_constant_tokens_leave_boundaries_as_they_are(lengths: tuple[int, ...]) 
     assert batch["max_length_q"] == max(found)
 
 
-def test_more_than_constant_shapes_hold_is_refused() -> None:
+def test_more_than_static_shapes_hold_is_refused() -> None:
     shapes = ConstantShapes(tokens=16, segments=2)
     assert packed(made("a", 8), made("b", 8), constant=shapes)["cu_seq_lens_q"].tolist() == [0, 8, 16]
     with pytest.raises(DataError, match="at most 2 segments"):
         packed(made("a", 4), made("b", 2), constant=shapes)
     with pytest.raises(DataError, match="pack 3 of epoch 1"):
         packed(made("a", 17), constant=shapes)
-    with pytest.raises(ConfigError, match="constant shapes"):
+    with pytest.raises(ConfigError, match="static shapes"):
         PackCollator(TEXT_MODEL, pad_id=0, capacity=32, constant=shapes)
 
 

@@ -89,7 +89,7 @@ def test_a_plan_that_cuts_media_is_our_own_mistake(piece: tuple[int, int], media
         encoder.encode(SHOWN["image"], MediaStore(str(media)), start=piece[0], tokens=piece[1])
 
 
-# ---- made-up media
+# ---- synthetic media
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,7 +101,7 @@ def test_media_that_were_never_in_a_file(family: str, media: Path, model: Folder
     assert_equal(encoder.assemble(SHOWN["images"], decoded), from_file)
 
 
-def test_a_made_up_video(media: Path, model: Folder) -> None:
+def test_a_synthetic_video(media: Path, model: Folder) -> None:
     encoder = SampleEncoder(request_for(model("qwen3_vl"), media))
     header = MediaHeader(kind="video", width=96, height=64, frames=40, fps=8.0, seconds=5.0)
     indices = encoder.frame_indices(header)

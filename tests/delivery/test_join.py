@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.made_up import image_of_patches, made_sample
+from packtrain.delivery.encode.synthetic import image_of_patches, made_sample
 from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
 

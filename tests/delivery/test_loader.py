@@ -79,12 +79,12 @@ def test_every_pack_is_delivered_once_in_each_epoch(world: int, workers: int) ->
         schedule = ranks[0].schedule
         for number in range(schedule.num_steps(epoch)):
             mine = [[key for key in keys if key.step == number] for keys in delivered]
-            wanted = schedule.micro_steps(epoch, number, world)
+            wanted = schedule.micro_batches(epoch, number, world)
             wanted = wanted[(wanted != EMPTY_PACK).any(axis=1)]
             assert [[key.pack for key in keys] for keys in mine] == wanted.T.tolist()
             for keys in mine:
                 until = schedule.accumulation(world)
-                assert [key.micro_step for key in keys] == list(range(until - len(keys), until))
+                assert [key.micro_batch for key in keys] == list(range(until - len(keys), until))
                 assert [key.last for key in keys] == [False] * (len(keys) - 1) + [True]
 
 
@@ -101,9 +101,9 @@ def test_batches_do_not_depend_on_the_number_of_workers() -> None:
 def test_lengths_and_steps_are_known_before() -> None:
     loader = loader_of(plan_of(10, 3), packs_per_step=4, rank=0, world=3)
     assert (loader.accumulation, loader.num_steps) == (2, 4)
-    for epoch, micro_steps in ((0, 5), (1, 1)):
+    for epoch, micro_batches in ((0, 5), (1, 1)):
         loader.set_epoch(epoch)
-        assert len(loader) == micro_steps == len(list(loader))
+        assert len(loader) == micro_batches == len(list(loader))
     run = loader_of(plan_of(10, 3), packs_per_step=4, rank=0, world=3, span="run")
     assert len(run) == 8 == len(list(run))
 
@@ -115,7 +115,7 @@ def test_a_run_is_its_epochs_one_after_the_other_in_whole_steps() -> None:
     assert Counter((key.epoch, key.step) for key in keys) == dict.fromkeys(
         [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)], 2
     )
-    assert [key.micro_step for key in keys] == [0, 1] * 6
+    assert [key.micro_batch for key in keys] == [0, 1] * 6
     whole = [one for _ in range(3) for one in contents(epochs)]
     assert [one for one in contents(run) if one in whole] == whole
     assert all(key.pack == EMPTY_PACK for key, one in zip(keys, contents(run), strict=True) if one not in whole)

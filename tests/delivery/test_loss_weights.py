@@ -17,7 +17,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
 from packtrain.delivery.collate.values import Batch, BatchInfo
-from packtrain.delivery.encode.made_up import made_sample
+from packtrain.delivery.encode.synthetic import made_sample
 from packtrain.delivery.encode.values import EMPTY_PACK, IGNORED, EncodedSample, PackedRow, PackKey, VisionCounts
 from packtrain.families.contracts import CONTRACTS, BatchContract
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.made_up import made_sample
+from packtrain.delivery.encode.synthetic import made_sample
 from packtrain.delivery.encode.values import EMPTY_PACK, EncodedSample, PackedRow
 from packtrain.delivery.online.dataset import OnlineDataset
 from packtrain.delivery.online.entries import Arrival, Place, SourceStream

@@ -63,12 +63,12 @@ def test_the_rows_of_a_batch_are_neighbours_in_the_order_of_the_step() -> None:
         for number in range(2):
             order = schedule.step(0, number).tolist()
             for rank in range(2):
-                for micro_step, turn in enumerate(PackSampler(schedule, rank, 2, rows_per_batch=3).turns()):
+                for micro_batch, turn in enumerate(PackSampler(schedule, rank, 2, rows_per_batch=3).turns()):
                     if turn.keys[0].step != number:
                         continue
                     places = [order.index(key.pack) for key in turn.keys]
                     assert sorted(places) == list(range(min(places), min(places) + 3))
-                    assert micro_step % 2 == turn.keys[0].micro_step
+                    assert micro_batch % 2 == turn.keys[0].micro_batch
 
 
 def test_a_step_is_the_same_packs_whatever_the_rows() -> None:
@@ -89,9 +89,9 @@ def test_a_step_is_the_same_packs_whatever_the_rows() -> None:
 def test_lengths_and_steps_are_known_before() -> None:
     loader = loader_of(plan_of(10, 3), packs_per_step=8, rank=0, world=2, rows_per_batch=3)
     assert (loader.accumulation, loader.num_steps) == (2, 3)
-    for epoch, micro_steps in ((0, 3), (1, 1)):
+    for epoch, micro_batches in ((0, 3), (1, 1)):
         loader.set_epoch(epoch)
-        assert len(loader) == micro_steps == len(list(loader))
+        assert len(loader) == micro_batches == len(list(loader))
     run = loader_of(plan_of(10, 3), packs_per_step=8, rank=0, world=2, rows_per_batch=3, span="run")
     assert len(run) == 6
     assert [batch.info.keys[0].last for batch in run] == [False, True] * 3

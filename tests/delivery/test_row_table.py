@@ -136,7 +136,7 @@ def test_a_failure_leaves_no_rows(table: CostTable, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(CostTable, "rows", failing)
     with pytest.raises(OSError, match="No space"):
         RowTable.make(table, tmp_path / "rows")
-    assert calls == [100] * 4, "no more than a stretch of rows is in memory"
+    assert calls == [100] * 4, "no more than a span of rows is in memory"
     assert [name for name in os.listdir(tmp_path / "rows") if not name.endswith(".lock")] == []
     assert_rows(RowTable.make(table, tmp_path / "rows"), table)
 

@@ -1,4 +1,4 @@
-"""Files of cached tokens: made once, made anew with the reason, gone on with; damage is noticed."""
+"""Files of cached tokens: made once, made again with the reason, gone on with; damage is noticed."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def test_an_interrupted_run_goes_on(data: Path, model: Folder, monkeypatch: pyte
     shutil.rmtree(whole)
     write = token_writer._write_part
 
-    def interrupted(task: Any, stretch: Any) -> Any:
-        if stretch.number == 2:
+    def interrupted(task: Any, span: Any) -> Any:
+        if span.number == 2:
             (task.folder / ".part-00002.arrow.77.tmp").write_text("half")
             raise KeyboardInterrupt
-        return write(task, stretch)
+        return write(task, span)
 
     monkeypatch.setattr(token_writer, "_write_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -160,13 +160,13 @@ def test_other_processes_wait_for_the_one_that_writes(
     started: list[Any] = []
     write = token_writer._write_part
 
-    def slow(task: Any, stretch: Any) -> Any:
+    def slow(task: Any, span: Any) -> Any:
         if not started:
             started.append(context.Process(target=_rank, args=(other, out)))
             started[0].start()
             started[0].join(1.5)  # without a lock it would be through, and have removed what is being written
             assert started[0].is_alive()
-        return write(task, stretch)
+        return write(task, span)
 
     monkeypatch.setattr(token_writer, "_write_part", slow)
     assert [one.rows for one in told(given)] == [0, 8, SAMPLES]
@@ -271,7 +271,7 @@ def test_tokens_made_anew_under_a_running_training(data: Path, model: Folder, mo
     table = running.tokens
     assert any("tokenizers: 0.0.1 ->" in why for why in told(given)[0].changed)
     stale = TokenTable(table.folder, "another", table.parts)
-    with pytest.raises(ArtifactError, match="made anew meanwhile"):
+    with pytest.raises(ArtifactError, match="made again meanwhile"):
         stale.tokens(0)
 
 
@@ -317,7 +317,7 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
     tools = type("Tools", (), {"tokens": lambda _, number: samples[number]})()
     with pytest.MonkeyPatch.context() as planted:
         planted.setattr(token_writer, "_tools", lambda _: tools)
-        _, part = token_writer._write_part(task, token_writer._Stretch(number=0, start=0, stop=41))
+        _, part = token_writer._write_part(task, token_writer._Span(number=0, start=0, stop=41))
     table = TokenTable(tmp_path, "f", (part,))
     assert (part.rows, part.not_kept, table.tokens(0)) == (41, 1, None)
     for row, expected in enumerate(samples[1:], start=1):

@@ -194,7 +194,7 @@ def real_images(case: Case, processor: Any, family: Family, sizes: Sequence[tupl
 
 
 def patches_of(case: Case, made: Mapping[str, Any], images: int) -> list[int]:
-    """Rows of the vision tower for each image; where only a sum is known, for a sample of one image."""
+    """Rows of the vision encoder for each image; where only a sum is known, for a sample of one image."""
     if "image_grid_thw" in made:
         grids = [int(grid.prod()) for grid in made["image_grid_thw"]]
         assert sum(grids) == made["pixel_values"].shape[0]
@@ -233,7 +233,7 @@ def real_video(case: Case, processor: Any, family: Family, header: MediaHeader) 
 
 
 def video_patches(case: Case, made: Mapping[str, Any]) -> int:
-    """Rows of the vision tower for the only video."""
+    """Rows of the vision encoder for the only video."""
     if "video_grid_thw" in made:
         return int(made["video_grid_thw"][0].prod())
     pixels = made["pixel_values_videos"] if "pixel_values_videos" in made else made["pixel_values"]
@@ -344,7 +344,7 @@ def decoded(processor: Any, made: Mapping[str, Any]) -> str:
 
 
 def views_of(case: Case, made: Mapping[str, Any], *names: str) -> int:
-    """Rows of the vision tower in the tensors of a full call."""
+    """Rows of the vision encoder in the tensors of a full call."""
     pixels = next(made[name] for name in names if name in made)
     if pixels.ndim == 2:  # already one row per patch
         return int(pixels.shape[0])

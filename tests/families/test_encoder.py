@@ -248,7 +248,7 @@ def test_media_in_an_answer_carry_no_loss_nor_does_what_is_around_them(tmp_path:
 
 
 def unsupervised(encoder: RecordEncoder, one: Record) -> list[str]:
-    """The stretches that carry no loss, the same whether the shape is learned or not."""
+    """The spans that carry no loss, the same whether the shape is learned or not."""
     layout = encoder.layouter.layout(one, ())
     assert encoder.layout(one, ()) == layout
     assert layout.supervised is not None

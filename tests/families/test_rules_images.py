@@ -119,7 +119,7 @@ def test_onevision_cuts_only_single_images(cases: dict[str, Any]) -> None:
     assert alone.media_tokens > together.media_tokens == 730
 
 
-def test_largest_stretch_is_the_image_or_the_tile(cases: dict[str, Any]) -> None:
+def test_largest_span_is_the_image_or_the_tile(cases: dict[str, Any]) -> None:
     whole = cases["qwen2_vl"].rule(cases["qwen2_vl"].make()).image(image_header(640, 480), 1)
     cut = cases["idefics3"].rule(cases["idefics3"].make()).image(image_header(640, 480), 1)
     assert whole.max_patches == whole.patches

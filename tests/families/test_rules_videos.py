@@ -167,7 +167,7 @@ def test_smolvlm_names_the_package_that_it_lacks(cases: dict[str, Any], monkeypa
         rule.video(video(630, 30.0))
 
 
-def test_largest_stretch_of_a_video_is_one_step(cases: dict[str, Any]) -> None:
+def test_largest_span_of_a_video_is_one_step(cases: dict[str, Any]) -> None:
     for name in ("qwen2_vl", "qwen3_vl", "internvl", "llava_onevision", "smolvlm"):
         expansion = cases[name].rule(cases[name].make()).video(video(48, 4.0))
         assert expansion.frames > 1

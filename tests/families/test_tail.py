@@ -111,7 +111,7 @@ def written_out(encoder: RecordEncoder, record: Record, headers: list[MediaHeade
 
 
 def runs_of(encoder: RecordEncoder, record: Record, headers: list[MediaHeader], cost: Cost) -> str:
-    """The stretches of a tail by the labels that are delivered."""
+    """The spans of a tail by the labels that are delivered."""
     _, labels, _ = SampleTokens.of(encoder.layout(record, headers), encoder.tokenizer, 0).expanded()
     carrying = [label != IGNORED for label in labels[len(labels) - cost.tail_tokens :]]
     found = [len(list(same)) for _, same in groupby(carrying)]

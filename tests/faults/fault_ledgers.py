@@ -18,7 +18,7 @@ class Line:
     rank: int
     epoch: int
     step: int
-    micro_step: int
+    micro_batch: int
     pack: int
     ids: tuple[str, ...]
     failed: tuple[str, ...]
@@ -119,18 +119,18 @@ def _in_order(kept: list[Line], reference: Attempt) -> list[str]:
     for line in kept:
         steps[line.at].append(line)
     order: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for line in sorted(reference.lines, key=lambda line: (line.at, line.micro_step)):
+    for line in sorted(reference.lines, key=lambda line: (line.at, line.micro_batch)):
         order[line.at].append(line.pack)
     for at, lines in sorted(steps.items()):
         given: set[int] = set()
-        for micro_step in sorted({line.micro_step for line in lines}):
-            given |= {line.pack for line in lines if line.micro_step == micro_step and line.pack != EMPTY}
+        for micro_batch in sorted({line.micro_batch for line in lines}):
+            given |= {line.pack for line in lines if line.micro_batch == micro_batch and line.pack != EMPTY}
             if given != set(order[at][: len(given)]):
                 found.append(f"order: epoch {at[0]}, step {at[1]} gave {sorted(given)} of {order[at]}")
                 break
     by_rank: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for line in kept:
-        by_rank[line.rank].append((*line.at, line.micro_step))
+        by_rank[line.rank].append((*line.at, line.micro_batch))
     found += [f"order: rank {rank} went back" for rank, places in by_rank.items() if places != sorted(places)]
     return found
 

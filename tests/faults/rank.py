@@ -163,7 +163,7 @@ class Consumer:
         self._write(
             epoch=key.epoch,
             step=key.step,
-            micro_step=key.micro_step,
+            micro_batch=key.micro_batch,
             pack=key.pack,
             ids=list(info.ids),
             failed=[entry.id for entry in info.failures],

@@ -19,7 +19,7 @@ Sound = Callable[[Run], None]
 def test_the_stream_does_not_depend_on_workers(make_run: MakeRun, sound: Sound, kind: str, workers: int) -> None:
     run = make_run(kind)
     run.finish(workers=workers)
-    places = [(line.at, line.micro_step) for line in run.ledgers()[0].lines]
+    places = [(line.at, line.micro_batch) for line in run.ledgers()[0].lines]
     assert places == sorted(places)
     sound(run)
 

@@ -74,7 +74,7 @@ TILED = ("idefics3", "smolvlm", "llava", "llava_next", "llava_onevision", "inter
 
 
 def shrink(folder: Path, side: int = 4) -> Path:
-    """The model folder with tiles of `side` patches a side, so that its processor is quick and its tower small."""
+    """The model folder with tiles of `side` patches a side, so that its processor is quick and its encoder small."""
     path = folder / "processor_config.json"
     config, model = (json.loads((folder / name).read_text()) for name in (path.name, "config.json"))
     vision = model["vision_config"]

@@ -84,7 +84,7 @@ def token_id(folder: Path, kind: str) -> int:
 
 
 def patches(made: Any, folder: Path) -> int:
-    """Rows that the vision tower gets for one sample."""
+    """Rows that the vision encoder gets for one sample."""
     if "image_grid_thw" in made:
         rows = int(made["image_grid_thw"].prod(-1).sum())
         assert rows == made["pixel_values"].shape[0]

@@ -1,4 +1,4 @@
-"""Samples of every family for tests with tiny models, encoded as training encodes them, from made-up pixels."""
+"""Samples of every family for tests with tiny models, encoded as training encodes them, from synthetic pixels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from packtrain.measuring.request import Request
 from packtrain.modeling.random_model import build_model
 from packtrain.records.source import SourceSpec
 
-sys.path.append(str(Path(__file__).parents[1] / "measuring"))  # small towers, as the tests of measuring make them
+sys.path.append(str(Path(__file__).parents[1] / "measuring"))  # small encoders, as the tests of measuring make them
 from conversations import TILED, shrink
 
 VISION = (
@@ -108,7 +108,7 @@ def logits(model: Any, batch: Any) -> Tensor:
 
 
 def cut(logits: Tensor, members: tuple[EncodedSample, ...]) -> list[Tensor]:
-    """The stretch of each sample in a packed row."""
+    """The span of each sample in a packed row."""
     return list(logits[0, : sum(map(len, members))].split([len(member) for member in members]))
 
 

@@ -82,7 +82,7 @@ def test_they_begin_where_fp32_ones_begin() -> None:
 
 
 def test_parts_that_are_trained_whole_stay_as_they_are() -> None:
-    model = adapted("qwen3_vl", train_connector=True)
+    model = adapted("qwen3_vl", train_projector=True)
     assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {HALF}
 
 

@@ -56,7 +56,7 @@ def test_every_weight_belongs_to_one_part(family: str) -> None:
     """The parts that modules show are the parts that checkpoints are counted by."""
     model = fresh_model(family)
     parts = model_parts(model)
-    of_tower = {id(p) for p in parts.vision.parameters()} if parts.vision is not None else set()
+    of_encoder = {id(p) for p in parts.vision.parameters()} if parts.vision is not None else set()
     beside = {id(p) for p in parts.projector()}
     found = dict.fromkeys(PARTS, 0)
     for name, weight in model.named_parameters():
@@ -64,18 +64,18 @@ def test_every_weight_belongs_to_one_part(family: str) -> None:
         found[part] += weight.numel()
         assert (part == "language") == (part_of(name) in ("embedding", "layers", "head"))
         if part == "language":
-            assert id(weight) not in of_tower | beside
+            assert id(weight) not in of_encoder | beside
         elif part == "vision":
-            assert id(weight) in of_tower
+            assert id(weight) in of_encoder
         else:
             assert id(weight) in beside or "merger" in name
-    assert all((found[name] > 0) == (family in VISION) for name in ("vision", "connector"))
+    assert all((found[name] > 0) == (family in VISION) for name in ("vision", "projector"))
     described = describe_trainable(model)
     assert {part.name: part.weights for part in described.parts} == {name: size for name, size in found.items() if size}
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "llava_next", "gemma3"])
-@pytest.mark.parametrize("whole", [("language",), ("vision",), ("connector",), ("vision", "connector"), PARTS])
+@pytest.mark.parametrize("whole", [("language",), ("vision",), ("projector",), ("vision", "projector"), PARTS])
 def test_only_the_chosen_parts_move(family: str, whole: tuple[str, ...]) -> None:
     chosen = {f"train_{name}": name in whole for name in PARTS}
     model = set_trainable(fresh_model(family).train(), settings(**chosen))
@@ -136,7 +136,7 @@ def test_adapters_are_on_the_matrices_of_the_decoder_only(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["lora", "dora"])
 def test_parts_are_trained_whole_beside_adapters(family: str, method: str) -> None:
-    whole = settings(method=method, train_vision=True, train_connector=True)
+    whole = settings(method=method, train_vision=True, train_projector=True)
     model, batch = fresh_model(family).train(), batch_of(family)
     with torch.no_grad():
         before = logits(model, batch)
@@ -152,8 +152,8 @@ def test_parts_are_trained_whole_beside_adapters(family: str, method: str) -> No
 
 
 def test_one_part_beside_adapters() -> None:
-    model = set_trainable(fresh_model("qwen3_vl").train(), settings(method="lora", train_connector=True))
-    assert moved(model, batch_of("qwen3_vl"), steps=2) == {"language", "connector"}
+    model = set_trainable(fresh_model("qwen3_vl").train(), settings(method="lora", train_projector=True))
+    assert moved(model, batch_of("qwen3_vl"), steps=2) == {"language", "projector"}
     names = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert any("deepstack_merger_list" in name for name in names)
     assert all("merger" in name or "lora_" in name for name in names)
@@ -163,7 +163,7 @@ def test_one_part_beside_adapters() -> None:
 @pytest.mark.parametrize("family", ["llava_next", "qwen3_vl"])
 def test_a_checkpoint_of_adapters_holds_everything_that_learns(family: str, tmp_path: Path) -> None:
     """As Trainer saves it and loads it again."""
-    chosen, batch = settings(method="dora", train_vision=True, train_connector=True), batch_of(family)
+    chosen, batch = settings(method="dora", train_vision=True, train_projector=True), batch_of(family)
     model = set_trainable(fresh_model(family), chosen)
     assert moved(model, batch, steps=2) == set(PARTS)
     model.save_pretrained(str(tmp_path))
@@ -182,17 +182,17 @@ def test_copies_follow_the_attention_of_the_model(family: str) -> None:
     """Switched after the adapters were added, as before."""
     model = set_trainable(fresh_model(family), settings(method="lora", train_vision=True))
     model.set_attn_implementation({"": "eager", "vision_config": "eager", "text_config": "eager"})
-    tower = model_parts(model).vision
-    assert tower is not None
-    names = {module.config._attn_implementation for module in tower.modules() if hasattr(module, "config")}
+    encoder = model_parts(model).vision
+    assert encoder is not None
+    names = {module.config._attn_implementation for module in encoder.modules() if hasattr(module, "config")}
     assert names == {"eager"}
-    assert sum("modules_to_save" in name for name, module in tower.named_modules() if hasattr(module, "config")) > 1
+    assert sum("modules_to_save" in name for name, module in encoder.named_modules() if hasattr(module, "config")) > 1
 
 
 def test_without_adapters_a_part_is_trained_alone() -> None:
-    model = set_trainable(fresh_model("gemma3"), settings(method="lora", train_language=False, train_connector=True))
+    model = set_trainable(fresh_model("gemma3"), settings(method="lora", train_language=False, train_projector=True))
     assert not any(hasattr(module, "lora_A") for module in model.modules())
-    assert moved(model, batch_of("gemma3")) == {"connector"}
+    assert moved(model, batch_of("gemma3")) == {"projector"}
 
 
 def test_names_of_modules_as_peft_takes_them() -> None:
@@ -223,7 +223,7 @@ def test_settings_reach_the_adapters() -> None:
 def test_adapters_with_checkpointing_pieces_and_attention(family: str, whole: bool | None) -> None:
     """Recomputed layers hand gradients to adapters although no input needs one, beside whole parts too."""
     batch = batch_of(family)
-    chosen = settings(method="lora", train_vision=whole, train_connector=whole)
+    chosen = settings(method="lora", train_vision=whole, train_projector=whole)
     found: list[dict[str, Tensor]] = []
     for recompute in (False, True):
         torch.manual_seed(0)
@@ -249,8 +249,8 @@ def test_adapters_with_checkpointing_pieces_and_attention(family: str, whole: bo
 @pytest.mark.parametrize(
     ("family", "given", "message"),
     [
-        ("llama", {"train_vision": True}, "no vision tower"),
-        ("llama", {"train_connector": True, "method": "lora"}, "no vision tower"),
+        ("llama", {"train_vision": True}, "no vision encoder"),
+        ("llama", {"train_projector": True, "method": "lora"}, "no vision encoder"),
         ("llama", {"train_language": False}, "every part is frozen"),
         ("gemma3", {"method": "qlora", "train_language": False, "train_vision": True}, "4-bit weights"),
         ("llama", {"method": "lora", "lora_target_modules": ("q_porj",)}, "did you mean 'q_proj'"),
@@ -326,7 +326,7 @@ def test_a_model_in_four_bits_learns(family: str, tmp_path: Path) -> None:
 
     batch = batch_of(family)
     torch.manual_seed(0)
-    model = set_trainable(model, settings(method="qlora", train_connector=family in VISION or None)).train()
+    model = set_trainable(model, settings(method="qlora", train_projector=family in VISION or None)).train()
     kept = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []

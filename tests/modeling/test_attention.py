@@ -143,7 +143,7 @@ def test_sliding_windows_are_those_of_transformers() -> None:
 
 @pytest.mark.contract
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_a_tower_attends_to_all_its_images_in_one_call(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_encoder_attends_to_all_its_images_in_one_call(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     segments: list[int] = []
     loop = varlen._loop
     monkeypatch.setattr(varlen, "_loop", lambda *args: segments.append(len(args[3]) - 1) or loop(*args))
@@ -160,7 +160,7 @@ def test_a_tower_attends_to_all_its_images_in_one_call(family: str, monkeypatch:
 
 @pytest.mark.contract
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
-def test_boundaries_go_past_the_tower_to_the_language_model(backend: str) -> None:
+def test_boundaries_go_past_the_encoder_to_the_language_model(backend: str) -> None:
     model = fresh_model("qwen3_vl")
     for _ in range(2):  # switching again must not add hooks
         set_attention(model, backend, contract("qwen3_vl"))
@@ -196,7 +196,7 @@ def _must_not_be_called(*args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
-def test_constant_shapes_change_nothing(backend: str) -> None:
+def test_static_shapes_change_nothing(backend: str) -> None:
     model, members = fresh_model("qwen3_vl"), samples("qwen3_vl")[:4]
     tokens = sum(map(len, members)) + 37
     set_attention(model, backend, contract("qwen3_vl"))
@@ -333,7 +333,7 @@ def test_a_contract_can_refuse_any_backend() -> None:
 
 
 def piece(whole: Any, start: int, end: int) -> Any:
-    """A stretch of a sample with its image, as no template writes it."""
+    """A span of a sample with its image, as no template writes it."""
     return replace(
         whole,
         input_ids=whole.input_ids[start:end],

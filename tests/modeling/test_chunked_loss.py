@@ -101,7 +101,7 @@ def test_no_logits_are_made() -> None:
 def test_outside_the_model_is_unchanged() -> None:
     model, batch = ready("llama").eval(), batch_of("llama")
     before = model(**batch)
-    loss = ChunkedLoss.install(ChunkedLoss.install(model)._base)  # twice is once
+    loss = ChunkedLoss.install(ChunkedLoss.install(model)._base)  # idempotent
     with pytest.raises(RuntimeError, match="planted"), loss.taking(Targets.of(batch["labels"])):
         raise RuntimeError("planted")
     after = model(**batch)

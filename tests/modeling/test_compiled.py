@@ -77,7 +77,7 @@ def test_one_graph_serves_all_packs() -> None:
     segment_kernel.CALLS.clear()
     assert_same(trained(model, loss, batches[:1]), expected[:1])
     first = graphs()
-    assert first == 2, "one for the decoder, one for the tower, its first block included"
+    assert first == 2, "one for the decoder, one for the encoder, its first block included"
     assert not torch._dynamo.utils.counters["graph_break"]
     found = trained(model, loss, batches[1:])
     assert_same(found, expected[1:])
@@ -139,7 +139,7 @@ def test_parts_can_be_left_as_they_are() -> None:
 
 
 @pytest.mark.full
-def test_any_length_without_constant_shapes() -> None:
+def test_any_length_without_static_shapes() -> None:
     (model, loss), made = ready(), [encoded.sample(FAMILY, words=words, seed=words) for words in (5, 9, 14, 30)]
     batches = [encoded.packed(FAMILY, *made[:count]) for count in (1, 2, 3, 4)]
     expected = trained(model, loss, batches)

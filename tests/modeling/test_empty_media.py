@@ -1,4 +1,4 @@
-"""Batches without media: the vision tower takes part with gradients of zero, and ranks do not wait for each other."""
+"""Batches without media: the vision encoder takes part with gradients of zero, and ranks do not wait for each other."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_an_empty_pack_in_half_precision_gives_finite_zeros(family: str) -> None
 
 
 def test_media_are_left_as_they_are() -> None:
-    """The tower runs once for a batch with images, and for a video alone as well."""
+    """The encoder runs once for a batch with images, and for a video alone as well."""
     model = fresh_model("qwen3_vl").train()
     add_empty_media_hook(model, contract("qwen3_vl"))
     for kinds in (("image",), ("video",), ()):
-        assert _count_tower(model, packed("qwen3_vl", sample("qwen3_vl", *kinds, seed=1))) == 1, kinds
+        assert _count_encoder(model, packed("qwen3_vl", sample("qwen3_vl", *kinds, seed=1))) == 1, kinds
 
 
-def _count_tower(model: Any, batch: Any) -> int:
+def _count_encoder(model: Any, batch: Any) -> int:
     calls: list[int] = []
     handle = model.model.visual.register_forward_pre_hook(lambda *_: calls.append(1))
     logits(model, batch)
@@ -81,29 +81,29 @@ def _count_tower(model: Any, batch: Any) -> int:
 
 
 def test_nothing_is_computed_for_nothing() -> None:
-    """A frozen tower, or no gradients: the tower is left alone, unless its shards must be gathered."""
+    """A frozen encoder, or no gradients: the encoder is left alone, unless its shards must be gathered."""
     model = fresh_model("qwen3_vl").train()
     add_empty_media_hook(model, contract("qwen3_vl"))
     batch = packed("qwen3_vl", sample("qwen3_vl"))
     with torch.no_grad():
-        assert _count_tower(model, batch) == 0
+        assert _count_encoder(model, batch) == 0
     model.model.visual.requires_grad_(False)
-    assert _count_tower(model, batch) == 0
+    assert _count_encoder(model, batch) == 0
     model.model.visual.merger.requires_grad_(True)
-    assert _count_tower(model, batch) == 1
+    assert _count_encoder(model, batch) == 1
 
 
-def test_a_sharded_tower_runs_equally_often_whatever_a_batch_holds() -> None:
-    """Images and videos are two runs of this tower, so one of them missing is a run missing."""
+def test_a_sharded_encoder_runs_equally_often_whatever_a_batch_holds() -> None:
+    """Images and videos are two runs of this encoder, so one of them missing is a run missing."""
     model = fresh_model("qwen3_vl").train()
     add_empty_media_hook(model, contract("qwen3_vl"))
     next(model.model.visual.parameters()).ds_id = 0  # as a sharded parameter of DeepSpeed looks
     found = []
     for members in ((), ((),), (("image",),), (("video",),), (("image",), ("video",))):
         batch = packed("qwen3_vl", *(sample("qwen3_vl", *kinds, seed=at) for at, kinds in enumerate(members)))
-        found.append(_count_tower(model, batch))
+        found.append(_count_encoder(model, batch))
         with torch.no_grad():
-            found.append(_count_tower(model, batch))
+            found.append(_count_encoder(model, batch))
     assert found == [2] * 10
 
 

@@ -260,7 +260,7 @@ def test_a_weight_that_the_class_has_no_place_for_is_an_error(tmp_path: Path) ->
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_adapters_are_an_ordinary_model(family: str, method: str, tmp_path: Path) -> None:
-    whole = {"train_vision": True, "train_connector": True} if family in VISION else {}
+    whole = {"train_vision": True, "train_projector": True} if family in VISION else {}
     model = shaken(set_trainable(fresh_model(family), settings(method=method, **whole)))
     wanted, untrained = scores(model, family), scores(fresh_model(family), family)
     save_final(model, tmp_path / "final", merge_adapters=True, processor_folder=folder(family))
@@ -277,7 +277,7 @@ def test_merged_adapters_are_an_ordinary_model(family: str, method: str, tmp_pat
 def test_adapters_come_back_on_the_original(family: str, method: str, tmp_path: Path) -> None:
     """With everything that was trained whole beside them."""
     peft = pytest.importorskip("peft")
-    whole = {"train_vision": True, "train_connector": True} if family in VISION else {}
+    whole = {"train_vision": True, "train_projector": True} if family in VISION else {}
     model = shaken(set_trainable(fresh_model(family), settings(method=method, **whole)))
     wanted = scores(model, family)
     save_final(model, tmp_path / "final", processor_folder=folder(family))
@@ -294,7 +294,7 @@ def test_adapters_come_back_on_the_original(family: str, method: str, tmp_path: 
 def test_weights_that_are_handed_in(merge: bool, tmp_path: Path) -> None:
     """Whole weights of a sharded model, by the names of what wraps it; its own are not looked at."""
     peft = pytest.importorskip("peft")
-    chosen = settings(method="lora", train_connector=True)
+    chosen = settings(method="lora", train_projector=True)
     model = shaken(set_trainable(fresh_model("qwen3_vl"), chosen))
     wanted = scores(model, "qwen3_vl")
     state = {f"module.{name}" if merge else name: value.clone() for name, value in model.state_dict().items()}

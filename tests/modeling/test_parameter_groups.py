@@ -23,7 +23,7 @@ from packtrain.modeling.parts import PARTS, part_of_weight
 from packtrain.modeling.settings import ModelSettings
 
 RATES = {"learning_rate": 1e-3, "vit_lr": 2e-4, "aligner_lr": 5e-4}
-RATE_OF = {"language": 1e-3, "vision": 2e-4, "connector": 5e-4}
+RATE_OF = {"language": 1e-3, "vision": 2e-4, "projector": 5e-4}
 
 
 def settings(**given: Any) -> ModelSettings:
@@ -73,7 +73,7 @@ def test_whatever_learns_is_in_one_group(
     model = set_trainable(fresh_model(family), settings(method=method, **chosen))
     learning = {part.name for part in describe_trainable(model).parts if part.trained}
     assert learning == parts
-    asked = {"vision": rates["vit_lr"], "connector": rates["aligner_lr"]}
+    asked = {"vision": rates["vit_lr"], "projector": rates["aligner_lr"]}
     if any(rate is not None and name not in parts for name, rate in asked.items()):
         with pytest.raises(ConfigError, match="frozen"):
             parameter_groups(model, learning_rate=0.5, **rates, weight_decay=decay)
@@ -107,7 +107,7 @@ def test_wrapped_models_have_the_same_groups() -> None:
             super().__init__()
             self.module = module
 
-    model = set_trainable(fresh_model("qwen3_vl"), settings(method="lora", train_connector=True))
+    model = set_trainable(fresh_model("qwen3_vl"), settings(method="lora", train_projector=True))
     options = {"learning_rate": 1.0, "aligner_lr": 0.5, "weight_decay": 0.1}
     plain, wrapped = parameter_groups(model, **options), parameter_groups(Wrapped(model), **options)
     assert [(group["name"], group["lr"], list(map(id, group["params"]))) for group in plain] == [
@@ -153,8 +153,8 @@ def test_an_optimizer_moves_each_part_at_its_rate() -> None:
     ("family", "given", "rates", "message"),
     [
         ("gemma3", {"train_vision": False}, {"vit_lr": 1e-5}, "the vision part is frozen"),
-        ("gemma3", {"method": "lora"}, {"aligner_lr": 1e-5}, "set train_connector: true"),
-        ("llama", {}, {"vit_lr": 1e-5}, "no vision tower"),
+        ("gemma3", {"method": "lora"}, {"aligner_lr": 1e-5}, "set train_projector: true"),
+        ("llama", {}, {"vit_lr": 1e-5}, "no vision encoder"),
     ],
 )
 def test_a_rate_of_what_does_not_learn_is_refused(

@@ -45,16 +45,16 @@ def _must_not_be_called(*args: object, **kwargs: object) -> None:
 
 
 def test_whole_pictures_still_take_the_convolution() -> None:
-    """Towers of tiles slide the same kernel over whole pictures."""
+    """Encoders of tiles slide the same kernel over whole pictures."""
     model = encoded.fresh_model("llava")
-    tower = model_parts(model).vision
-    assert tower is not None
-    embedding = next(module for module in tower.modules() if isinstance(module, torch.nn.Conv2d))
+    encoder = model_parts(model).vision
+    assert encoder is not None
+    embedding = next(module for module in encoder.modules() if isinstance(module, torch.nn.Conv2d))
     pixels = torch.randn(2, 3, *(3 * side for side in embedding.kernel_size))
     expected = embedding(pixels)
     assert multiply_patches(model) == 1
     assert torch.equal(embedding(pixels), expected)
 
 
-def test_nothing_to_do_without_a_tower() -> None:
+def test_nothing_to_do_without_a_encoder() -> None:
     assert multiply_patches(encoded.fresh_model("llama")) == 0

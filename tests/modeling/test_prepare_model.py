@@ -16,11 +16,11 @@ def test_a_model_is_made_ready(tmp_path: Path) -> None:
     model = load_model("tiny:qwen3_vl", cache_dir=tmp_path)
     assert prepare_model(model) == "sdpa", "on a CPU"
     assert prepare_model(model, attention="varlen") == "varlen-loop"
-    tower_ran = []
-    model.model.visual.register_forward_hook(lambda *_: tower_ran.append(True))
+    encoder_ran = []
+    model.model.visual.register_forward_hook(lambda *_: encoder_ran.append(True))
     model.train()(input_ids=torch.arange(8)[None], position_ids=torch.arange(8).expand(4, 1, 8), use_cache=False)
-    assert tower_ran == [True], (
-        "a batch without images must reach the vision tower, and once, however often it is made ready"
+    assert encoder_ran == [True], (
+        "a batch without images must reach the vision encoder, and once, however often it is made ready"
     )
 
 

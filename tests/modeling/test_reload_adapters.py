@@ -56,7 +56,7 @@ FAMILIES = [f if f in QUICK else pytest.param(f, marks=pytest.mark.more) for f i
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_of_them_come_back(tmp_path: Path, family: str, method: str) -> None:
     """With what is trained whole beside them; they stay the parameters that an optimizer knows."""
-    chosen: dict[str, Any] = {"method": method, "train_connector": True if family in VISION else None}
+    chosen: dict[str, Any] = {"method": method, "train_projector": True if family in VISION else None}
     model, again = saved(tmp_path, family, **chosen), adapted(family, **chosen).train()
     before = {name: (id(weight), weight.requires_grad) for name, weight in again.named_parameters()}
     assert not same(weights(model), weights(again))
@@ -93,7 +93,7 @@ def test_several_adapters_of_one_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["missing", "unexpected", "shape", "a part is missing", "cut", "none", "no config"])
 def test_anything_less_is_an_error(tmp_path: Path, fault: str) -> None:
-    whole = {"train_connector": True}
+    whole = {"train_projector": True}
     saved(tmp_path, "qwen3_vl", **whole)
     path = tmp_path / NAME
     found = load_file(path)
@@ -138,8 +138,8 @@ def test_anything_less_is_an_error(tmp_path: Path, fault: str) -> None:
         ({"method": "dora"}, {}, "use_dora"),
         ({}, {"lora_target_modules": ("v_proj",)}, "target_modules"),
         ({"lora_target_modules": ("v_proj", "q_proj")}, {"lora_target_modules": ("v_proj",)}, "target_modules"),
-        ({"train_connector": True}, {}, "modules_to_save"),
-        ({}, {"train_connector": True}, "modules_to_save"),
+        ({"train_projector": True}, {}, "modules_to_save"),
+        ({}, {"train_projector": True}, "modules_to_save"),
     ],
 )
 def test_adapters_that_were_made_otherwise_are_refused(

@@ -1,4 +1,4 @@
-"""Towers that run on some images at a time, or are recomputed: nothing but memory changes."""
+"""Encoders that run on some images at a time, or are recomputed: nothing but memory changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from packtrain.modeling.parts import model_parts
 from packtrain.modeling.vision_batches import checkpoint_parts, grid_pieces, split_vision
 
 ROWS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-QUICK = ("qwen2_5_vl", "qwen3_vl", "gemma3")  # one of each kind of tower
+QUICK = ("qwen2_5_vl", "qwen3_vl", "gemma3")  # one of each kind of encoder
 FAMILIES = [family if family in QUICK else pytest.param(family, marks=pytest.mark.more) for family in VISION]
 DEADLINE = 240.0
 
@@ -50,17 +50,17 @@ def furthest(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 
 class Runs:
-    """Counts what a tower runs on."""
+    """Counts what an encoder runs on."""
 
     def __init__(self, model: Any) -> None:
         self.patches: list[int] = []
-        self.tower: Any = model_parts(model).vision
-        inside = getattr(self.tower, "patch_embed", None) or self.tower.embeddings
+        self.encoder: Any = model_parts(model).vision
+        inside = getattr(self.encoder, "patch_embed", None) or self.encoder.embeddings
         inside.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         pixels = args[0] if args else kwargs["pixel_values"]
-        patch = self.tower.config.patch_size
+        patch = self.encoder.config.patch_size
         side = patch[0] if isinstance(patch, list | tuple) else patch
         each = 1 if pixels.ndim == 2 else (pixels.shape[-1] // side) * (pixels.shape[-2] // side)
         self.patches.append(len(pixels) * each)
@@ -102,7 +102,7 @@ def test_pieces_give_the_same_numbers(family: str) -> None:
         assert max(ran) <= max(limit, unit)
     split.remove()
     trained(model, batch)
-    assert runs.take() == once, "the tower was not left as it was"
+    assert runs.take() == once, "the encoder was not left as it was"
 
 
 def test_a_fault_at_a_boundary_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_frames_stay_whole_and_in_order(grids: list[tuple[int, int, int]], limit
 
 
 def test_pieces_under_varlen_attention_and_without_media() -> None:
-    """The tower's segments are those of its own piece, and ranks without images still take part."""
+    """The encoder's segments are those of its own piece, and ranks without images still take part."""
     family = "qwen3_vl"
     model, batch = fresh_model(family).train(), batch_of(family)
     wanted, _ = trained(model, batch)
@@ -175,7 +175,7 @@ def test_pieces_with_adapters() -> None:
     assert len(runs.take()) > 2
 
 
-def test_a_copy_of_a_model_splits_its_own_tower() -> None:
+def test_a_copy_of_a_model_splits_its_own_encoder() -> None:
     model, batch = fresh_model("gemma3"), batch_of("gemma3")
     split_vision(model, 256)
     again = copy.deepcopy(model)
@@ -195,32 +195,32 @@ def test_models_of_text_are_left_alone() -> None:
 
 
 def test_what_was_worked_out_before_is_cut_as_well() -> None:
-    """Positions of patches and ends of frames, as they are handed to the tower to spare waiting for the GPU."""
+    """Positions of patches and ends of frames, as they are handed to the encoder to spare waiting for the GPU."""
     vision_utils = pytest.importorskip("transformers.vision_utils")
     model, batch = fresh_model("qwen3_vl"), batch_of("qwen3_vl")
     set_attention(model, "varlen", contract("qwen3_vl"))
-    tower = model.model.visual
+    encoder = model.model.visual
     pixels = torch.cat([batch["pixel_values"], batch["pixel_values_videos"]])
     grid = torch.cat([batch["image_grid_thw"], batch["video_grid_thw"]])
     indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
         grid,
-        num_grid_per_side=tower.num_grid_per_side,
-        mode=tower.interpolation_mode,
-        align_corners=tower.interpolation_align_corners,
-        spatial_merge_size=tower.spatial_merge_size,
+        num_grid_per_side=encoder.num_grid_per_side,
+        mode=encoder.interpolation_mode,
+        align_corners=encoder.interpolation_align_corners,
+        spatial_merge_size=encoder.spatial_merge_size,
     )
     known = {
         "cu_seqlens": vision_utils.get_vision_cu_seqlens(grid),
-        "position_ids": vision_utils.get_vision_position_ids(grid, tower.spatial_merge_size),
+        "position_ids": vision_utils.get_vision_position_ids(grid, encoder.spatial_merge_size),
         "interp_indices": indices,
         "interp_weights": weights,
         "max_seqlen": 4096,
     }
     with torch.no_grad():
-        wanted = tower(pixels, grid_thw=grid)
+        wanted = encoder(pixels, grid_thw=grid)
         runs = Runs(model)
         split_vision(model, 40)
-        found = tower(pixels, grid_thw=grid, **known)
+        found = encoder(pixels, grid_thw=grid, **known)
     assert len(runs.take()) > 3
     assert torch.allclose(found.pooler_output, wanted.pooler_output, atol=1e-5)
     for one, other in zip(found.deepstack_features, wanted.deepstack_features, strict=True):
@@ -240,7 +240,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 
 def _saved(model: Any, batch: Any) -> dict[str, int]:
-    """Numbers that are kept for the backward pass by layers of the tower and of the language model."""
+    """Numbers that are kept for the backward pass by layers of the encoder and of the language model."""
     parts = model_parts(model)
     kept = {"language": 0, "vision": 0, "": 0}
     inside = [""]
@@ -288,8 +288,8 @@ def test_pieces_that_are_recomputed(family: str) -> None:
     assert len(runs.take()) > 4
 
 
-def test_a_frozen_tower_keeps_nothing_when_layers_are_recomputed() -> None:
-    """Trainer's own way makes inputs need gradients, which draws frozen towers into the backward pass."""
+def test_a_frozen_encoder_keeps_nothing_when_layers_are_recomputed() -> None:
+    """Trainer's own way makes inputs need gradients, which draws frozen encoders into the backward pass."""
     model, batch = fresh_model("gemma3").train(), batch_of("gemma3")
     model.model.vision_tower.requires_grad_(False)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

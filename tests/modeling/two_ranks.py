@@ -22,11 +22,11 @@ STEPS: tuple[tuple[Any, Any], ...] = (
     ((("image",), ()), ((), ())),  # rank 1 has text only
     ((("image",),), None),  # rank 1 has nothing at all
     (None, (("video",), ())),  # and the other way round
-    ((("image",), ("video",)), (("image",), ())),  # the tower runs twice on rank 0
+    ((("image",), ("video",)), (("image",), ())),  # the encoder runs twice on rank 0
     ((("image",),), (("video",),)),  # once on each, for other media
 )
 COLLECTIVE_SECONDS = 20
-SPLIT = 16  # patches at once, where a scenario splits towers: less than a video has
+SPLIT = 16  # patches at once, where a scenario splits encoders: less than a video has
 
 
 def run_ranks(scenarios: tuple[str, ...], folder: Path, deadline: float, *, hook: bool = True) -> Any:
@@ -78,7 +78,7 @@ def _train(rank: int, scenario: str, hook: bool) -> dict[str, Any]:
 
 
 def build(scenario: str, *, hook: bool) -> tuple[Any, Any]:
-    """The model and what wraps it: `ddp` or `fsdp`, `-own` with the tower wrapped on its own, `-frozen`, `-split`."""
+    """The model and what wraps it: `ddp` or `fsdp`, `-own` with the encoder wrapped on its own, `-frozen`, `-split`."""
     from encoded import contract, fresh_model
 
     from packtrain.modeling.empty_media import add_empty_media_hook

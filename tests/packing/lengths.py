@@ -55,7 +55,7 @@ def lvis_like(count: int, seed: int = 0, *, longest: int = 20_000) -> dict[str, 
 
 
 def runs_of(labels: list[bool]) -> str:
-    """Lengths of stretches, the first without loss."""
+    """Lengths of spans, the first without loss."""
     found = [len(list(same)) for _, same in groupby(labels)]
     return ",".join(map(str, found if labels and not labels[0] else [0, *found]))
 

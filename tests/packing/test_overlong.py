@@ -51,7 +51,7 @@ def why(pieces: Pieces) -> dict[int, str]:
     return {one.row: one.detail for one in pieces.dropped}
 
 
-def stretches(pieces: Pieces) -> list[tuple[int, int, int]]:
+def spans(pieces: Pieces) -> list[tuple[int, int, int]]:
     """(row, start, tokens) of every piece."""
     columns = (pieces.rows, pieces.starts, pieces.samples["tokens"])
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -61,25 +61,25 @@ def test_what_fits_is_left_as_it_is() -> None:
     found = samples([1, 10, 5])
     for overlong in ("drop", "truncate", "split", "error"):
         pieces = cut(found, [1, 10, 5], overlong=overlong)
-        assert stretches(pieces) == [(0, 0, 1), (1, 0, 10), (2, 0, 5)]
+        assert spans(pieces) == [(0, 0, 1), (1, 0, 10), (2, 0, 5)]
         assert (why(pieces), pieces.cut_rows, pieces.tokens_lost) == ({}, 0, 0)
 
 
 def test_drop_leaves_out_exactly_what_is_too_large() -> None:
     pieces = cut(samples([11, 10, 12]), [11, 10, 12])
-    assert stretches(pieces) == [(1, 0, 10)]
+    assert spans(pieces) == [(1, 0, 10)]
     assert why(pieces) == {0: "11 tokens > packing_length 10", 2: "12 tokens > packing_length 10"}
 
 
 def test_truncate_keeps_the_beginning_and_says_what_is_lost() -> None:
     pieces = cut(samples([25, 4, 11]), [25, 4, 11], overlong="truncate")
-    assert stretches(pieces) == [(0, 0, 10), (1, 0, 4), (2, 0, 10)]
+    assert spans(pieces) == [(0, 0, 10), (1, 0, 4), (2, 0, 10)]
     assert (why(pieces), pieces.cut_rows, pieces.tokens_lost) == ({}, 2, 16)
 
 
 def test_split_covers_rows_in_their_place() -> None:
     pieces = cut(samples([25, 4, 20]), [25, 4, 20], overlong="split")
-    assert stretches(pieces) == [(0, 0, 10), (0, 10, 10), (0, 20, 5), (1, 0, 4), (2, 0, 10), (2, 10, 10)]
+    assert spans(pieces) == [(0, 0, 10), (0, 10, 10), (0, 20, 5), (1, 0, 4), (2, 0, 10), (2, 10, 10)]
     assert (why(pieces), pieces.cut_rows, pieces.tokens_lost) == ({}, 2, 0)
 
 
@@ -99,7 +99,7 @@ def test_media_are_never_cut(overlong: str) -> None:
 def test_limits_that_cutting_does_not_meet_still_drop(overlong: str) -> None:
     found = samples([5, 25], images=[3, 3])
     pieces = cut(found, [5, 25], overlong=overlong, max_images_per_pack=2)
-    assert stretches(pieces) == []
+    assert spans(pieces) == []
     assert why(pieces) == {
         0: "3 images > max_images_per_pack 2",
         1: "25 tokens > packing_length 10; 3 images > max_images_per_pack 2",
@@ -221,7 +221,7 @@ def test_a_piece_without_labels_goes_to_the_ledger(
     """A long question: the answer, the last five of 24 tokens, stands behind the cut."""
     tails = Tails(np.array([24]), lambda _: ["19,5"])
     found = fit_pieces(samples([24], supervised_tokens=[5]), tails, PackingConfig(packing_length=10, overlong=overlong))
-    assert stretches(found) == kept
+    assert spans(found) == kept
     assert (found.samples["supervised_tokens"].tolist(), found.supervised_lost) == (labels, lost)
     assert found.firsts.tolist() == [True, False][: len(kept)]
     assert found.dropped == (Dropped(0, UNLABELLED, "tokens 0 to 10 of 24 carry no loss"),)
@@ -339,7 +339,7 @@ def test_a_config_survives_its_description() -> None:
 def test_a_sample_is_cut_before_it_is_packed(config: dict[str, Any], kept: list[Any], lost: int) -> None:
     """Whatever happens to what fits no pack; packs may be longer than a sample may be."""
     pieces = cut(samples([25, 4, 11], supervised_tokens=[25, 4, 11]), [25, 4, 11], **config)
-    assert (stretches(pieces), pieces.tokens_lost) == (kept, lost)
+    assert (spans(pieces), pieces.tokens_lost) == (kept, lost)
 
 
 @pytest.mark.parametrize(
@@ -354,10 +354,10 @@ def test_a_sample_is_cut_before_it_is_packed(config: dict[str, Any], kept: list[
 )
 def test_media_are_never_cut_off(config: dict[str, Any], said: str) -> None:
     pieces = cut(samples([11, 5]), [3, 5], **config)
-    assert stretches(pieces) == [(1, 0, 5)]
+    assert spans(pieces) == [(1, 0, 5)]
     assert why(pieces) == {0: said}
 
 
 def test_attention_is_that_of_what_is_left() -> None:
     pieces = cut(samples([11]), [11], packing_length=20, cutoff_len=6, max_attention_per_pack=36)
-    assert stretches(pieces) == [(0, 0, 6)]
+    assert spans(pieces) == [(0, 0, 6)]

@@ -186,15 +186,15 @@ def test_a_plan_without_packs_is_refused(table: CostTable, tmp_path: Path, setti
     assert not list(tmp_path.iterdir())
 
 
-def test_cut_rows_are_stretches_of_their_row(table: CostTable) -> None:
+def test_cut_rows_are_spans_of_their_row(table: CostTable) -> None:
     plan = build_plan(table, config(packing_length=5_000, overlong="split"), WORK)
     assert plan.epoch(0).cut
     tokens = table.column("tokens")
-    stretches: dict[int, list[tuple[int, int]]] = {}
+    spans: dict[int, list[tuple[int, int]]] = {}
     for row, start, length in (entry for pack in packs(plan) for entry in pack):
-        stretches.setdefault(row, []).append((start, length))
-    assert any(len(parts) > 1 for parts in stretches.values())
-    for row, parts in stretches.items():
+        spans.setdefault(row, []).append((start, length))
+    assert any(len(parts) > 1 for parts in spans.values())
+    for row, parts in spans.items():
         at = 0
         for start, length in sorted(parts):
             assert start == at

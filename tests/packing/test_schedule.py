@@ -65,12 +65,12 @@ def test_steps_partition_the_epoch(plan: PackPlan, size: int, seed: int, balance
 
 @settings(max_examples=60, deadline=None)
 @given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 50), rows=ROWS, balance=st.sampled_from(BALANCES))
-def test_micro_steps_hold_each_pack_once_whatever_the_world(
+def test_micro_batches_hold_each_pack_once_whatever_the_world(
     plan: PackPlan, size: int, world: int, rows: int, balance: Any
 ) -> None:
     schedule = Schedule(plan, packs_per_step=size, balance=balance)
     for number in range(schedule.num_steps(0)):
-        found = schedule.micro_steps(0, number, world, rows_per_batch=rows)
+        found = schedule.micro_batches(0, number, world, rows_per_batch=rows)
         together = world * rows
         assert found.shape == (-(-size // together), together), "accumulation is the same in every step"
         assert len(found) == schedule.accumulation(world, rows)
@@ -84,18 +84,18 @@ def test_micro_steps_hold_each_pack_once_whatever_the_world(
 
 @settings(max_examples=80, deadline=None)
 @given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 12), rows=ROWS, balance=st.sampled_from(BALANCES))
-def test_a_step_goes_on_with_the_micro_steps_it_would_have_had(
+def test_a_step_goes_on_with_the_micro_batches_it_would_have_had(
     plan: PackPlan, size: int, world: int, rows: int, balance: Any
 ) -> None:
     schedule = Schedule(plan, packs_per_step=size, balance=balance)
     for number in range(schedule.num_steps(0)):
-        whole = schedule.micro_steps(0, number, world, rows_per_batch=rows)
-        for micro_step in range(len(whole) + 1):
-            before = whole[:micro_step][whole[:micro_step] != EMPTY]
+        whole = schedule.micro_batches(0, number, world, rows_per_batch=rows)
+        for micro_batch in range(len(whole) + 1):
+            before = whole[:micro_batch][whole[:micro_batch] != EMPTY]
             assert set(before) == set(schedule.step(0, number)[: len(before)]), "what is done is a prefix of the step"
-            rest = schedule.micro_steps(0, number, world, done=len(before), rows_per_batch=rows)
+            rest = schedule.micro_batches(0, number, world, done=len(before), rows_per_batch=rows)
             if len(before):
-                assert rest.tolist() == whole[micro_step:].tolist()
+                assert rest.tolist() == whole[micro_batch:].tolist()
             else:
                 assert rest.tolist() == whole.tolist(), "micro-batches without packs are no progress"
 
@@ -114,13 +114,13 @@ def test_each_pack_is_trained_once_however_often_the_world_changes(
     for number in range(schedule.num_steps(0)):
         trained: list[int] = []
         for world, rows in worlds:  # each of them saves after some micro-batch
-            rest = schedule.micro_steps(0, number, world, done=len(trained), rows_per_batch=rows)
+            rest = schedule.micro_batches(0, number, world, done=len(trained), rows_per_batch=rows)
             left = len(schedule.step(0, number)) - len(trained)
             assert len(rest) == (-(-left // (world * rows)) if trained else schedule.accumulation(world, rows))
             taken = rest[: data.draw(st.integers(0, len(rest)))]
             trained += taken[taken != EMPTY].tolist()
             assert set(trained) == set(schedule.step(0, number)[: len(trained)])
-        last = schedule.micro_steps(0, number, worlds[-1][0], done=len(trained), rows_per_batch=worlds[-1][1])
+        last = schedule.micro_batches(0, number, worlds[-1][0], done=len(trained), rows_per_batch=worlds[-1][1])
         trained += last[last != EMPTY].tolist()
         assert sorted(trained) == sorted(schedule.step(0, number).tolist())
 
@@ -128,17 +128,17 @@ def test_each_pack_is_trained_once_however_often_the_world_changes(
 @pytest.mark.parametrize("done", [-1, 4])
 def test_more_than_a_step_cannot_be_done(done: int) -> None:
     schedule = Schedule(made_plan([{"tokens": [1, 2, 3]}]), packs_per_step=5)
-    assert schedule.micro_steps(0, 0, 2, done=3).shape == (0, 2)
+    assert schedule.micro_batches(0, 0, 2, done=3).shape == (0, 2)
     with pytest.raises(IndexError, match=f"{done} packs of a step of 3"):
-        schedule.micro_steps(0, 0, 2, done=done)
+        schedule.micro_batches(0, 0, 2, done=done)
 
 
-def test_no_rank_has_the_heaviest_pack_of_every_micro_step(plan: PackPlan) -> None:
+def test_no_rank_has_the_heaviest_pack_of_every_micro_batch(plan: PackPlan) -> None:
     work = plan.predicted_work(0)
     schedule = Schedule(plan, packs_per_step=16)
     by_turns, one_way = [], []
     for number in range(schedule.num_steps(0) - 1):
-        by_turns.append(work[schedule.micro_steps(0, number, 4)].sum(axis=0))
+        by_turns.append(work[schedule.micro_batches(0, number, 4)].sum(axis=0))
         one_way.append(work[schedule.step(0, number).reshape(4, 4)].sum(axis=0))
     assert len(by_turns) > 1
     waiting, before = (np.mean([ranks.max() / ranks.mean() for ranks in steps]) for steps in (by_turns, one_way))

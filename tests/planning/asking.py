@@ -18,7 +18,7 @@ from packtrain.predicting.values import TrainingSetup
 
 
 def ask(folder: Path, columns: Mapping[str, np.ndarray], **given: Any) -> Question:
-    """A question about a made-up table; what is not given is usual."""
+    """A question about a synthetic table; what is not given is usual."""
     table = write_table(folder, columns)
     packing = packing_from(given.pop("packing", {}), seed=0)
     setup = TrainingSetup(gpus=given.pop("gpus", 1))

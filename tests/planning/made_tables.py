@@ -106,7 +106,7 @@ def films(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-# Sizes of a two-billion model with a tower of 24 layers, as published.
+# Sizes of a two-billion model with an encoder of 24 layers, as published.
 TWO_B = ModelShape(
     model_type="qwen3_vl",
     language=LanguageShape(
@@ -129,11 +129,11 @@ TWO_B = ModelShape(
         patch_elements=1536,
         full_attention_layers=24,
         patches_per_token=4,
-        connector_flops_per_token=4 * 2 * (4096 * 4096 + 4096 * 2048),
-        connector_elements_per_token=4 * (4096 + 4096 + 2048),
+        projector_flops_per_token=4 * 2 * (4096 * 4096 + 4096 * 2048),
+        projector_elements_per_token=4 * (4096 + 4096 + 2048),
     ),
     parameters=ParameterCounts(
-        embedding=311_164_928, layers=1_409_409_024, head=0, vision=304_000_000, connector=100_000_000
+        embedding=311_164_928, layers=1_409_409_024, head=0, vision=304_000_000, projector=100_000_000
     ),
     counted_from="config",
 )

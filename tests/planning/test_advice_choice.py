@@ -37,7 +37,7 @@ def simulation(**given: object) -> Simulation:
         "samples_per_pack": 100.0,
         "packs_per_step": 1,
         "samples_per_step": 100.0,
-        "micro_steps": 1,
+        "micro_batches": 1,
         "steps": 100,
         "worst": Load(tokens=8000, squared_tokens=1, longest=1),
         "memory_bytes": 1 << 30,

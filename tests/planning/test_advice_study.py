@@ -261,8 +261,8 @@ def test_videos_that_do_not_fit_get_a_limit_on_patches(tmp_path: Path) -> None:
     assert f"max_patches_per_pack {limit:,}" in verdict
     assert not study.recommendation.packing, "nearly all of the time goes into patches, packed or not"
     assert f"batches of {study.padded[-1].batch_size} are {percent(study.padded[-1].waste)} padding" in verdict
-    assert "launches, fixed costs and the vision tower, not into tokens" in verdict
-    assert any("vision tower takes" in line for line in study.recommendation.advice)
+    assert "launches, fixed costs and the vision encoder, not into tokens" in verdict
+    assert any("vision encoder takes" in line for line in study.recommendation.advice)
     assert abs(chosen.samples_per_step / 128 - 1) > MOVED, "packs would have other samples in a step; batches have not"
     assert not any("Learning rates" in line for line in study.recommendation.advice)
 

@@ -35,8 +35,8 @@ def check_sums(question: Question, one: Simulation) -> None:
     assert one.samples_per_pack == pytest.approx(one.samples_packed / one.packs)
     assert one.samples_per_step == pytest.approx(one.packs_per_step * one.samples_per_pack)
     assert one.steps == -(-one.packs // one.packs_per_step)
-    assert one.micro_steps == -(-one.packs_per_step // question.setup.gpus)
-    assert one.idle == pytest.approx(1 - one.packs_per_step / (one.micro_steps * question.setup.gpus))
+    assert one.micro_batches == -(-one.packs_per_step // question.setup.gpus)
+    assert one.idle == pytest.approx(1 - one.packs_per_step / (one.micro_batches * question.setup.gpus))
     assert one.worst.tokens <= one.packing_length
     assert sum(one.fullest.values()) == pytest.approx(1)
     assert one.fits == (one.memory_bytes <= 0.9 * question.gpu.memory_bytes)
@@ -126,7 +126,7 @@ def test_a_step_keeps_the_number_of_samples_as_far_as_whole_packs_can(wanted: in
     found = step_shape(wanted, each, gpus)
     assert found.packs >= 1
     assert found.samples == pytest.approx(found.packs * each)
-    assert found.micro_steps == -(-found.packs // gpus)
+    assert found.micro_batches == -(-found.packs // gpus)
     nearest = max(1, round(wanted / each))
     moved = abs(found.samples / wanted - 1)
     assert found.packs == nearest or (found.packs % gpus == 0 and moved < KEPT)

@@ -45,7 +45,7 @@ TRUE_TIME = Coefficients(
 )
 TRUE_MEMORY = MemoryCoefficients(activation_scale=1.2, vision_scale=0.85, attention_scale=1.3)
 KEPT = TrainingSetup(gradient_checkpointing=False, vision_checkpointing=False)
-LORA = replace(KEPT, method="lora", train_vision=False, train_connector=False)
+LORA = replace(KEPT, method="lora", train_vision=False, train_projector=False)
 FITTED = (
     ("Qwen3-VL-2B", KEPT, 8_192, 1),
     ("Qwen3-VL-2B", TrainingSetup(), 16_384, 1),
@@ -62,7 +62,7 @@ HELD_OUT = (
 )
 
 
-def made_up(model: str, setup: TrainingSetup, tokens: int, rows: int, *, held_out: bool = False) -> Measurement:
+def synthetic(model: str, setup: TrainingSetup, tokens: int, rows: int, *, held_out: bool = False) -> Measurement:
     """What a machine with the true coefficients would show."""
     shape = shape_from_config(CONFIGS[model])
     patches = int(1.3 * tokens) if shape.vision is not None else 0
@@ -95,7 +95,7 @@ def made_up(model: str, setup: TrainingSetup, tokens: int, rows: int, *, held_ou
 def measured(compiled: bool = False) -> list[Measurement]:
     def one(row: tuple[str, TrainingSetup, int, int], held_out: bool) -> Measurement:
         model, setup, tokens, rows = row
-        return made_up(model, replace(setup, compiled=compiled), tokens, rows, held_out=held_out)
+        return synthetic(model, replace(setup, compiled=compiled), tokens, rows, held_out=held_out)
 
     return [one(row, False) for row in FITTED] + [one(row, True) for row in HELD_OUT]
 

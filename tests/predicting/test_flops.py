@@ -57,12 +57,12 @@ def case_of(family: str, folder: Path) -> Case:
         model=model,
         batch=dict(batch),
         shape=shape,
-        load=load_of(batch["input_ids"].shape[1], stretches(model, batch)),
+        load=load_of(batch["input_ids"].shape[1], spans(model, batch)),
     )
 
 
-def stretches(model: Any, batch: Any) -> list[int]:
-    """Patches of everything that attends to itself in the tower."""
+def spans(model: Any, batch: Any) -> list[int]:
+    """Patches of everything that attends to itself in the encoder."""
     if "image_grid_thw" in batch:
         return [int(height * width) for times, height, width in batch["image_grid_thw"] for _ in range(int(times))]
     height, width = batch["pixel_values"].shape[-2:]
@@ -78,7 +78,7 @@ def load_of(tokens: int, patches: list[int]) -> Load:
         longest=tokens,
         supervised_tokens=tokens,
         patches=sum(patches),
-        squared_patches=sum(stretch**2 for stretch in patches),
+        squared_patches=sum(span**2 for span in patches),
     )
 
 
@@ -111,7 +111,7 @@ def quick_or_full(families: tuple[str, ...]) -> list[Any]:
 def test_forward_and_backward_as_torch_counts_them(family: str, tmp_path: Path) -> None:
     case = case_of(family, tmp_path)
     assert (case.load.patches > 0) is (family in VISION)
-    # InternVL's tower has one row more than patches, its class token; Qwen2.5-VL's windows are cut short at edges.
+    # InternVL's encoder has one row more than patches, its class token; Qwen2.5-VL's windows are cut short at edges.
     exact = {"internvl": 2e-3}.get(family, 1e-4)
     for backward in (False, True):
         ours = training_flops(case.shape, PLAIN, case.load) if backward else forward_flops(case.shape, case.load)
@@ -128,15 +128,15 @@ def test_towers_read_before_their_last_layer_are_counted_as_if_it_were_trained(f
     forward = as_counted(forward_flops(case.shape, case.load))
     assert forward == pytest.approx(counted(case, backward=False), rel=2e-3)
     ours, theirs = as_counted(training_flops(case.shape, PLAIN, case.load)), counted(case, backward=True)
-    assert sum(theirs) < sum(ours) < 1.1 * sum(theirs)  # one of the two layers of a tiny tower; of 24 it is little
+    assert sum(theirs) < sum(ours) < 1.1 * sum(theirs)  # one of the two layers of a tiny encoder; of 24 it is little
 
 
 @pytest.mark.parametrize(
     ("frozen", "setup"),
     [
-        (("visual",), replace(PLAIN, train_vision=False, train_connector=False)),
+        (("visual",), replace(PLAIN, train_vision=False, train_projector=False)),
         (("visual.blocks", "visual.patch", "visual.pos"), replace(PLAIN, train_vision=False)),
-        (("merger",), replace(PLAIN, train_connector=False)),
+        (("merger",), replace(PLAIN, train_projector=False)),
     ],
 )
 def test_frozen_parts_need_fewer_gradients(frozen: tuple[str, ...], setup: TrainingSetup, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_reference_model_costs_what_was_worked_out_by_hand() -> None:
     assert per_token["language"] == pytest.approx(8.4, rel=0.02)
     assert per_token["head"] == pytest.approx(1.3, rel=0.02)
     assert per_token["attention"] == pytest.approx(1.2, rel=0.02)
-    vision = per_token["vision"] + per_token["vision_attention"] + per_token["connector"]
+    vision = per_token["vision"] + per_token["vision_attention"] + per_token["projector"]
     assert vision == pytest.approx(2.46, rel=0.02)
     assert flops.total / MIX.tokens / 1e9 == pytest.approx(13.4, rel=0.01)
     assert flops.executed == pytest.approx(flops.total)
@@ -257,7 +257,7 @@ def test_windows_bound_attention() -> None:
         TrainingSetup(),
         PLAIN,
         replace(PLAIN, chunked_loss=False),
-        TrainingSetup(method="dora", train_vision=False, train_connector=False),
+        TrainingSetup(method="dora", train_vision=False, train_projector=False),
     ],
 )
 def test_the_work_model_is_the_executed_flops(name: str, setup: TrainingSetup) -> None:

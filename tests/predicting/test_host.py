@@ -28,12 +28,12 @@ SHAPE = ModelShape(
     vision=VisionShape(
         hidden=32, layers=2, heads=2, intermediate=64, gated=False, patch_elements=1536, full_attention_layers=2
     ),
-    parameters=ParameterCounts(embedding=64_000, layers=74_112, head=64_000, vision=90_000, connector=10_000),
+    parameters=ParameterCounts(embedding=64_000, layers=74_112, head=64_000, vision=90_000, projector=10_000),
     counted_from="config",
 )
 LOAD = Load(tokens=20_000, squared_tokens=1, longest=4000, patches=30_000, vision_tokens=7_500)
 TOTAL = SHAPE.parameters.total
-SMALL = TrainingSetup(method="lora", lora_rank=4, train_vision=False, train_connector=False)
+SMALL = TrainingSetup(method="lora", lora_rank=4, train_vision=False, train_projector=False)
 
 
 def needs(setup: TrainingSetup | None = None, **changes: Any) -> HostNeeds:

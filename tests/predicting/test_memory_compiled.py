@@ -134,7 +134,7 @@ def test_what_compiled_layers_keep(name: str, method: str, masters: bool) -> Non
     batch: dict[str, Any] = {"input_ids": torch.randint(3, 800, (1, TOKENS)), "use_cache": False}
     positions = torch.arange(TOKENS)
     batch["position_ids"] = positions[None] if shape.vision is None else positions.expand(4, 1, -1)
-    seen = shape.vision is not None and method == "full"  # a tower takes as long to compile as a decoder
+    seen = shape.vision is not None and method == "full"  # an encoder takes as long to compile as a decoder
     if shape.vision is not None and seen:
         batch["input_ids"][:, 1 : 1 + SIDE * SIDE // 4] = config["image_token_id"]
         batch["pixel_values"] = torch.randn(SIDE * SIDE, shape.vision.patch_elements, dtype=torch.bfloat16)
@@ -145,5 +145,5 @@ def test_what_compiled_layers_keep(name: str, method: str, masters: bool) -> Non
     decoder = next(size for layer, size in kept.items() if layer.endswith("layers.1"))
     assert language_layer(shape, setup, load).saved == pytest.approx(decoder, rel=0.03)
     if shape.vision is not None and seen:
-        tower = kept["visual.blocks.1"]
-        assert vision_layer(shape, shape.vision, setup, SIDE * SIDE).saved == pytest.approx(tower, rel=0.03)
+        encoder = kept["visual.blocks.1"]
+        assert vision_layer(shape, shape.vision, setup, SIDE * SIDE).saved == pytest.approx(encoder, rel=0.03)

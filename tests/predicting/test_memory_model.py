@@ -52,11 +52,11 @@ QWEN3_VL_2B = ModelShape(
         patch_elements=1536,
         full_attention_layers=24,
         patches_per_token=4,
-        connector_flops_per_token=201_326_592,
-        connector_elements_per_token=57_344,
+        projector_flops_per_token=201_326_592,
+        projector_elements_per_token=57_344,
     ),
     parameters=ParameterCounts(
-        embedding=311_164_928, layers=1_409_410_048, head=0, vision=306_242_560, connector=100_714_496
+        embedding=311_164_928, layers=1_409_410_048, head=0, vision=306_242_560, projector=100_714_496
     ),
     counted_from="config",
 )
@@ -144,7 +144,7 @@ SETUPS = st.builds(
     TrainingSetup,
     method=st.sampled_from(["full", "lora", "dora", "qlora"]),
     train_vision=st.booleans(),
-    train_connector=st.booleans(),
+    train_projector=st.booleans(),
     weights_dtype=st.sampled_from(["bf16", "fp32"]),
     optimizer=st.sampled_from(["adamw", "adamw_8bit", "adafactor", "sgd"]),
     sharding=st.sampled_from(["ddp", "zero1", "zero2", "zero3", "fsdp"]),
@@ -198,8 +198,8 @@ def test_checkpointing_keeps_one_input_per_layer() -> None:
     assert kept == pytest.approx(28 * 8192 * layer, rel=0.01)
 
 
-def test_a_frozen_tower_keeps_nothing() -> None:
-    frozen = replace(SGD, **KEEP, train_vision=False, train_connector=False)
+def test_a_frozen_encoder_keeps_nothing() -> None:
+    frozen = replace(SGD, **KEEP, train_vision=False, train_projector=False)
     assert estimate_memory(QWEN3_VL_2B, frozen, pack(8192)).part("vision activations").bytes == 0
     trained = estimate_memory(QWEN3_VL_2B, replace(SGD, **KEEP), pack(8192)).part("vision activations").bytes
     assert trained > 6 * GIB
@@ -210,7 +210,7 @@ def test_sub_batches_bound_what_is_recomputed_but_never_cut_an_image() -> None:
     whole, quarter, tiny = (
         estimate_memory(QWEN3_VL_2B, replace(SGD, vision_batch_patches=patches), load) for patches in (None, 15_000, 1)
     )
-    assert whole.moment == tiny.moment == "the vision tower"
+    assert whole.moment == tiny.moment == "the vision encoder"
     assert whole.total > quarter.total > tiny.total
     assert tiny.total == estimate_memory(QWEN3_VL_2B, replace(SGD, vision_batch_patches=2000), load).total
     inputs = 60_000 * 24 * 1024 * 2
@@ -241,7 +241,7 @@ def test_states_by_hand() -> None:
     small = states(QWEN3_VL_2B, TrainingSetup(optimizer="adamw_8bit"))
     embedding = QWEN3_VL_2B.parameters.embedding
     assert small.optimizer == pytest.approx(8 * embedding + (2 + 1 / 32) * (every - embedding)), "it has no masters"
-    beside = TrainingSetup(optimizer="adamw_8bit", method="lora", train_vision=False, train_connector=False)
+    beside = TrainingSetup(optimizer="adamw_8bit", method="lora", train_vision=False, train_projector=False)
     assert states(QWEN3_VL_2B, beside).optimizer == pytest.approx(
         (2 + 1 / 32) * adapter_parameters(QWEN3_VL_2B, beside)
     ), "the embedding is frozen"
@@ -250,7 +250,7 @@ def test_states_by_hand() -> None:
 
 
 def test_adapters_in_half_precision_have_masters() -> None:
-    setup = TrainingSetup(method="lora", train_vision=False, train_connector=False)
+    setup = TrainingSetup(method="lora", train_vision=False, train_projector=False)
     adapters = adapter_parameters(QWEN3_VL_2B, setup)
     half, wide = (states(QWEN3_VL_2B, replace(setup, master_weights=masters, gpus=2)) for masters in (True, False))
     assert (half.gradients, half.optimizer, half.buffers) == (2 * adapters, 12 * adapters, 2 * adapters)
@@ -267,7 +267,7 @@ def test_adapters_in_half_precision_have_masters() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_adapters_in_half_precision_cast_nothing(compiled: bool) -> None:
     """What adapters of seven matrices read in fp32 is no longer there; in bf16 it is kept for others already."""
-    setup = TrainingSetup(method="lora", train_vision=False, train_connector=False, compiled=compiled)
+    setup = TrainingSetup(method="lora", train_vision=False, train_projector=False, compiled=compiled)
     load = pack(1_000)
     half, wide = (
         language_layer(QWEN3_VL_2B, replace(setup, master_weights=masters), load).saved for masters in (True, False)
@@ -280,8 +280,8 @@ def test_adapters_in_half_precision_cast_nothing(compiled: bool) -> None:
 
 
 def test_only_what_is_trained_itself_has_masters() -> None:
-    """DoRA's adapters are fp32; a tower beside them is not."""
-    beside = TrainingSetup(method="dora", train_connector=False)
+    """DoRA's adapters are fp32; an encoder beside them is not."""
+    beside = TrainingSetup(method="dora", train_projector=False)
     adapters, vision = adapter_parameters(QWEN3_VL_2B, beside), QWEN3_VL_2B.parameters.vision
     assert states(QWEN3_VL_2B, beside).optimizer == 8 * adapters + 12 * vision
     assert states(QWEN3_VL_2B, replace(beside, train_vision=False)).optimizer == 8 * adapters
@@ -292,7 +292,7 @@ def test_only_what_is_trained_itself_has_masters() -> None:
 
 
 def test_qlora_by_hand() -> None:
-    setup = TrainingSetup(method="qlora", lora_rank=16, train_vision=False, train_connector=False)
+    setup = TrainingSetup(method="qlora", lora_rank=16, train_vision=False, train_projector=False)
     layer = {"q": (2048, 2048), "k": (2048, 1024), "v": (2048, 1024), "o": (2048, 2048)}
     layer |= {"gate": (2048, 6144), "up": (2048, 6144), "down": (6144, 2048)}
     assert decoder_matrices(QWEN3_VL_2B) == 28 * sum(rows * columns for rows, columns in layer.values())

@@ -12,7 +12,7 @@ from packtrain.predicting.memory import GIB, MemoryCoefficients, estimate_memory
 from packtrain.predicting.options import Resource, Saving, WorstPack, explain_worst, reach, savings
 from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
 
-# A tower of tiles with pixel shuffle before a small decoder: 64 tokens and 1,024 patches per tile.
+# A encoder of tiles with pixel shuffle before a small decoder: 64 tokens and 1,024 patches per tile.
 SHAPE = ModelShape(
     model_type="nanovlm",
     language=LanguageShape(
@@ -35,11 +35,11 @@ SHAPE = ModelShape(
         patch_elements=768,
         full_attention_layers=12,
         patches_per_token=16,
-        connector_flops_per_token=2 * 12288 * 960,
-        connector_elements_per_token=12288 + 960,
+        projector_flops_per_token=2 * 12288 * 960,
+        projector_elements_per_token=12288 + 960,
     ),
     parameters=ParameterCounts(
-        embedding=49218 * 960, layers=314_634_240, head=0, vision=85_797_120, connector=12288 * 960
+        embedding=49218 * 960, layers=314_634_240, head=0, vision=85_797_120, projector=12288 * 960
     ),
     counted_from="config",
 )
@@ -75,7 +75,7 @@ def test_every_saving_is_the_difference_of_two_estimates() -> None:
     table = by_option(found)
     on = replace(BASE, vision_checkpointing=True)
     assert table["vision checkpointing", "off -> on"].total_after == estimate_memory(SHAPE, on, LOAD).total
-    assert found[0].option in ("vision checkpointing", "frozen vision tower"), "tiles are what fills this GPU"
+    assert found[0].option in ("vision checkpointing", "frozen vision encoder"), "tiles are what fills this GPU"
     assert table["vision checkpointing", "off -> on"].bytes > 50 * GIB
 
 
@@ -85,7 +85,7 @@ def test_every_saving_is_the_difference_of_two_estimates() -> None:
         ({}, {"chunked loss", "attention", "LoRA", "QLoRA", "8-bit optimizer"}, {"sharding", "vision sub-batches"}),
         ({"gpus": 4}, {"sharding"}, set()),
         ({"vision_checkpointing": True}, {"vision sub-batches"}, set()),
-        ({"train_vision": False}, {"vision sub-batches"}, {"frozen vision tower", "vision checkpointing"}),
+        ({"train_vision": False}, {"vision sub-batches"}, {"frozen vision encoder", "vision checkpointing"}),
         ({"chunked_loss": True}, set(), {"chunked loss"}),
         ({"attention": "varlen"}, set(), {"attention"}),
         ({"method": "qlora"}, set(), {"LoRA", "QLoRA"}),

@@ -135,11 +135,11 @@ def test_sizes_of_the_reference_model() -> None:
     assert (language.head_dim, language.intermediate, language.vocabulary, language.tied) == (128, 6144, 151936, True)
     assert (vision.hidden, vision.layers, vision.heads, vision.intermediate) == (1024, 24, 16, 4096)
     assert (vision.patch_elements, vision.patches_per_token, vision.full_attention_layers) == (3 * 2 * 16 * 16, 4, 24)
-    assert vision.connector_flops_per_token == 4 * 2 * (4096 * 4096 + 4096 * 2048)
-    assert vision.connector_elements_per_token == 4 * (4096 + 4096 + 4096 + 2048)
+    assert vision.projector_flops_per_token == 4 * 2 * (4096 * 4096 + 4096 * 2048)
+    assert vision.projector_elements_per_token == 4 * (4096 + 4096 + 4096 + 2048)
 
 
-def test_windows_of_the_qwen2_5_tower() -> None:
+def test_windows_of_the_qwen2_5_encoder() -> None:
     vision = shape_from_config(CONFIGS["Qwen2.5-VL-3B"]).vision
     assert vision is not None
     assert (vision.gated, vision.full_attention_layers, vision.window_patches) == (True, 4, 64)
@@ -182,9 +182,9 @@ def test_nanovlm_is_a_siglip_and_a_llama() -> None:
     text = {"model_type": "llama", "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
     text |= {"num_attention_heads": 15, "num_key_value_heads": 5, "vocab_size": 49218, "tie_word_embeddings": True}
     assert counts.language == counted(built(text)).total
-    smolvlm = copy.deepcopy(CONFIGS["SmolVLM-256M"])  # has the same tower
+    smolvlm = copy.deepcopy(CONFIGS["SmolVLM-256M"])  # has the same encoder
     assert counts.vision == shape_from_config(smolvlm).parameters.vision
-    assert counts.connector == 768 * 16 * 960
+    assert counts.projector == 768 * 16 * 960
     assert shape.vision is not None
     assert shape.vision.patches_per_token == 16
 

@@ -97,13 +97,13 @@ def test_communication_follows_what_is_sharded() -> None:
 
     def exchanged(**changes: object) -> float:
         setup = replace(PLAIN, **{"gpus": 8, **changes})  # type: ignore[arg-type]
-        return step_time(SHAPE, setup, mix(8_192), H200, bare, micro_steps=4).communication
+        return step_time(SHAPE, setup, mix(8_192), H200, bare, micro_batches=4).communication
 
     assert exchanged() == pytest.approx(2 * 2 * SHAPE.parameters.total * 7 / 8 / H200.link_bandwidth)
     assert exchanged(sharding="zero1") == exchanged()
     assert exchanged(sharding="fsdp") == exchanged(sharding="zero3")
     assert exchanged(sharding="zero3") > exchanged(sharding="zero2") > exchanged(sharding="zero1")
-    assert exchanged(method="lora", train_vision=False, train_connector=False) < 0.05 * exchanged()
+    assert exchanged(method="lora", train_vision=False, train_projector=False) < 0.05 * exchanged()
     assert exchanged(gpus=16) > 4 * exchanged(), "between nodes the network is the link"
 
 
@@ -128,22 +128,22 @@ def test_checkpointing_adds_about_a_third_of_the_computing() -> None:
     assert whole[0] == plain.compute
     assert whole[1] > 1.03 * again.compute, "a compiled layer is recomputed whole"
     flops, once = training_flops(SHAPE, CHECKPOINTED, load), forward_flops(SHAPE, load)
-    assert flops.recomputed == pytest.approx(once.total - once.head - once.connector, rel=0.01)
+    assert flops.recomputed == pytest.approx(once.total - once.head - once.projector, rel=0.01)
 
 
-def test_a_frozen_tower_and_adapters_are_cheaper() -> None:
+def test_a_frozen_encoder_and_adapters_are_cheaper() -> None:
     load = mix(8_192)
     full = step_time(SHAPE, PLAIN, load, H200)
-    frozen = step_time(SHAPE, replace(PLAIN, train_vision=False, train_connector=False), load, H200)
-    adapters = step_time(SHAPE, replace(PLAIN, method="lora", train_vision=False, train_connector=False), load, H200)
+    frozen = step_time(SHAPE, replace(PLAIN, train_vision=False, train_projector=False), load, H200)
+    adapters = step_time(SHAPE, replace(PLAIN, method="lora", train_vision=False, train_projector=False), load, H200)
     assert adapters.compute < frozen.compute < full.compute
     assert frozen.memory_traffic < adapters.memory_traffic, "adapters in fp32 cast all that they read"
-    half = replace(PLAIN, method="lora", train_vision=False, train_connector=False, master_weights=True)
+    half = replace(PLAIN, method="lora", train_vision=False, train_projector=False, master_weights=True)
     assert step_time(SHAPE, half, load, H200).seconds < full.seconds
 
 
 def test_adapters_in_half_precision_multiply_and_move_less() -> None:
-    setup = replace(PLAIN, method="lora", train_vision=False, train_connector=False, optimizer="adamw")
+    setup = replace(PLAIN, method="lora", train_vision=False, train_projector=False, optimizer="adamw")
     load, adapters = mix(8_192), trained_parameters(SHAPE, setup)
     wide, half = (step_time(SHAPE, replace(setup, master_weights=masters), load, H200) for masters in (False, True))
     products = 14 * training_flops(SHAPE, setup, load).adapters / (Coefficients().matmul_efficiency * H200.bf16_flops)
@@ -156,7 +156,7 @@ def test_adapters_in_half_precision_multiply_and_move_less() -> None:
 
 def test_adapters_read_and_write_beside_their_matrices() -> None:
     """All in proportion to the widths of the matrices, and less of it where kernels are fused."""
-    load, setup = mix(8_192), replace(PLAIN, method="lora", train_vision=False, train_connector=False)
+    load, setup = mix(8_192), replace(PLAIN, method="lora", train_vision=False, train_projector=False)
     setup = replace(setup, optimizer="adamw", master_weights=True)
     shape = replace(SHAPE, language=replace(SHAPE.language, layers=1))
 
@@ -176,7 +176,7 @@ def test_adapters_read_and_write_beside_their_matrices() -> None:
 
 def test_launches_go_with_the_kernels_of_a_layer() -> None:
     load, text = mix(8_192), replace(mix(8_192), patches=0, squared_patches=0)
-    adapters = replace(PLAIN, method="lora", train_vision=False, train_connector=False)
+    adapters = replace(PLAIN, method="lora", train_vision=False, train_projector=False)
     chosen = Coefficients(layer_seconds=0.113)  # a millisecond for each of 38 forward and 75 backward
     plain, more = (launch_seconds(SHAPE, setup, text, chosen) for setup in (PLAIN, adapters))
     assert plain == pytest.approx(28 * (38 + 16 + 75 + 29) / 1000)
@@ -186,10 +186,10 @@ def test_launches_go_with_the_kernels_of_a_layer() -> None:
     compiled = [launch_seconds(SHAPE, replace(one, compiled=True), text, chosen) for one in (PLAIN, adapters)]
     assert compiled[0] == pytest.approx(28 * 0.113)
     assert compiled[0] < compiled[1] < 2 * compiled[0]
-    assert launch_seconds(SHAPE, PLAIN, load, chosen) > plain, "the tower has launches too"
+    assert launch_seconds(SHAPE, PLAIN, load, chosen) > plain, "the encoder has launches too"
 
 
-def test_a_tower_without_our_kernel_is_launched_for_each_image() -> None:
+def test_a_encoder_without_our_kernel_is_launched_for_each_image() -> None:
     chosen, called = Coefficients(layer_seconds=0.113), replace(PLAIN, attention="sdpa")
     few, many = (replace(mix(8_192), images=images) for images in (2, 5))
     one = launch_seconds(SHAPE, called, many, chosen) - launch_seconds(SHAPE, called, few, chosen)
@@ -225,9 +225,9 @@ def test_a_host_that_asks_for_sizes_makes_the_gpu_wait() -> None:
     assert waited(shape_from_config(CONFIGS["Gemma-3-4B"]), PLAIN, load) == 0
 
 
-def test_micro_steps_share_one_optimizer_step() -> None:
+def test_micro_batches_share_one_optimizer_step() -> None:
     setup = replace(PLAIN, optimizer="adamw", weights_dtype="fp32")
-    one, four = (step_time(SHAPE, setup, mix(8_192), H200, micro_steps=count) for count in (1, 4))
+    one, four = (step_time(SHAPE, setup, mix(8_192), H200, micro_batches=count) for count in (1, 4))
     assert four.compute == pytest.approx(4 * one.compute)
     assert four.overhead == pytest.approx(4 * one.overhead)
     optimizer = (7 + 3) * 4 * SHAPE.parameters.total / MEMORY  # gradients are clipped before
@@ -260,7 +260,7 @@ def test_trained_parameters() -> None:
     counts = SHAPE.parameters
     assert trained_parameters(SHAPE, PLAIN) == counts.total
     assert trained_parameters(SHAPE, replace(PLAIN, train_vision=False)) == counts.total - counts.vision
-    adapters = replace(PLAIN, method="lora", lora_rank=8, train_vision=False, train_connector=False)
+    adapters = replace(PLAIN, method="lora", lora_rank=8, train_vision=False, train_projector=False)
     per_layer = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)
     assert trained_parameters(SHAPE, adapters) == 28 * 8 * per_layer
 
@@ -297,7 +297,7 @@ def test_faster_gpus_are_faster() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="micro_steps"):
-        step_time(SHAPE, PLAIN, mix(8_192), H200, micro_steps=0)
+    with pytest.raises(ConfigError, match="micro_batches"):
+        step_time(SHAPE, PLAIN, mix(8_192), H200, micro_batches=0)
     with pytest.raises(ConfigError, match="matmul_efficiency"):
         Coefficients(matmul_efficiency=1.5)

@@ -82,12 +82,12 @@ def test_a_tied_matrix_is_counted_once_under_whatever_name_it_was_saved(names: t
         ("visual.blocks.0.attn.qkv.weight", "vision"),
         ("vision_tower.vision_model.embeddings.patch_embedding.weight", "vision"),
         ("vision_tower.head.probe", "vision"),
-        ("visual.merger.mlp.0.weight", "connector"),
-        ("model.visual.deepstack_merger_list.2.linear_fc1.weight", "connector"),
-        ("multi_modal_projector.linear_1.bias", "connector"),
-        ("model.image_newline", "connector"),
-        ("model.connector.modality_projection.proj.weight", "connector"),
-        ("MP.proj.weight", "connector"),
+        ("visual.merger.mlp.0.weight", "projector"),
+        ("model.visual.deepstack_merger_list.2.linear_fc1.weight", "projector"),
+        ("multi_modal_projector.linear_1.bias", "projector"),
+        ("model.image_newline", "projector"),
+        ("model.connector.modality_projection.proj.weight", "projector"),
+        ("MP.proj.weight", "projector"),
     ],
 )
 def test_names_of_older_and_newer_checkpoints_fall_into_their_parts(name: str, part: str) -> None:

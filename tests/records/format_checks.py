@@ -90,14 +90,14 @@ def check_places(spec: SourceSpec, made: Format, read: list[tuple[Unit, list[Ent
     wanted = [(unit.file, entry) for unit, entries in read for entry in entries if has_place(entry)]
     random.Random(0).shuffle(wanted)
     if not in_files(spec):
-        wanted = wanted[:30]  # every step back begins the stream anew
+        wanted = wanted[:30]  # every step back begins the stream again
     for file in sorted({file for file, _ in wanted}):
         for in_memory in (False, True):
             if in_memory and any(entry.media and not _held(entry) for _, entry in wanted):
                 continue  # bounds hold for media in memory that do not for those in a file
             with PlainFiles(in_memory).plain(file if in_files(spec) else os.devnull) as plain:
                 here = [entry for at, entry in wanted if at == file]
-                for entry in here[:40] if in_memory else here:  # a table is opened anew for every row
+                for entry in here[:40] if in_memory else here:  # a table is opened again for every row
                     found = made.read_at(spec, file, plain, entry.at, entry.origin)
                     assert comparable(found) == comparable(entry), "read_at and read disagree"
 

@@ -25,8 +25,8 @@ import zstandard
 
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.folder import CacheFolder
-from packtrain.records.shards.handles import StretchPlain
-from packtrain.records.stretch import Stretch
+from packtrain.records.shards.handles import SpanPlain
+from packtrain.records.span import Span
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
@@ -215,9 +215,9 @@ def content(size: int, seed: int = 0) -> bytes:
     return noise.hex().encode()[:size]
 
 
-def content_plain(data: bytes) -> StretchPlain:
+def content_plain(data: bytes) -> SpanPlain:
     """Bytes in memory, as a data file is read at a place."""
-    return StretchPlain(Stretch(data=data), None)
+    return SpanPlain(Span(data=data), None)
 
 
 def make_files(folder: Path, number: int, size: int, kind: str = "plain") -> list[Path]:

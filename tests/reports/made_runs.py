@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """How a made-up run went."""
+    """How a synthetic run went."""
 
     mode: str = "packed"
     steps: int = 120
@@ -139,7 +139,7 @@ def _step(
         epoch=number / made.steps * 2,
         loss=math.nan if number in made.nan_at else value,
         grad_norm=float(random.lognormal(0, 0.3)) * (1 + 3 * value / made.start) * (40 if number == 57 else 1),
-        learning_rates={"language": rate, "vision": rate / 10, "connector": rate / 2},
+        learning_rates={"language": rate, "vision": rate / 10, "projector": rate / 2},
         batches=batches,
         samples=samples,
         tokens=tokens,

@@ -221,7 +221,7 @@ def _simulation(columns: Mapping[str, np.ndarray], packs: np.ndarray, length: in
         samples_per_pack=per_pack,
         packs_per_step=max(1, round(128 / per_pack)),
         samples_per_step=max(1, round(128 / per_pack)) * per_pack,
-        micro_steps=-(-max(1, round(128 / per_pack)) // 4),
+        micro_batches=-(-max(1, round(128 / per_pack)) // 4),
         steps=-(-number // max(1, round(128 / per_pack))),
         worst=load,
         memory_bytes=int((67.3 + (length - 20_000) * 2.85e-3) * GIB),
@@ -311,7 +311,7 @@ def _recommendation(chosen: Simulation, tokens: np.ndarray) -> Recommendation:
         f"as padded batches of 2: {chosen.packs:,} packs, {100 * chosen.fill:.1f} % filled, "
         f"{chosen.samples_dropped:,} samples too long.",
         simulation=at,
-        config=_config(CHOSEN, chosen.micro_steps),
+        config=_config(CHOSEN, chosen.micro_batches),
         reasons=(
             Reason(
                 parameter="packing_length",
@@ -322,7 +322,7 @@ def _recommendation(chosen: Simulation, tokens: np.ndarray) -> Recommendation:
             Reason(
                 parameter="training.gradient_accumulation_steps",
                 baseline="16",
-                packing=str(chosen.micro_steps),
+                packing=str(chosen.micro_batches),
                 reason=f"{chosen.packs_per_step} packs on 4 GPUs keep about 128 samples in an optimizer step",
             ),
             Reason(parameter="per_device_train_batch_size", baseline="2", packing="1", reason="one pack is one row"),

@@ -169,9 +169,9 @@ def test_equal_learning_rates_are_one_curve() -> None:
     seen = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
     seen["supervised_tokens"] = np.ones(2)
     falling = np.array([2e-4, 1e-4])
-    rates = {"language": falling, "vision": falling / 10, "connector": falling.copy()}
+    rates = {"language": falling, "vision": falling / 10, "projector": falling.copy()}
     [chart] = [one for one in draw_runs([made_of(seen, rates=rates)], ["a"]).learning if one.title == "Learning rate"]
-    assert [key.name for key in chart.keys] == ["language, connector", "vision"]
+    assert [key.name for key in chart.keys] == ["language, projector", "vision"]
 
 
 def test_the_page_of_the_plan_is_linked_to() -> None:

@@ -34,7 +34,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         written = np.array([math.nan if (one := to_plain(step)[key]) is None else one for step in steps], np.float64)
         np.testing.assert_array_equal(run.steps[key], written, err_msg=key)
     assert np.isnan(run.steps["loss"][6])
-    assert list(run.steps.rates) == ["language", "vision", "connector"]
+    assert list(run.steps.rates) == ["language", "vision", "projector"]
     assert [one.step for one in run.evaluations] == [10, 20, 30, 40]
     assert run.ledger == {"plan: longer than a pack": 3, "decode: image cannot be decoded": 2}
     assert run.status == "complete"

@@ -34,7 +34,7 @@ def ready(method: str = "lora", *, dropout: float = 0.0, dtype: str = "bf16", **
     """As `train` makes it."""
     chosen = ModelSettings(name="tiny:llama", method=method, lora_rank=4, lora_dropout=dropout, dtype=dtype)  # type: ignore[arg-type]
     options = {"gradient_checkpointing": False, "vision_checkpointing": False, **setup}
-    how = TrainingSetup(method=method, train_vision=False, train_connector=False, **options)  # type: ignore[arg-type]
+    how = TrainingSetup(method=method, train_vision=False, train_projector=False, **options)  # type: ignore[arg-type]
     return ready_model(chosen, how, device=torch.device("cpu"), packing=True, seed=4)
 
 

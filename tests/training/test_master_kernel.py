@@ -17,7 +17,7 @@ from packtrain.training.masters import MASTER, make_optimizer
 
 triton = pytest.importorskip("triton")
 
-SHAPES = ((30, 70), (4_500,), (7, 3), (1,))  # whole stretches and parts of one, and what is too small for a kernel
+SHAPES = ((30, 70), (4_500,), (7, 3), (1,))  # whole spans and parts of one, and what is too small for a kernel
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "fused": True}
 
 
@@ -30,7 +30,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(masters, "_fit_kernel", lambda tensors: True)
     monkeypatch.setattr(masters, "WORTH_A_KERNEL", 10)
     loaded = importlib.reload(kernel)
-    monkeypatch.setattr(loaded, "_STRETCH", 2 * loaded._BLOCK)  # Python takes its time
+    monkeypatch.setattr(loaded, "_CHUNK", 2 * loaded._BLOCK)  # Python takes its time
     yield loaded
     monkeypatch.delenv("TRITON_INTERPRET")
     importlib.reload(kernel)
@@ -136,9 +136,9 @@ def test_it_compiles_for_gpus_and_moves_several_numbers_at_once(capability: int,
 
     from packtrain.training import master_kernel as kernel
 
-    constants = {"HALF": kernel._HALF[half], "COLUMNS": 7, "STRETCH": kernel._STRETCH, "BLOCK": kernel._BLOCK}
+    constants = {"HALF": kernel._HALF[half], "COLUMNS": 7, "CHUNK": kernel._CHUNK, "BLOCK": kernel._BLOCK}
     kinds = {name: "constexpr" if name in constants else "fp32" for name in kernel._step.arg_names}
-    kinds |= {"table": "*i64", "stretches": "*i64"}
+    kinds |= {"table": "*i64", "spans": "*i64"}
     source = ASTSource(fn=kernel._step, signature=kinds, constexprs=constants)
     code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
     assert code.count("ld.global.v4") >= 4

@@ -142,7 +142,7 @@ def test_rates_of_groups_and_their_schedule_reach_it() -> None:
     model = model_of("qwen3_vl").to(torch.bfloat16)
     groups = parameter_groups(model, learning_rate=1e-3, vit_lr=1e-4, aligner_lr=0.0, weight_decay=0.1)
     optimizer = make_optimizer(SGD, groups, {"lr": 1.0})
-    assert {group["name"] for group in optimizer.param_groups} == {"language", "vision", "connector"}
+    assert {group["name"] for group in optimizer.param_groups} == {"language", "vision", "projector"}
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     for step in range(2):
         before = {weight: weight.detach().float() for group in optimizer.param_groups for weight in group["params"]}
@@ -152,7 +152,7 @@ def test_rates_of_groups_and_their_schedule_reach_it() -> None:
                 weight.grad = torch.ones_like(weight)
         optimizer.step()
         for group in optimizer.param_groups:
-            rate = {"language": 1e-3, "vision": 1e-4, "connector": 0.0}[group["name"]] * 0.5**step
+            rate = {"language": 1e-3, "vision": 1e-4, "projector": 0.0}[group["name"]] * 0.5**step
             for weight in group["params"]:
                 decayed = before[weight] * (1 - rate * group["weight_decay"])
                 torch.testing.assert_close(optimizer.state[weight][MASTER], decayed - rate, rtol=1e-6, atol=1e-7)
@@ -250,7 +250,7 @@ def test_fp16_weights_that_learn_are_refused(tmp_path: Path) -> None:
     trainer = trainer_of(dataset(), tmp_path, model_of().to(torch.float16))
     with pytest.raises(ConfigError, match=r"fp16 weights that learn(?s:.)*training\.fp16"):
         trainer.create_optimizer()
-    for parts in ({}, {"method": "lora", "train_vision": True}, {"method": "lora", "train_connector": True}):
+    for parts in ({}, {"method": "lora", "train_vision": True}, {"method": "lora", "train_projector": True}):
         with pytest.raises(ConfigError, match=r"model\.dtype(?s:.)*dtype: bf16"):
             ModelSettings(name="tiny:llama", dtype="fp16", **parts)
 

@@ -160,7 +160,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     same = [BATCHES[0]] * 3
     found = measured(*same, predicted=predicted)
     load = batch_load(BATCHES[0])
-    assert found.predicted_seconds == pytest.approx(step_time(SHAPE, SETUP, load, gpu, micro_steps=3).seconds)
+    assert found.predicted_seconds == pytest.approx(step_time(SHAPE, SETUP, load, gpu, micro_batches=3).seconds)
     estimate = estimate_memory(SHAPE, SETUP, load)
     assert found.predicted_memory_bytes == estimate.total - estimate.part("framework").bytes
     large, small = Load(tokens=900, squared_tokens=900**2, longest=900), Load(tokens=100, squared_tokens=100, longest=9)

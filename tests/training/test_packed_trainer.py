@@ -244,7 +244,7 @@ def test_parts_have_their_own_learning_rate_and_follow_the_schedule(tmp_path: Pa
     assert [rates["language"] for rates in seen] == pytest.approx([0.0, 0.005, 0.01])
     for rates in seen:
         assert rates["vision"] == pytest.approx(rates["language"] / 10)
-        assert rates["connector"] == pytest.approx(rates["language"] * 0.4)
+        assert rates["projector"] == pytest.approx(rates["language"] * 0.4)
 
 
 @pytest.mark.parametrize("scheduler", ["linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial"])
@@ -461,8 +461,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         dataset(), tmp_path, parts={"eval_dataset": held_out()}, eval_strategy="steps", eval_steps=1, save_steps=1,
         metric_for_best_model="loss", load_best_model_at_end=True, save_total_limit=2,
     )  # fmt: skip
-    made_up = (5.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
-    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, made_up))
+    synthetic = (5.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
+    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, synthetic))
     trainer.train()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-8"]
 
@@ -587,7 +587,7 @@ def test_an_ordinary_eval_dataset_is_refused(tmp_path: Path) -> None:
 
 def test_a_learning_rate_for_a_part_that_is_not_there(tmp_path: Path) -> None:
     trainer = trainer_of(dataset(), tmp_path, parts={"step": StepSettings(vit_lr=0.1)})
-    with pytest.raises(ConfigError, match="no vision tower"):
+    with pytest.raises(ConfigError, match="no vision encoder"):
         trainer.train()
 
 

@@ -97,7 +97,7 @@ def test_a_part_of_the_model_gets_its_own_rate(tmp_path: Path) -> None:
     again = trainer("again", vit_lr=0.0002)
     again.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
     found = {group["name"]: group["lr"] for group in again.optimizer.param_groups}
-    assert found == {"language": RATE, "vision": 0.0002, "connector": RATE}
+    assert found == {"language": RATE, "vision": 0.0002, "projector": RATE}
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -109,7 +109,7 @@ class Stopped(TrainerCallback):
 
 
 @pytest.mark.more
-def test_an_evaluation_that_was_made_up_for_stands_there_once(tmp_path: Path) -> None:
+def test_an_evaluation_that_was_synthetic_for_stands_there_once(tmp_path: Path) -> None:
     """Also where the run that made up for it has left no checkpoint."""
     data, path = dataset(epochs=1), tmp_path / "metrics.jsonl"
     options = {"eval_dataset": data, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, "save_strategy": "no"}
@@ -140,4 +140,4 @@ def test_a_state_of_monitors_that_cannot_be_read_ends_no_run(tmp_path: Path, sav
         watch.on_train_begin(None, state, TrainerControl())  # type: ignore[arg-type]
         watch.on_step(step_of(4))
     assert len(shown.notes) == 1
-    assert "early warnings begin anew" in shown.notes[0]
+    assert "early warnings begin again" in shown.notes[0]

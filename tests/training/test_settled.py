@@ -30,7 +30,7 @@ def test_a_run_sets_aside_after_its_first_and_tenth_step(monkeypatch: pytest.Mon
     at: list[int] = []
     run = SettledObjects()
     monkeypatch.setattr(settled, "set_aside", lambda: at.append(run._steps))
-    for _ in range(2):  # every call of `train` counts anew
+    for _ in range(2):  # every call of `train` counts again
         with run:
             for _ in range(12):
                 run.on_step_end()

@@ -35,7 +35,7 @@ def write_config(folder: Path) -> Path:
     few = folder / "few.jsonl"  # evaluated before every save: weights are brought together then
     few.write_text("".join(lines[:4]))
     content = {
-        "model": {"model_name_or_path": f"tiny:{FAMILY}", "train_vision": True, "train_connector": True},
+        "model": {"model_name_or_path": f"tiny:{FAMILY}", "train_vision": True, "train_projector": True},
         "data": {"dataset_path": str(write_samples(folder)), "packing_length": 176, "eval_path": str(few)},
         "training": {
             **SMOOTH,

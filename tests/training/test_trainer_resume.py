@@ -105,7 +105,7 @@ def test_models_that_are_saved_under_other_names(tmp_path: Path, family: str) ->
 @pytest.mark.more
 def test_parts_that_are_trained_whole_beside_adapters(tmp_path: Path) -> None:
     def made() -> Any:
-        return model_of("qwen3_vl", method="lora", train_connector=True)
+        return model_of("qwen3_vl", method="lora", train_projector=True)
 
     data = dataset("qwen3_vl")
     before = trainer_of(data, tmp_path / "whole", made())

@@ -235,7 +235,7 @@ def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], alone: 
     assert sorted(name for answer in answers for name in answer[0]) == sorted(f"r{n}" for n in range(SAMPLES))
     for _, found, sharded, parameters, _ in answers:
         assert difference(found, alone[0]) < TOLERANCE
-        assert sharded == (parameters if way == "fsdp" else 0), "really sharded, the vision tower too"
+        assert sharded == (parameters if way == "fsdp" else 0), "really sharded, the vision encoder too"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -23,19 +23,19 @@ pytestmark = pytest.mark.contract
 
 def test_a_model_is_handed_on_as_it_came(tmp_path: Path) -> None:
     model, data = model_of("qwen3_vl"), dataset("qwen3_vl")
-    tower = model_parts(model).vision
-    ordinary = tower.forward
+    encoder = model_parts(model).vision
+    ordinary = encoder.forward
     meter = StepMeter()
     split = {"step": StepSettings(vision_batch_patches=64, loss_chunk=16), "meter": meter}
     trainer_of(data, tmp_path, model, parts=split, save_strategy="no", max_steps=1).train()
-    assert tower.forward != ordinary, "it is split"
+    assert encoder.forward != ordinary, "it is split"
     assert not any(weight._post_accumulate_grad_hooks for weight in model.parameters()), "the meter's hooks are gone"
     trainer_of(data, tmp_path, model)
-    assert tower.forward == ordinary
+    assert encoder.forward == ordinary
     for _ in range(2):  # as often as one likes
         trainer_of(data, tmp_path, model, parts=split)
         trainer_of(data, tmp_path, model)
-    assert tower.forward == ordinary
+    assert encoder.forward == ordinary
 
 
 def test_hooks_are_gone_also_when_training_fails(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"from checkpoint-2.*set-aside-checkpoint-4, set-aside-checkpoint-6"):
         trainer_of(dataset(), tmp_path, save_steps=3, max_steps=3).train(str(tmp_path / "checkpoint-2"))
     assert [one.step for one in complete_checkpoints(tmp_path)] == [2, 3]
-    with pytest.warns(UserWarning, match=r"begins anew.*set-aside-checkpoint-2, set-aside-checkpoint-3"):
+    with pytest.warns(UserWarning, match=r"begins again.*set-aside-checkpoint-2, set-aside-checkpoint-3"):
         trainer_of(dataset(), tmp_path, save_steps=1, max_steps=1).train()
     assert [one.step for one in complete_checkpoints(tmp_path)] == [1]
     before = complete_checkpoints(tmp_path)

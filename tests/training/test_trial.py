@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.synthetic import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.modeling.known_shapes import KNOWN_SHAPES
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
@@ -20,7 +20,7 @@ from packtrain.training.trial import OUT_OF_MEMORY, Trial, measure_trial
 
 CPU = torch.device("cpu")
 KEPT = TrainingSetup(weights_dtype="fp32", gradient_checkpointing=False, vision_checkpointing=False)
-LORA = replace(KEPT, method="lora", train_vision=False, train_connector=False)
+LORA = replace(KEPT, method="lora", train_vision=False, train_projector=False)
 SHORT = Mix(mean_tokens=64)
 TILED: dict[str, Any] = {
     **KNOWN_SHAPES["smolvlm-2.2b"],
@@ -125,7 +125,7 @@ def test_what_does_not_run_is_a_result_and_a_mistake_is_not(monkeypatch: pytest.
     monkeypatch.setattr(trials._Run, "_step", fail)
     assert measure_trial(small(), CPU).error == "RuntimeError: no kernel for this"
     gemma = {"model_type": "gemma3", "vision_config": {"model_type": "siglip_vision_model"}, "text_config": {}}
-    with pytest.raises(ConfigError, match="made-up images"):
+    with pytest.raises(ConfigError, match="synthetic images"):
         measure_trial(small(config=gemma, model="gemma"), CPU)
 
 

@@ -16,9 +16,9 @@ from packtrain.delivery.encode.values import EncodedSample
 from packtrain.families import tiny
 from packtrain.families.contracts import BatchContract
 from packtrain.measuring.request import Request
-from packtrain.verifying.made_up import made_up_samples
+from packtrain.verifying.synthetic import synthetic_samples
 
-sys.path.append(str(Path(__file__).parents[1] / "measuring"))  # small towers, as the tests of measuring make them
+sys.path.append(str(Path(__file__).parents[1] / "measuring"))  # small encoders, as the tests of measuring make them
 from conversations import TILED, shrink
 
 
@@ -46,7 +46,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject
         folder = tiny.write(family, folders / family)
         request = Request(specs=(), model=str(shrink(folder, 8) if family in TILED else folder))
         encoder = SampleEncoder(request)
-        made = made_up_samples(request, encoder)
+        made = synthetic_samples(request, encoder)
         return Subject(
             folder=folder,
             contract=encoder.contract,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from packtrain.delivery.encode.made_up import made_sample
+from packtrain.delivery.encode.synthetic import made_sample
 from packtrain.delivery.encode.values import EncodedSample
 from packtrain.verifying.values import Verdict
 

@@ -159,7 +159,7 @@ def _first_layer(model: Any) -> nn.Module:
     return getattr(inner, "language_model", inner).layers[0]
 
 
-def _tower(model: Any) -> nn.Module:
+def _encoder(model: Any) -> nn.Module:
     return model.model.visual
 
 
@@ -199,7 +199,7 @@ def _detached(it: Planted) -> Any:
             out.pooler_output = out.pooler_output.detach()
         return out
 
-    return _hooked(_tower, hook)(it)
+    return _hooked(_encoder, hook)(it)
 
 
 @contextmanager
@@ -318,11 +318,11 @@ FAULTS = (
     Row(name="row mean added, bf16", plant=_row_mean(1e-3), dtype=BF16),
     Row(name="late tokens see the first of the row", plant=_hooked(_first_layer, _see_the_first)),
     Row(name="one axis of M-RoPE shifted", plant=_replaced(_axis), family=QWEN),
-    Row(name="image features shifted by one", plant=_hooked(_tower, _rolled), family=QWEN),
+    Row(name="image features shifted by one", plant=_hooked(_encoder, _rolled), family=QWEN),
     Row(name="images attend to each other", plant=_images_attend, family=QWEN),
     Row(name="images attend to each other, bf16", plant=_images_attend, family=QWEN, dtype=BF16),
     Row(
-        name="gradient of the tower lost with several images",
+        name="gradient of the encoder lost with several images",
         plant=_detached,
         family=QWEN,
         backward=True,

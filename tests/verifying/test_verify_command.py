@@ -113,13 +113,13 @@ def test_the_config_of_the_loaded_model_decides(run: Run, monkeypatch: pytest.Mo
     assert "indexed_attention layers" in err
 
 
-def test_made_up_samples_are_longer_than_windows(run: Run) -> None:
+def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
     code, out, err = run("verify", "--model", "tiny:gemma3_text", "--device", "cpu", "--json")
     assert (code, err) == (0, "")
     said = json.loads(out)
     (longest,) = [name for name in said["samples"] if name.startswith("longest")]
     assert int(longest.split(", ")[1].split()[0].replace(",", "")) > 512, "its window"
-    assert {"hidden states (longest)", "hidden states (constant shape)", "training loss", "training gradients"} <= {
+    assert {"hidden states (longest)", "hidden states (static shape)", "training loss", "training gradients"} <= {
         finding["check"] for finding in said["findings"]
     }
     assert said["seconds"] > 0

@@ -113,7 +113,7 @@ def test_small_shapes(subject: Callable[[str], Any], family: str) -> None:
 
 
 @pytest.mark.parametrize("family", PROVED)
-def test_made_up_samples_are_of_every_kind(subject: Callable[[str], Any], family: str) -> None:
+def test_synthetic_samples_are_of_every_kind(subject: Callable[[str], Any], family: str) -> None:
     samples = subject(family).samples
     kinds = {kind for sample in samples for kind in sample.token_kinds.unique().tolist()}
     assert TEXT in kinds

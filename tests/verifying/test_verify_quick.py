@@ -263,7 +263,7 @@ def test_the_text_of_a_sample_that_is_too_long_has_no_media(subject: Callable[[s
         ({"max_position_embeddings": 512}, 460),
     ],
 )
-def test_how_long_a_made_up_sample_is(settings: dict[str, Any], tokens: int) -> None:
+def test_how_long_a_synthetic_sample_is(settings: dict[str, Any], tokens: int) -> None:
     """Longer than windows, and never longer than the model has positions for."""
     from transformers import MistralConfig
 

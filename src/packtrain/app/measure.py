@@ -71,15 +71,15 @@ def measure_outcome(
     if request.template_date is not None:
         told["data"]["template_date"] = request.template_date
 
-    def measured(folder: Path, *, anew: bool) -> Outcome:
-        return run(task, folder, by, policy, lambda: load_reference(request), progress, told=told, anew=anew)
+    def measured(folder: Path, *, again: bool) -> Outcome:
+        return run(task, folder, by, policy, lambda: load_reference(request), progress, told=told, again=again)
 
     if out is not None or config.costs is not None:
         folder = Path(out or str(config.costs))
-        outcome = measured(folder, anew=out is not None)
+        outcome = measured(folder, again=out is not None)
         known.remember(folder)
     else:
-        outcome = known.opened(lambda folder, anew: measured(folder, anew=anew))
+        outcome = known.opened(lambda folder, again: measured(folder, again=again))
     processor = request.settings()
     splits = split_notes(request.specs)
     unused = unused_note("template_date", config.template_date, processor.templates)

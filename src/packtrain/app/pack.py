@@ -58,22 +58,22 @@ def pack_outcome(
     of = table.told.get("data", {}).get("dataset_path")
     known = made_of("plans", _name(table, config, work), cache or cache_dir(), of=of, mode=mode)
 
-    def packed(folder: Path | None, anew: bool) -> Packed:
+    def packed(folder: Path | None, again: bool) -> Packed:
         if folder is not None and (folder / PLAN).exists():
             return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
-        if not anew:
+        if not again:
             raise ArtifactError(str(folder), got="no plan")
         plan = build_plan(table, config, work, folder, progress)
         return Packed(plan=plan, reused=False, work_from=work_from, notes=notes)
 
     notes = _notes(table)
     if out is None:
-        return known.opened(packed) if cache is not None else packed(None, anew=True)
+        return known.opened(packed) if cache is not None else packed(None, again=True)
     folder = Path(out)
     if folder.resolve() == Path.cwd() and not (folder / PLAN).exists():
         # It is replaced by the finished plan: whoever stands in it would stand nowhere.
         raise ConfigError("out", got=f"{folder}, the current folder", fix="name a new folder below this one")
-    found = packed(folder, anew=True)
+    found = packed(folder, again=True)
     known.remember(folder)
     return found
 

@@ -232,7 +232,7 @@ def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[st
         return table, ()
     said = ", ".join(f"{name} {value}" for name, value in changed.items())
     return table.with_limits(**changed), (  # type: ignore[arg-type]  # numbers of each kind were checked
-        f"costs are computed anew for the config's {said}",
+        f"costs are computed again for the config's {said}",
     )
 
 

@@ -107,9 +107,9 @@ def verify(
 def _samples(
     request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
 ) -> tuple[list[Priced], EncodedSample]:
-    """What is packed, and the longest sample: of the user's data, or made up."""
+    """What is packed, and the longest sample: of the user's data, or synthetic."""
     from packtrain.verifying.long_rows import long_enough
-    from packtrain.verifying.made_up import made_up_samples, made_up_text
+    from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
 
     if request.specs:
         from packtrain.verifying.user_data import samples_of  # only now: reading data needs more packages than proving
@@ -117,8 +117,8 @@ def _samples(
         made, longest = samples_of(request, encoder, count, contract.longest_row)
         return made, longest if longest is not None else max((one.sample for one in made), key=len)
     chat = request.settings().chat_template is not None
-    longest = made_up_text(encoder, long_enough(config, contract), chat=chat, seed=seed)
-    return made_up_samples(request, encoder, seed), longest
+    longest = synthetic_text(encoder, long_enough(config, contract), chat=chat, seed=seed)
+    return synthetic_samples(request, encoder, seed), longest
 
 
 def _training_loss(model: Any, place: _Place) -> Any:
@@ -204,6 +204,6 @@ def _load(name: str, folder: str, place: _Place, seed: int) -> Any:
 
 
 def _patch_size(model: Any) -> int:
-    """Side of a patch of the vision tower; 0 where there is none."""
+    """Side of a patch of the vision encoder; 0 where there is none."""
     side = getattr(getattr(model.config, "vision_config", None), "patch_size", 0)
     return int(side[0] if isinstance(side, (list, tuple)) else side)

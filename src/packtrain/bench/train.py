@@ -113,7 +113,7 @@ def with_adapters(model: Any, method: Method) -> Any:
     if isinstance(model, PeftModel):
         return model
     torch._dynamo.reset()  # layers are others now
-    # So that one code serves the first layer and the others. Transformers' own switch would include the tower.
+    # So that one code serves the first layer and the others. Transformers' own switch would include the encoder.
     model.get_input_embeddings().register_forward_hook(lambda module, args, found: found.requires_grad_())
     settings = ModelSettings(name=model.config.model_type, method=method, lora_rank=_LORA_RANK)
     return set_trainable(model, settings, half_adapters=True)

@@ -1,4 +1,4 @@
-"""What the training benchmark trains on: made-up samples of the LVIS shape, put into packs or padded batches."""
+"""What the training benchmark trains on: synthetic samples of the LVIS shape, put into packs or padded batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
-from packtrain.delivery.encode.made_up import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
+from packtrain.delivery.encode.synthetic import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
 from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
 from packtrain.packing.arrays import pack_arrays
@@ -124,7 +124,7 @@ class MadeRows(Dataset[PackedRow]):
         self._pool, self._batches, self._config = pool, batches, config
         self._position_rows = 4 if contract_for(config).positions == "mrope" else 1
         generator = torch.Generator().manual_seed(0)
-        # Pixels of all images are stretches of this one.
+        # Pixels of all images are spans of this one.
         width = vision.patch_elements if vision is not None else 0
         self._pixels = torch.randn(2 * int(pool.patches.max()), width, generator=generator).to(dtype)
 

@@ -42,7 +42,7 @@ from packtrain.training.settings import LOSS_CHUNK
 from packtrain.training.settled import set_aside
 
 _GIB = 2**30
-_MULTIPLE = 128  # of the tokens of a constant shape: matrix products like it
+_MULTIPLE = 128  # of the tokens of a static shape: matrix products like it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,7 @@ class BenchRow:
             method=self.method,
             lora_rank=16,
             train_vision=full,
-            train_connector=full,
+            train_projector=full,
             master_weights=self.masters,
             gradient_checkpointing=self.checkpointing,
             vision_checkpointing=self.checkpointing,

@@ -165,7 +165,7 @@ def _inspect_step_batches(
         return
     show_step(seen, output)
     for place, one in zip(seen.packs, batches, strict=True):
-        output.print(f"Micro-batch {place.micro_step}, rank {place.rank}:")
+        output.print(f"Micro-batch {place.micro_batch}, rank {place.rank}:")
         show_batch(one, output, all_tokens=all_tokens)
 
 

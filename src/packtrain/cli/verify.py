@@ -21,7 +21,7 @@ def verify(
         str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex, sdpa or eager.")
     ] = "auto",
     data: Annotated[
-        str | None, typer.Option(help="Take samples from the beginning of this data. Default: made-up samples.")
+        str | None, typer.Option(help="Take samples from the beginning of this data. Default: synthetic samples.")
     ] = None,
     samples: Annotated[int, typer.Option(help="How many samples of the data to pack.")] = 6,
     dtype: Annotated[
@@ -43,7 +43,7 @@ def verify(
     allow_outside_root: Annotated[
         bool, typer.Option("--allow-outside-root", help="Allow media outside the media root (absolute paths, links).")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of made-up samples and random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Prove that packing is correct for a model and an attention backend.

@@ -153,7 +153,7 @@ def _refused(config: RunConfig) -> list[str]:
 def _contradictions(config: RunConfig) -> list[str]:
     """Settings that cannot both hold."""
     model, training, data, found = config.model, config.training, config.data, []
-    for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_connector")):
+    for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_projector")):
         given = getattr(training, rate)
         if given and getattr(model, part) is False:
             found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or let it learn")

@@ -57,7 +57,7 @@ def _setting(config: RunConfig, name: str) -> Any:
 
 def _is_open(config: RunConfig, name: str) -> bool:
     """Is a setting said neither by itself nor in another way? Beside adapters, other parts rest anyway."""
-    if name in ("train_vision", "train_connector") and config.model.method not in (None, "full"):
+    if name in ("train_vision", "train_projector") and config.model.method not in (None, "full"):
         return False
     return all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 

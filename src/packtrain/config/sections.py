@@ -74,10 +74,10 @@ class ModelSection(Section):
         resume="refused",
     )
     train_vision: bool | None = key(
-        FLAG, "Train the vision tower.", shown="true in full training, false beside adapters", resume="refused"
+        FLAG, "Train the vision encoder.", shown="true in full training, false beside adapters", resume="refused"
     )
-    train_connector: bool | None = key(
-        FLAG, "Train the connector.", shown="true in full training, false beside adapters", resume="refused"
+    train_projector: bool | None = key(
+        FLAG, "Train the projector.", shown="true in full training, false beside adapters", resume="refused"
     )
     train_language: bool | None = key(
         FLAG, "Train the language model, or its adapters.", default=True, resume="refused"
@@ -299,7 +299,7 @@ class DatasetSection(Section):
     )
     max_patches_per_pack: int | None = key(
         COUNT,
-        "Most vision patches in a pack: what the vision tower's memory follows.",
+        "Most vision patches in a pack: what the vision encoder's memory follows.",
         shown="no limit",
         verbs=_PACK,
     )
@@ -434,13 +434,13 @@ class StepSection(Section):
 
     vit_lr: float | None = key(
         RATE,
-        "Learning rate of the vision tower. A part with a rate of its own is trained; one with rate 0 is frozen.",
+        "Learning rate of the vision encoder. A part with a rate of its own is trained; one with rate 0 is frozen.",
         shown="learning_rate",
         aliases=("lr_vision_backbone",),
         resume="rate",
     )
     aligner_lr: float | None = key(
-        RATE, "Learning rate of the connector.", shown="learning_rate", aliases=("lr_mp",), resume="rate"
+        RATE, "Learning rate of the projector.", shown="learning_rate", aliases=("lr_mp",), resume="rate"
     )
     effective_batch_size: int | None = key(
         COUNT, "Samples of an optimizer step over all processes, packed or not.", resume="plan"
@@ -467,10 +467,10 @@ class StepSection(Section):
         resume="plan",
     )
     vision_checkpointing: bool | None = key(
-        FLAG, "Gradient checkpointing of the vision tower.", shown="as gradient_checkpointing"
+        FLAG, "Gradient checkpointing of the vision encoder.", shown="as gradient_checkpointing"
     )
     vision_batch_patches: int | None = key(
-        COUNT, "The vision tower runs on at most so many patches at once.", shown="all at once"
+        COUNT, "The vision encoder runs on at most so many patches at once.", shown="all at once"
     )
     chunked_loss: bool | None = key(
         FLAG, "Logits at supervised positions only, in chunks; false: of the whole row at once.", default=True
@@ -490,7 +490,7 @@ class StepSection(Section):
         default="auto",
         aliases=("attn_implementation",),
     )
-    compile: bool | None = key(FLAG, "Compile decoder layers, for constant shapes.", shown="on a GPU, for packs")
+    compile: bool | None = key(FLAG, "Compile decoder layers, for static shapes.", shown="on a GPU, for packs")
     early_stopping_patience: int | None = key(COUNT, "Stop after so many evaluations without a better loss.")
     early_stopping_threshold: float | None = key(AMOUNT, "By how much a loss must be better.", default=0.0)
     master_weights: bool | None = key(

@@ -38,16 +38,16 @@ ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "fl
 ZERO = ("zero1", "zero2", "zero3")
 _EVERY_MATRIX = ("all", "all-linear")  # of the decoder, as other systems say it
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MODEL = ("lora_rank", "lora_alpha", "lora_dropout", "train_language", "train_vision", "train_connector")
+_MODEL = ("lora_rank", "lora_alpha", "lora_dropout", "train_language", "train_vision", "train_projector")
 _STEP = tuple(one.name for one in fields(StepSettings))
-_OF_MODEL = ("method", "lora_rank", "train_vision", "train_connector")  # of a TrainingSetup
+_OF_MODEL = ("method", "lora_rank", "train_vision", "train_projector")  # of a TrainingSetup
 
 
 def model_settings(config: RunConfig) -> ModelSettings:
     """Which model, and what of it learns. A part with a learning rate of its own learns, one with rate 0 does not."""
     model, training = config.model, config.training
     found = model.given(*_MODEL)
-    for part, rate in (("train_vision", "vit_lr"), ("train_connector", "aligner_lr"), ("train_language", "")):
+    for part, rate in (("train_vision", "vit_lr"), ("train_projector", "aligner_lr"), ("train_language", "")):
         given = getattr(training, rate) if rate else 0.0 if training.learning_rate == 0 else None
         if given is not None and part not in found:
             found[part] = given > 0
@@ -68,7 +68,7 @@ def step_settings(config: RunConfig) -> StepSettings:
     """How a step is computed. Rates of parts that do not learn are left out."""
     training, model = config.training, model_settings(config)
     found = training.given(*_STEP)
-    for rate, learns in (("vit_lr", model.learns_vision), ("aligner_lr", model.learns_connector)):
+    for rate, learns in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
         if not learns:
             found.pop(rate, None)
     if "save_delay_steps" in found:
@@ -95,8 +95,8 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
     found: dict[str, Any] = {
         "method": model.method,
         "lora_rank": model.lora_rank,
-        "train_vision": model.learns_vision,
-        "train_connector": model.learns_connector,
+        "train_vision": model.trains_vision,
+        "train_projector": model.trains_projector,
         "weights_dtype": "fp32" if model.dtype == "fp32" else "bf16",
         "optimizer": optimizer(optim := training.optim or "adamw_torch"),
         "master_weights": step.master_weights is not False and optim in WITH_MASTERS and model.dtype != "fp16",
@@ -114,7 +114,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
 
 
 def compiles(config: RunConfig, *, packing: bool) -> bool:
-    """Are layers compiled on a GPU? For packs, unless it is said otherwise: padded rows have no constant shapes."""
+    """Are layers compiled on a GPU? For packs, unless it is said otherwise: padded rows have no static shapes."""
     given = step_settings(config).compile
     return packing if given is None else given
 

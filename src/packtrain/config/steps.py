@@ -68,12 +68,12 @@ class PackedStep:
     @property
     def idle(self) -> int:
         """Places of a step that no pack is left for."""
-        return self.shape.micro_steps * self.world - self.shape.packs
+        return self.shape.micro_batches * self.world - self.shape.packs
 
     @property
     def is_kept(self) -> bool:
         """Does a step have its samples, and every process a pack?"""
-        return abs(self.moved) <= KEPT and self.idle <= KEPT * self.shape.micro_steps * self.world
+        return abs(self.moved) <= KEPT and self.idle <= KEPT * self.shape.micro_batches * self.world
 
     @property
     def fewest_packs(self) -> int:

@@ -41,11 +41,11 @@ THEIR_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **{system: {"packing": False} for system in _MARKS if system != "nanoVLM"},
     "LLaMA-Factory": {
         **{"packing": False, "cutoff_len": 2048, "method": "lora", "lora_rank": 8},
-        **{"train_vision": False, "train_connector": False, "per_device_train_batch_size": 8, "num_train_epochs": 3},
+        **{"train_vision": False, "train_projector": False, "per_device_train_batch_size": 8, "num_train_epochs": 3},
     },
     "ms-swift": {
         **{"packing": False, "method": "lora", "lora_rank": 8, "lora_alpha": 32},
-        **{"train_vision": False, "train_connector": False, "num_train_epochs": 3, "effective_batch_size": 16},
+        **{"train_vision": False, "train_projector": False, "num_train_epochs": 3, "effective_batch_size": 16},
         **{"learning_rate": {"full": 1e-5, "": 1e-4}, "lr_scheduler_type": "cosine", "weight_decay": 0.1},
         "adam_beta2": 0.95,
     },
@@ -68,7 +68,7 @@ UNLESS: Mapping[str, tuple[str, ...]] = {
     "warmup_ratio": ("warmup_steps",),
     "lr_scheduler_kwargs": ("lr_scheduler_type",),
     "train_vision": ("vit_lr",),
-    "train_connector": ("aligner_lr",),
+    "train_projector": ("aligner_lr",),
     "method": ("use_dora", "quantization_bit"),
     "packing_length": ("cutoff_len",),
 }

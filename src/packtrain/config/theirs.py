@@ -130,10 +130,10 @@ def _frozen(*parts: str) -> Meant:
 
 # Names of modules, and the parts that they are.
 _MODULES: Mapping[str, tuple[str, ...]] = {
-    "visual": ("train_vision", "train_connector"),  # of Qwen: the merger is inside
+    "visual": ("train_vision", "train_projector"),  # of Qwen: the merger is inside
     **dict.fromkeys(("vision_tower", "vision_model", "vision_encoder", "vision"), ("train_vision",)),
     **dict.fromkeys(
-        ("multi_modal_projector", "connector", "merger", "visual.merger", "mm_projector", "mlp1"), ("train_connector",)
+        ("multi_modal_projector", "connector", "merger", "visual.merger", "mm_projector", "mlp1"), ("train_projector",)
     ),
     **dict.fromkeys(("language_model", "model", "llm"), ("train_language",)),
 }
@@ -143,7 +143,7 @@ def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or any(name not in _MODULES for name in names):
         return (
-            f"{value!r:.100} instead of {', '.join(_MODULES)}; train_vision, train_connector and train_language say it"
+            f"{value!r:.100} instead of {', '.join(_MODULES)}; train_vision, train_projector and train_language say it"
         )
     return Means({part: False for name in names for part in _MODULES[name]})
 
@@ -244,7 +244,7 @@ THEIRS: Mapping[str, Meant] = {
     "mask_history": _only_off("every answer of a chat carries loss; loss_on: completion takes the last one alone"),
     "train_on_prompt": _switch(_ALL),
     "freeze_vision_tower": _frozen("train_vision"),
-    "freeze_multi_modal_projector": _frozen("train_connector"),
+    "freeze_multi_modal_projector": _frozen("train_projector"),
     "freeze_language_model": _frozen("train_language"),
     "disable_gradient_checkpointing": _switch({"gradient_checkpointing": False}),
     "pure_bf16": _switch({"dtype": "bf16"}),
@@ -269,7 +269,7 @@ THEIRS: Mapping[str, Meant] = {
     # ms-swift, and trainers on top of it
     "val_dataset": _evaluated,
     "freeze_vit": _frozen("train_vision"),
-    "freeze_aligner": _frozen("train_connector"),
+    "freeze_aligner": _frozen("train_projector"),
     "freeze_llm": _frozen("train_language"),
     "loss_scale": _among(
         {"default": {}, "all": _ALL, "last_round": _COMPLETION},
@@ -327,7 +327,7 @@ THEIRS: Mapping[str, Meant] = {
     "NPROC_PER_NODE": _to("num_gpus"),
     # that have to be off
     **dict.fromkeys(
-        ("lora_model_dir", "adapter_name_or_path", "adapters"), _only_off("adapters begin anew; merge them first")
+        ("lora_model_dir", "adapter_name_or_path", "adapters"), _only_off("adapters begin again; merge them first")
     ),
     **dict.fromkeys(
         ("xformers_attention", "s2_attention", "shift_attn"), _only_off("not here; leave it out, or set attention")
@@ -338,7 +338,7 @@ THEIRS: Mapping[str, Meant] = {
     ),
     **dict.fromkeys(
         ("lora_modules_to_save", "modules_to_save", "additional_target", "unfrozen_parameters", "trainable_parameters"),
-        _only_off("beside adapters, train_vision and train_connector let whole parts learn"),
+        _only_off("beside adapters, train_vision and train_projector let whole parts learn"),
     ),
     **dict.fromkeys(
         ("use_rslora", "lora_fan_in_fan_out", "target_regex", "lora_plus_scale", "pissa_init"),

@@ -15,7 +15,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaRef:
-    """Where the bytes of one medium are: a path, the bytes themselves, or a stretch of an uncompressed archive."""
+    """Where the bytes of one medium are: a path, the bytes themselves, or a span of an uncompressed archive."""
 
     name: str  # what the data calls it; for messages and the ledger, never for opening
     path: str | None = None  # relative to the media root, absolute, or file://
@@ -27,7 +27,7 @@ class MediaRef:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A stretch of text inside a message."""
+    """A span of text inside a message."""
 
     text: str
 
@@ -104,7 +104,7 @@ class TokenIds:
     """Tokens that came as such, never templated. Every one that carries loss is its own label."""
 
     ids: tuple[int, ...]
-    learned: tuple[tuple[int, int], ...]  # stretches that carry loss: the first token, and the one behind the last
+    learned: tuple[tuple[int, int], ...]  # spans that carry loss: the first token, and the one behind the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,11 +192,11 @@ class Cost:
     frames: int = 0  # video frames sampled
     audio_seconds: float = 0.0
     objects: int = 0
-    patches: int = 0  # before merging, as the vision tower sees them
-    max_patches_per_image: int = 0  # the largest stretch that attends to itself inside the vision tower
+    patches: int = 0  # before merging, as the vision encoder sees them
+    max_patches_per_image: int = 0  # the largest span that attends to itself inside the vision encoder
     supervised_tokens: int = 0
     tail_tokens: int = 0  # text after the last media token, which may be cut off; all tokens where there are no media
-    tail_runs: str = ""  # lengths of the stretches of that tail, in turn without and with loss: "31,12,4"
+    tail_runs: str = ""  # lengths of the spans of that tail, in turn without and with loss: "31,12,4"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,11 +24,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expansion:
-    """What the processor puts in place of one medium's placeholder, and what the vision tower gets for it."""
+    """What the processor puts in place of one medium's placeholder, and what the vision encoder gets for it."""
 
     pieces: tuple[str | Run, ...]
     patches: int
-    max_patches: int  # the largest stretch of patches that attends to itself (an image, a tile, a frame pair)
+    max_patches: int  # the largest span of patches that attends to itself (an image, a tile, a frame pair)
     frames: int = 0  # video frames that were sampled
     tiles: int = 1
 

@@ -1,15 +1,15 @@
-"""Which tokens cover a stretch of characters, and how many stand behind one."""
+"""Which tokens cover a span of characters, and how many stand behind one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-Stretch = tuple[int, int]  # its first token, and the one behind its last
+Span = tuple[int, int]  # its first token, and the one behind its last
 
 
 class Runs:
-    """Lengths of the stretches that tokens fall into, in turn without and with loss."""
+    """Lengths of the spans that tokens fall into, in turn without and with loss."""
 
     def __init__(self) -> None:
         self._lengths = [0]
@@ -23,9 +23,9 @@ class Runs:
         else:
             self._lengths.append(count)
 
-    def add_text(self, count: int, stretches: Iterable[Stretch], begin: int = 0) -> None:
-        """The tokens of a text from `begin` to `count`; those inside the stretches, which are in order, carry loss."""
-        for first, end in stretches:
+    def add_text(self, count: int, spans: Iterable[Span], begin: int = 0) -> None:
+        """The tokens of a text from `begin` to `count`; those inside the spans, which are in order, carry loss."""
+        for first, end in spans:
             first = max(first, begin)
             if first < end:
                 self.add(first - begin, loss=False)
@@ -34,7 +34,7 @@ class Runs:
         self.add(count - begin, loss=False)
 
     def lengths(self) -> tuple[int, ...]:
-        """The stretches so far."""
+        """The spans so far."""
         return tuple(self._lengths)
 
 
@@ -53,8 +53,8 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     last = _token_at(encoding, end - 1, start - 1, -1)
     if first is None or last is None:
         return 0, 0
-    # A rare character is several tokens, all with its offsets: the stretch ends with the last of them. Where a
-    # normalizer has composed characters, the later ones have no token, so the stretch may end behind that.
+    # A rare character is several tokens, all with its offsets: the span ends with the last of them. Where a
+    # normalizer has composed characters, the later ones have no token, so the span may end behind that.
     while last + 1 < len(encoding):
         characters = encoding.token_to_chars(last + 1)
         if characters is None or characters[0] >= end:
@@ -63,7 +63,7 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Stretch]:
+def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Span]:
     """The tokens that cover a character of any of these spans, which are in order; the first `behind` never do."""
     found = []
     for start, end in spans:

@@ -210,12 +210,12 @@ class RecordEncoder:
     def _count_ids(self, tokens: TokenIds) -> Counts:
         self.require_usable(tokens)
         count = len(tokens.ids)
-        stretches = [
+        spans = [
             (max(first, 1), end) for first, end in tokens.learned if end > 1
         ]  # the first is predicted from nothing
         runs = Runs()
-        runs.add_text(count, stretches)
-        return Counts(count, sum([end - first for first, end in stretches]), count, runs.lengths())
+        runs.add_text(count, spans)
+        return Counts(count, sum([end - first for first, end in spans]), count, runs.lengths())
 
     def _ends(self, tokens: TokenIds | None) -> bool:
         """Does anything that carries loss end in an end token?"""
@@ -291,11 +291,11 @@ def _count(layout: Layout, encoding: Any) -> Counts:
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
         return Counts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
-    stretches = covered_by_all(encoding, layout.supervised, behind=1)
-    supervised = sum([end - first for first, end in stretches])
+    spans = covered_by_all(encoding, layout.supervised, behind=1)
+    supervised = sum([end - first for first, end in spans])
     for run in layout.runs:
         inside = any(start <= run.at < end for start, end in layout.supervised)
         supervised -= inside and encoding.char_to_token(run.at) != 0
     runs = Runs()
-    runs.add_text(len(encoding), stretches, begin=len(encoding) - tail_tokens)
+    runs.add_text(len(encoding), spans, begin=len(encoding) - tail_tokens)
     return Counts(text_tokens, supervised, tail_tokens, runs.lengths())

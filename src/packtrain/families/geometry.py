@@ -57,7 +57,7 @@ def resized(size: Mapping[str, int], height: int, width: int) -> tuple[int, int]
 
 
 def vision_patch(settings: ProcessorSettings, *, published: int, unwritten: int) -> int:
-    """Side of a patch of the vision tower.
+    """Side of a patch of the vision encoder.
 
     `published` is what the family's checkpoints use, for a folder without a model config; `unwritten` is the config
     class's own default, which a saved config leaves out.

@@ -428,7 +428,7 @@ def _answers_with_media(record: Record) -> bool:
 
 
 def _between(spans: Sequence[Span], end: int) -> tuple[Span, ...]:
-    """What these stretches leave.
+    """What these spans leave.
 
     >>> _between([(0, 2), (5, 6)], 9)
     ((2, 5), (6, 9))

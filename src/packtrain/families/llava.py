@@ -232,12 +232,12 @@ def unpadded(height: int, width: int, grid_height: int, grid_width: int) -> tupl
 def _patch(settings: ProcessorSettings) -> int:
     vision = settings.config.get("vision_config")
     kind = str(vision.get("model_type")) if isinstance(vision, Mapping) else ""
-    tower = vision_patch(settings, published=PUBLISHED_PATCH, unwritten=CONFIG_PATCH.get(kind, PUBLISHED_PATCH))
-    return int(settings.processor.get("patch_size") or tower)
+    encoder = vision_patch(settings, published=PUBLISHED_PATCH, unwritten=CONFIG_PATCH.get(kind, PUBLISHED_PATCH))
+    return int(settings.processor.get("patch_size") or encoder)
 
 
 def _correction(processor: Mapping[str, Any]) -> int:
-    """Tokens beside the patches: what the tower adds, less the first where the strategy drops it."""
+    """Tokens beside the patches: what the encoder adds, less the first where the strategy drops it."""
     return int(processor.get("num_additional_image_tokens") or 0) + _dropped(processor)
 
 

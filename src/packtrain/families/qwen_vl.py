@@ -108,7 +108,7 @@ class Qwen2VL:
         return Expansion(pieces=(run,), patches=patches, max_patches=patches)
 
     def video(self, header: MediaHeader) -> Expansion:
-        """Tokens of all temporal steps in one stretch, or each behind its time (Qwen3-VL)."""
+        """Tokens of all temporal steps in one span, or each behind its time (Qwen3-VL)."""
         height, width = require_video(header, rate=self._needs_rate())
         indices = self._sample(header)
         patch, temporal = int(self._video["patch_size"]), int(self._video["temporal_patch_size"])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packtrain.families.base import Expansion, Run
-from packtrain.families.coverage import Runs, Stretch, covered_by_all, tokens_behind
+from packtrain.families.coverage import Runs, Span, covered_by_all, tokens_behind
 from packtrain.families.skeleton import Skeleton, Slot
 from packtrain.families.tokenizer import LightTokenizer
 
@@ -37,7 +37,7 @@ class Counts:
     text_tokens: int
     supervised_tokens: int
     tail_tokens: int  # after the last media token; all of them where there are no media
-    tail_runs: tuple[int, ...]  # lengths of the stretches of that tail, in turn without and with loss
+    tail_runs: tuple[int, ...]  # lengths of the spans of that tail, in turn without and with loss
 
     @classmethod
     def all_supervised(cls, text_tokens: int, supervised_tokens: int, tail_tokens: int) -> Counts:
@@ -66,7 +66,7 @@ class _Segment:
             for fragment in self.fragments
         ]
 
-    def supervised(self, strings: Sequence[str], encoding: Any) -> list[Stretch]:
+    def supervised(self, strings: Sequence[str], encoding: Any) -> list[Span]:
         """Its tokens that carry loss."""
         starts = [0, *itertools.accumulate([len(text) for text in strings])]
         spans = [(starts[first] + start, starts[last] + end) for (first, start), (last, end) in self.ranges]
@@ -92,17 +92,17 @@ class Draft:
         tail = shape.constant_tail + self.media_tail + sum(lengths[shape.first_tail_segment :])
         if shape.all_supervised:
             return Counts.all_supervised(text, text - 1, tail)
-        stretches = [
+        spans = [
             segment.supervised(strings, encoding) if segment.ranges else []
             for segment, strings, encoding in zip(shape.segments, self.strings, encodings, strict=True)
         ]
         supervised = shape.constant_supervised + self.media_supervised
-        supervised += sum([end - first for found in stretches for first, end in found])
+        supervised += sum([end - first for found in spans for first, end in found])
         runs = Runs()
         runs.add(self.media_tail, loss=bool(shape.media) and shape.media[-1].supervised)
         for piece in shape.tail:
             if isinstance(piece, int):
-                runs.add_text(lengths[piece], stretches[piece])
+                runs.add_text(lengths[piece], spans[piece])
             else:
                 runs.add(piece.count, loss=piece.loss)
         return Counts(text, supervised, tail, runs.lengths())
@@ -246,7 +246,7 @@ class _Builder:
         self._first_is_fixed = bool(self._constant) or bool(skeleton.literals[0])
 
     def literal(self, number: int, offset: int, text: str) -> None:
-        """A stretch of literal `number` without special tokens."""
+        """A span of literal `number` without special tokens."""
         if text:
             self._open.append((text, (2 * number, offset), (2 * number, offset + len(text))))
 

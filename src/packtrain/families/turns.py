@@ -64,7 +64,7 @@ class TurnFinder:
         return found
 
     def spans(self, rendered: Rendered, messages: Messages) -> tuple[tuple[Span, ...], ...]:
-        """What carries loss of each assistant message, in order; several stretches where the template marks them."""
+        """What carries loss of each assistant message, in order; several spans where the template marks them."""
         return self.marked(rendered, self.turns(rendered, messages))
 
     def turns(self, rendered: Rendered, messages: Messages) -> tuple[Span, ...]:

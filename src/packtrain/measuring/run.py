@@ -97,24 +97,24 @@ def run(
     report: Callable[[Progress], None],
     *,
     told: Mapping[str, Any] = _NOTHING,
-    anew: bool = True,
+    again: bool = True,
 ) -> Outcome:
     """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none.
 
-    `told` are the settings as the user has said them, which later stages go on with. Without `anew` a table that does
+    `told` are the settings as the user has said them, which later stages go on with. Without `again` a table that does
     not fit is an error.
     """
     started = time.monotonic()
-    if anew:
+    if again:
         _refuse_others(out)
     by_processor = task.rule != FAMILY_RULE
     inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
     places = task.request.places()
-    finished, changed = _finished_before(out, inputs, task, told if anew else None)
+    finished, changed = _finished_before(out, inputs, task, told if again else None)
     if finished is not None:
         return Outcome(table=finished, reused=True)
-    if not anew:
+    if not again:
         raise ArtifactError(
             f"data.costs {out}",
             got="; ".join(changed[:_NAMED]) if changed else "no complete cost table",

@@ -70,8 +70,8 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     adapters = settings.has_adapters and settings.train_language
     wanted = {
         "language": settings.train_language and not adapters,
-        "vision": settings.learns_vision,
-        "connector": settings.learns_connector,
+        "vision": settings.trains_vision,
+        "projector": settings.trains_projector,
     }
     for name, weight in model.named_parameters():
         weight.requires_grad_(wanted[part_of_weight(name)] and weight.is_floating_point())
@@ -118,11 +118,11 @@ def _numel(weight: nn.Parameter) -> int:
 
 
 def _require_parts(model: Any, settings: ModelSettings) -> None:
-    asked = [name for name in ("train_vision", "train_connector") if getattr(settings, name)]
+    asked = [name for name in ("train_vision", "train_projector") if getattr(settings, name)]
     if asked and model_parts(model).vision is None:
         raise ConfigError(
             f"model.{asked[0]}",
-            got=f"true, and {model.config.model_type} has no vision tower",
+            got=f"true, and {model.config.model_type} has no vision encoder",
             expected="a model that takes images",
             fix=f"leave {asked[0]} out",
         )

@@ -61,7 +61,7 @@ def set_attention(
     if backend == "varlen":
         _use_varlen(model, parts)
     elif backend == "flex":
-        # Vision towers are dense, or loop over images: flex would compile for every size of them.
+        # Vision encoders are dense, or loop over images: flex would compile for every size of them.
         _implement(model, text="eager", vision="sdpa")
         # Named directly, because the Qwen classes do not say that they can, although they can.
         _name(parts.language, "flex_attention")
@@ -178,7 +178,7 @@ def _implement(model: Any, *, text: str, vision: str) -> None:
 def _use_varlen(model: Any, parts: ModelParts) -> None:
     varlen.register()
     _implement(model, text=varlen.VARLEN, vision="sdpa")
-    # Towers of fixed size are batches of equal rows, at which sdpa is good. Those that take many images as one row
+    # Encoders of fixed size are batches of equal rows, at which sdpa is good. Those that take many images as one row
     # hand their boundaries over only to a name with flash in it, which transformers would look for on the hub.
     if parts.vision is not None and _takes_segments(parts.vision):
         _name(parts.vision, varlen.VISION_VARLEN)
@@ -192,12 +192,12 @@ def _name(part: nn.Module, name: str) -> None:
             config._attn_implementation_internal = name
 
 
-def _takes_segments(tower: nn.Module) -> bool:
-    return any("cu_seqlens" in inspect.signature(module.forward).parameters for module in tower.modules())
+def _takes_segments(encoder: nn.Module) -> bool:
+    return any("cu_seqlens" in inspect.signature(module.forward).parameters for module in encoder.modules())
 
 
 class _Relay:
-    """Takes a batch's boundaries past the vision tower, which would mistake them for its own, to the language model."""
+    """Takes a batch's boundaries past the vision encoder, which would take them for its own, to the language model."""
 
     def __init__(self, *, as_mask: bool, masks: bool) -> None:
         self._as_mask, self._masks, self._held = as_mask, masks, dict[str, Any]()

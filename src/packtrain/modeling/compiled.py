@@ -1,4 +1,4 @@
-"""Compiled layers: decoder layers for the constant shapes of packs, vision blocks for any number of patches.
+"""Compiled layers: decoder layers for the static shapes of packs, vision blocks for any number of patches.
 
 Each layer is compiled by itself and all layers of a kind share what was compiled, so that it takes seconds and one
 graph is kept, not one for each layer. Everything else stays as transformers runs it: checkpointing calls a layer and
@@ -6,7 +6,7 @@ gets a compiled one, adapters inside a layer are compiled with it, and names of 
 
 Tokens of a pack are constant (`ConstantShapes`). The number of its samples and the length of the longest are not, and
 compiled code takes any. Patches vary several times as much as tokens do between packs: filling them up to the most of
-any pack would be more work than constant shapes save, so towers are compiled for any number of them from the start.
+any pack would be more work than static shapes save, so encoders are compiled for any number of them from the start.
 
 A layer that is recomputed must meet the graph that computed it first: another may keep other tensors for the backward
 pass, and checkpointing ends the step. Where several graphs fit, torch prefers the one that ran last, which may be one
@@ -52,10 +52,10 @@ def compile_layers(
 ) -> CompiledLayers:
     """Let a model's layers be compiled when they are first called; those that are compiled already stay so.
 
-    `constant` says that batches have constant shapes. Without it decoder layers too are compiled for any length.
+    `constant` says that batches have static shapes. Without it decoder layers too are compiled for any length.
     """
     parts = model_parts(model)
-    towers = list(_layers(parts.vision)) if parts.vision is not None and vision else []
+    encoders = list(_layers(parts.vision)) if parts.vision is not None and vision else []
     inside = set(parts.vision.modules()) if parts.vision is not None else set()
     decoders = [layer for layer in _layers(parts.language) if layer not in inside] if language else []
     _vary_longest()
@@ -63,9 +63,9 @@ def compile_layers(
     chosen: dict[str, Any] = {"backend": backend, "options": dict(options) if options else None}
     for layer in decoders:
         _compile(layer, dynamic=None if constant else True, **chosen)
-    for layer in towers:
+    for layer in encoders:
         _compile(layer, dynamic=True, **chosen)
-    return CompiledLayers(language=len(decoders), vision=len(towers))
+    return CompiledLayers(language=len(decoders), vision=len(encoders))
 
 
 def undo_compile(model: Any) -> None:
@@ -100,12 +100,12 @@ def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _own(hidden: Any) -> Any:
-    """The first block of a tower is given a view, for which a graph would be made that no other block uses."""
+    """The first block of an encoder is given a view, for which a graph would be made that no other block uses."""
     return hidden.clone() if isinstance(hidden, Tensor) and hidden._is_view() else hidden
 
 
 def _layers(part: nn.Module) -> Iterator[nn.Module]:
-    """What transformers checkpoints one by one: the layers of decoders and towers, in every family."""
+    """What transformers checkpoints one by one: the layers of decoders and encoders, in every family."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for module in part.children():

@@ -1,12 +1,12 @@
-"""Ranks without media: the vision tower takes part in every forward pass, so that collectives match on all ranks.
+"""Ranks without media: the vision encoder takes part in every forward pass, so that collectives match on all ranks.
 
-A pack of text only (or an empty one) never calls the tower. Then DDP waits for gradients that do not come, and FSDP
-for shards that this rank does not ask for. A hook adds `0 * tower(small image)` to the embeddings of such a batch: the
-tower and its projector run and get gradients of zero. In a step in which no rank has media the optimizer has to pass
-over them, or decay and momentum would move them: `training.reached` sees to it.
+A pack of text only (or an empty one) never calls the encoder. Then DDP waits for gradients that do not come, and FSDP
+for shards that this rank does not ask for. A hook adds `0 * encoder(small image)` to the embeddings of such a batch:
+the encoder and its projector run and get gradients of zero. In a step in which no rank has media the optimizer has to
+pass over them, or decay and momentum would move them: `training.reached` sees to it.
 
-Models that take images and videos apart run their tower once for each. Where it is sharded, every rank has to run it as
-often as the others, so that a pack with images only is given a small image in place of the videos, and the other way
+Models that take images and videos apart run their encoder once for each. Where it is sharded, every rank has to run it
+as often as the others, so that a pack with images only is given a small image in place of the videos, and the other way
 round.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from packtrain.families.contracts import BatchContract
 from packtrain.modeling.parts import ModelParts, model_parts
 
-_PIXELS = ("pixel_values", "pixel_values_videos")  # what a tower is run on, once for each
+_PIXELS = ("pixel_values", "pixel_values_videos")  # what an encoder is run on, once for each
 
 
 class EmptyMediaHook:
@@ -57,7 +57,7 @@ class EmptyMediaHook:
         return args, {**kwargs, "inputs_embeds": embeds + (0.0 * nothing).to(embeds.dtype)}
 
     def _runs(self) -> int:
-        """How often the tower has still to run.
+        """How often the encoder has still to run.
 
         Shards are gathered by all ranks equally often. What is whole on every rank matters for its gradients only.
         """
@@ -89,7 +89,7 @@ def has_small_image(model_type: str) -> bool:
 
 
 def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook | None:
-    """Let a model's vision tower take part in batches without media; None where there is no tower.
+    """Let a model's vision encoder take part in batches without media; None where there is no encoder.
 
     Hooks that an earlier call put there are replaced.
     """

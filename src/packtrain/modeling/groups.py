@@ -21,13 +21,13 @@ def parameter_groups(
     A group's `name` is its part of the model. Biases and norms have a group of their own, also where nothing decays,
     so that a resumed run may change the decay. Wrapped models (DDP, FSDP2, adapters) give the same groups.
     """
-    rates = {"language": learning_rate, "vision": vit_lr, "connector": aligner_lr}
+    rates = {"language": learning_rate, "vision": vit_lr, "projector": aligner_lr}
     decaying = set(_decaying(model))
     members: dict[tuple[str, bool], list[Any]] = {(part, decays): [] for part in PARTS for decays in (True, False)}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             members[part_of_weight(name), name in decaying].append(weight)
-    for setting, part, rate in (("vit_lr", "vision", vit_lr), ("aligner_lr", "connector", aligner_lr)):
+    for setting, part, rate in (("vit_lr", "vision", vit_lr), ("aligner_lr", "projector", aligner_lr)):
         if rate is not None and not members[part, True] and not members[part, False]:
             raise _frozen(model, setting, part, rate)
     return [
@@ -45,7 +45,7 @@ def parameter_groups(
 def _decaying(model: Any) -> list[str]:
     """Trainer's own choice of what decays, everything but biases and norms, without the vectors among it.
 
-    Trainer knows norms by their names, and not all have one: those of Qwen2.5-VL's tower are `norm1` and `ln_q`.
+    Trainer knows norms by their names, and not all have one: those of Qwen2.5-VL's encoder are `norm1` and `ln_q`.
     """
     from transformers import Trainer
 
@@ -55,7 +55,7 @@ def _decaying(model: Any) -> list[str]:
 
 def _frozen(model: Any, setting: str, part: str, rate: float) -> ConfigError:
     if model_parts(model).vision is None:
-        why, fix = "the model has no vision tower", f"leave {setting} out"
+        why, fix = "the model has no vision encoder", f"leave {setting} out"
     else:
         why, fix = f"the {part} part is frozen", f"set train_{part}: true, or leave {setting} out"
     return ConfigError(

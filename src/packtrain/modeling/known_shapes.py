@@ -36,7 +36,7 @@ def _qwen3_vl(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, A
     part = text["head_dim"] // 6
     section = [text["head_dim"] // 2 - 2 * part, part, part]
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True, "mrope_section": section}
-    tower = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
+    encoder = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
     return {
         "model_type": "qwen3_vl",
         "tie_word_embeddings": True,
@@ -44,7 +44,7 @@ def _qwen3_vl(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, A
         "text_config": {"model_type": "qwen3_vl_text", **text, "rope_parameters": rope},
         "vision_config": {
             "model_type": "qwen3_vl_vision",
-            **tower,
+            **encoder,
             "out_hidden_size": text["hidden_size"],
             **vision,
         },
@@ -55,7 +55,13 @@ def _qwen2_5_vl(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str,
     part = 3 * text["head_dim"] // 16
     section = [text["head_dim"] // 2 - 2 * part, part, part]
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
-    tower = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "window_size": 112}
+    encoder = {
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "in_channels": 3,
+        "window_size": 112,
+    }
     decoder = {name: value for name, value in text.items() if name != "head_dim"}
     return {
         "model_type": "qwen2_5_vl",
@@ -64,7 +70,7 @@ def _qwen2_5_vl(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str,
         "text_config": {"model_type": "qwen2_5_vl_text", **decoder, "rope_parameters": rope},
         "vision_config": {
             "model_type": "qwen2_5_vl",
-            **tower,
+            **encoder,
             "out_hidden_size": text["hidden_size"],
             **vision,
         },

@@ -138,7 +138,7 @@ def _four_bits(auto: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _kept_whole(auto: Any, config: Any) -> list[str]:
-    """Patterns for every linear map outside the decoder's layers: tower, connector and head."""
+    """Patterns for every linear map outside the decoder's layers: encoder, projector and head."""
     with torch.device("meta"):
         model = auto.from_config(config)
     layers = {id(module) for module in decoder_layers(model).modules()}

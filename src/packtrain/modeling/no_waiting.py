@@ -1,4 +1,4 @@
-"""A step in which the host does not wait for the GPU, for towers that look at the sizes of images while they run.
+"""A step in which the host does not wait for the GPU, for encoders that look at the sizes of images while they run.
 
 A number that the host asks of the GPU lets it wait until everything before is done, and the GPU then wait for the host.
 Qwen3-VL asks some twenty times in a step. What it computes from the sizes of images is computed here on the host, from
@@ -24,7 +24,7 @@ _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 def stop_waiting(model: Any) -> tuple[str, ...]:
-    """Change a model so, and return the names of what should stay on the host when a batch is moved; twice is once."""
+    """Change a model so, and return the names of what should stay on the host when a batch is moved; idempotent."""
     parts = model_parts(model)
     if getattr(parts.inner.config, "model_type", "") not in MODEL_TYPES or parts.vision is None:
         return ()
@@ -42,8 +42,8 @@ def stop_waiting(model: Any) -> tuple[str, ...]:
 class _Sizes:
     """What follows from the sizes of images, added to the arguments of a forward pass that has them on the host."""
 
-    def __init__(self, tower: nn.Module) -> None:
-        self._tower: Any = tower
+    def __init__(self, encoder: nn.Module) -> None:
+        self._encoder: Any = encoder
 
     def add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         found: dict[str, Any] = {}
@@ -59,21 +59,21 @@ class _Sizes:
 
     @in_one_thread()
     def of(self, grid: Tensor, device: torch.device) -> dict[str, Any]:
-        """By the names that the tower takes them by."""
+        """By the names that the encoder takes them by."""
         from transformers import vision_utils
 
-        tower = self._tower
+        encoder = self._encoder
         ends = vision_utils.get_vision_cu_seqlens(grid)
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             grid,
-            num_grid_per_side=tower.num_grid_per_side,
-            mode=tower.interpolation_mode,
-            align_corners=tower.interpolation_align_corners,
-            spatial_merge_size=tower.spatial_merge_size,
+            num_grid_per_side=encoder.num_grid_per_side,
+            mode=encoder.interpolation_mode,
+            align_corners=encoder.interpolation_align_corners,
+            spatial_merge_size=encoder.spatial_merge_size,
         )
         tensors = {
             "cu_seqlens": ends,
-            "position_ids": vision_utils.get_vision_position_ids(grid, tower.spatial_merge_size),
+            "position_ids": vision_utils.get_vision_position_ids(grid, encoder.spatial_merge_size),
             "interp_indices": indices,
             "interp_weights": weights,
         }

@@ -1,4 +1,4 @@
-"""The parts of a transformers model that packing touches: the inner model, its language model, its vision tower."""
+"""The parts of a transformers model that packing touches: the inner model, its language model, its vision encoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from packtrain.core.errors import ConfigError
 from packtrain.predicting.weights import part_of
 
-PARTS = ("language", "vision", "connector")
+PARTS = ("language", "vision", "projector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")
 
@@ -24,7 +24,7 @@ class ModelParts:
     vision: nn.Module | None
 
     def projector(self) -> list[nn.Parameter]:
-        """What stands beside both; mergers inside a tower belong to the connector as well (`part_of_weight`)."""
+        """What stands beside both; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
         if self.vision is None:
             return []
         inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}
@@ -34,7 +34,7 @@ class ModelParts:
 def part_of_weight(name: str) -> str:
     """Which of PARTS a parameter belongs to, by its name, in wrappers too; counted as checkpoints are counted.
 
-    Embeddings and the output head belong to the language model, mergers inside a vision tower to the connector.
+    Embeddings and the output head belong to the language model, mergers inside a vision encoder to the projector.
     """
     found = part_of(name)
     return found if found in PARTS else "language"

@@ -1,4 +1,4 @@
-"""Patch embeddings as matrix products: towers that get patches one by one call a convolution for each of them.
+"""Patch embeddings as matrix products: encoders that get patches one by one call a convolution for each of them.
 
 Where the kernel of a convolution is as large as its input, it is one product of matrices. Convolutions are slow at
 that, in half precision above all. The module keeps its weights, its names and its results; only how they are computed
@@ -18,7 +18,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def multiply_patches(model: Any) -> int:
-    """Compute a model's patch embeddings as products, and return how many modules that changed; twice is once."""
+    """Compute a model's patch embeddings as products, and return how many modules that changed; idempotent."""
     vision = model_parts(model).vision
     found = [module for module in vision.modules() if _is_patchwise(module)] if vision is not None else []
     for module in found:

@@ -22,7 +22,7 @@ def prepare_model(
 ) -> str:
     """Make a model ready for packs, and return the attention that really runs.
 
-    Its attention keeps samples apart, and its vision tower takes part in packs without images, so that ranks agree.
+    Its attention keeps samples apart, and its vision encoder takes part in packs without images, so that ranks agree.
     Models on which packing is known to be wrong are refused with the reason. `device` and `dtype` say where it will be
     trained, if not where its weights are now.
     """

@@ -25,7 +25,7 @@ class ModelSettings:
     lora_target_modules: tuple[str, ...] | None = None  # None: every matrix of the decoder's layers
     train_language: bool = True  # with adapters: whether there are any
     train_vision: bool | None = None
-    train_connector: bool | None = None
+    train_projector: bool | None = None
     dtype: Dtype = "auto"  # of weights; auto: bf16 on a GPU that has it, else fp32; fp16: frozen ones
     attention: str = "auto"
 
@@ -40,9 +40,9 @@ class ModelSettings:
             raise ConfigError("model.lora_rank", got=self.lora_rank, expected="at least 1")
         if not 0 <= self.lora_dropout < 1:
             raise ConfigError("model.lora_dropout", got=self.lora_dropout, expected="from 0 to below 1")
-        if not (self.train_language or self.learns_vision or self.learns_connector):
+        if not (self.train_language or self.trains_vision or self.trains_projector):
             raise ConfigError("model", got="every part frozen", expected="something that learns")
-        whole = (self.train_language and not self.has_adapters) or self.learns_vision or self.learns_connector
+        whole = (self.train_language and not self.has_adapters) or self.trains_vision or self.trains_projector
         if self.dtype == "fp16" and whole:
             raise ConfigError(
                 "model.dtype", got="fp16 for weights that learn", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16
@@ -58,9 +58,9 @@ class ModelSettings:
         return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
 
     @property
-    def learns_vision(self) -> bool:
+    def trains_vision(self) -> bool:
         return not self.has_adapters if self.train_vision is None else self.train_vision
 
     @property
-    def learns_connector(self) -> bool:
-        return not self.has_adapters if self.train_connector is None else self.train_connector
+    def trains_projector(self) -> bool:
+        return not self.has_adapters if self.train_projector is None else self.train_projector

@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from packtrain.core.errors import ConfigError
 
 VARLEN = "packtrain_varlen"
-# Vision towers hand all their images over in one call only to an implementation that is called flash.
+# Vision encoders hand all their images over in one call only to an implementation that is called flash.
 VISION_VARLEN = "packtrain_flash_varlen"
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256

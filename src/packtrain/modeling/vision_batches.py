@@ -1,7 +1,7 @@
-"""Vision towers that fit: run on some images at a time, and recomputed independently of the language model.
+"""Vision encoders that fit: run on some images at a time, and recomputed independently of the language model.
 
-A tower that is trained keeps what its backward pass needs of all its images, however they are batched. So sub-batches
-bound what is needed for a moment, and checkpointing bounds what is kept. A frozen tower keeps nothing.
+A encoder that is trained keeps what its backward pass needs of all its images, however they are batched. So sub-batches
+bound what is needed for a moment, and checkpointing bounds what is kept. A frozen encoder keeps nothing.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from packtrain.modeling.parts import model_parts, transformers_model
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
 _PER_PATCH = (_ROWS, "position_ids", "interp_indices", "interp_weights")
-_SPLIT = "_packtrain_split"  # under this name a tower keeps its split
+_SPLIT = "_packtrain_split"  # under this name an encoder keeps its split
 _TILES, _MASKS = "pixel_values", "patch_attention_mask"
 
 
 class SplitVision:
-    """The forward pass of one tower, a part of its images at a time; `remove` makes it as it was.
+    """The forward pass of one encoder, a part of its images at a time; `remove` makes it as it was.
 
     Images stay whole, and so does every frame of a video; one that is larger than the limit runs alone. Where layers
-    of the tower are sharded, running them is a collective: ranks agree on how often, and those with fewer images run
+    of the encoder are sharded, running them is a collective: ranks agree on how often, and those with fewer images run
     their first ones again, without effect.
     """
 
-    def __init__(self, tower: Any, max_patches: int) -> None:
-        self._tower, self._max_patches = tower, max_patches
-        self._replaced = tower.__dict__.get("forward")
-        self._whole = tower.forward
+    def __init__(self, encoder: Any, max_patches: int) -> None:
+        self._encoder, self._max_patches = encoder, max_patches
+        self._replaced = encoder.__dict__.get("forward")
+        self._whole = encoder.forward
         self._names = list(inspect.signature(self._whole).parameters)
         self._takes_rows = _GRIDS in self._names
-        tower.forward = self._forward
+        encoder.forward = self._forward
 
     def remove(self) -> None:
-        del self._tower.forward
+        del self._encoder.forward
         if self._replaced is not None:
-            self._tower.forward = self._replaced
+            self._encoder.forward = self._replaced
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         pieces = list(self._pieces(given))
         runs = len(pieces)
-        if is_sharded(self._tower):
+        if is_sharded(self._encoder):
             runs = _most_of_all_ranks(runs, given[_ROWS if self._takes_rows else _TILES].device)
         if runs == 1:
             return self._whole(*args, **kwargs)
@@ -66,15 +66,15 @@ class SplitVision:
         if others:
             raise ConfigError(
                 "training.vision_batch_patches",
-                got=f"a vision tower that is given {', '.join(others)}",
-                expected="a tower whose arguments can be cut between images",
+                got=f"a vision encoder that is given {', '.join(others)}",
+                expected="an encoder whose arguments can be cut between images",
                 fix="leave vision_batch_patches out",
             )
         yield from _rows(whole, self._max_patches) if self._takes_rows else self._tiles(whole)
 
     def _tiles(self, whole: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Towers that take tiles, all of one size."""
-        tiles, patch = whole[_TILES], self._tower.config.patch_size
+        """Encoders that take tiles, all of one size."""
+        tiles, patch = whole[_TILES], self._encoder.config.patch_size
         down, across = patch if isinstance(patch, list | tuple) else (patch, patch)
         patches = (tiles.shape[-2] // down) * (tiles.shape[-1] // across)
         each = max(1, self._max_patches // patches)
@@ -83,7 +83,7 @@ class SplitVision:
 
 
 def _rows(whole: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Tensor]]:
-    """Towers that take the patches of all images as one row, and (time, height, width) of each.
+    """Encoders that take the patches of all images as one row, and (time, height, width) of each.
 
     What was worked out for them before is cut as well: numbers of each patch, and the ends of frames.
     """
@@ -127,37 +127,37 @@ def grid_pieces(grids: Iterable[Sequence[int]], limit: int) -> Iterator[list[lis
 
 
 def split_vision(model: Any, max_patches: int) -> SplitVision | None:
-    """Let a model's vision tower run on at most so many patches at once; None where there is no tower.
+    """Let a model's vision encoder run on at most so many patches at once; None where there is no encoder.
 
     Numbers stay the same up to the order of summation. An earlier split is replaced.
     """
-    tower: Any = model_parts(model).vision
-    if tower is None:
+    encoder: Any = model_parts(model).vision
+    if encoder is None:
         return None
     unsplit_vision(model)
-    split = SplitVision(tower, max_patches)
-    tower.__dict__[_SPLIT] = split
+    split = SplitVision(encoder, max_patches)
+    encoder.__dict__[_SPLIT] = split
     return split
 
 
 def unsplit_vision(model: Any) -> None:
-    """Let a vision tower run on everything at once again; nothing where it was not split."""
-    tower: Any = model_parts(model).vision
-    earlier: SplitVision | None = None if tower is None else tower.__dict__.pop(_SPLIT, None)
+    """Let a vision encoder run on everything at once again; nothing where it was not split."""
+    encoder: Any = model_parts(model).vision
+    earlier: SplitVision | None = None if encoder is None else encoder.__dict__.pop(_SPLIT, None)
     if earlier is not None:
         earlier.remove()
 
 
-# ---- sharded towers
+# ---- sharded encoders
 
 
-def is_sharded(tower: nn.Module) -> bool:
-    """Whether modules inside a tower gather their weights from other ranks each time they run."""
+def is_sharded(encoder: nn.Module) -> bool:
+    """Whether modules inside an encoder gather their weights from other ranks each time they run."""
     from torch.distributed.fsdp import FSDPModule
 
-    if any(isinstance(module, FSDPModule) for module in tower.modules() if module is not tower):
+    if any(isinstance(module, FSDPModule) for module in encoder.modules() if module is not encoder):
         return True
-    return any(hasattr(parameter, "ds_id") for parameter in tower.parameters())
+    return any(hasattr(parameter, "ds_id") for parameter in encoder.parameters())
 
 
 def _most_of_all_ranks(runs: int, device: torch.device) -> int:
@@ -195,9 +195,9 @@ def _joined(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
 
 
 def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
-    """Recompute the layers of language model and vision tower in the backward pass, or keep them, each on its own.
+    """Recompute the layers of language model and vision encoder in the backward pass, or keep them, each on its own.
 
-    Inputs need no gradients for it, so a frozen tower is not drawn into the backward pass, and is not recomputed.
+    Inputs need no gradients for it, so a frozen encoder is not drawn into the backward pass, and is not recomputed.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -54,7 +54,7 @@ class Packing:
 
 
 def pack_sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Sums of consecutive stretches, none of them empty.
+    """Sums of consecutive spans, none of them empty.
 
     >>> pack_sums(np.array([1, 2, 3, 4]), np.array([0, 1, 4]))
     array([1, 9])
@@ -211,7 +211,7 @@ def _none(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: E
 
 
 def _in_windows(sizes: np.ndarray, capacities: np.ndarray, window: int, seed: int | None, effort: Effort) -> Grouped:
-    """Best fit within each stretch of `window` consecutive samples, and what the one before left over."""
+    """Best fit within each span of `window` consecutive samples, and what the one before left over."""
     orders, lengths = [], []
     back = np.empty(0, np.int64)
     for start in range(0, len(sizes), window):

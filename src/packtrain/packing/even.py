@@ -1,4 +1,4 @@
-"""Packs that are alike: the same samples dealt anew over the same number of packs.
+"""Packs that are alike: the same samples dealt again over the same number of packs.
 
 Sorted best fit reaches the bound with packs that differ: some hold three long samples, others thirty short ones with
 thirty images. Here most samples are dealt out by decreasing size, each to the pack that is emptiest so far, and only

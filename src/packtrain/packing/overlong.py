@@ -28,7 +28,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pieces:
-    """What goes into packs: stretches of rows of the cost table. Uncut rows are stretches from 0 to their end."""
+    """What goes into packs: spans of rows of the cost table. Uncut rows are spans from 0 to their end."""
 
     rows: np.ndarray
     starts: np.ndarray
@@ -88,7 +88,7 @@ def _over(samples: Samples, config: PackingConfig) -> dict[str, np.ndarray]:
     return found
 
 
-def _stretch(tokens: int, length: int, config: PackingConfig) -> tuple[np.ndarray, np.ndarray]:
+def _span(tokens: int, length: int, config: PackingConfig) -> tuple[np.ndarray, np.ndarray]:
     """Begins and ends of the pieces that are kept of a sample, each of at most this length."""
     kept = min(tokens, config.cutoff_len or tokens)
     if config.overlong != "split":
@@ -123,7 +123,7 @@ def _cut(
         tokens = int(samples["tokens"][row])
         reason = reasons.get(row) or f"{tokens:,} tokens > cutoff_len {config.cutoff_len:,}"
         beyond = [name for name, exceeds in over.items() if exceeds[row] and name not in by_cutting]
-        why = _uncuttable(tokens - int(tails.tokens[row]), *_stretch(tokens, length, config))
+        why = _uncuttable(tokens - int(tails.tokens[row]), *_span(tokens, length, config))
         if beyond or why:
             dropped.append(Dropped(row, UNFIT, reason if beyond else f"{reason}; {why}"))
         else:
@@ -133,7 +133,7 @@ def _cut(
     cut_rows = tokens_lost = supervised_lost = 0
     for row, runs in zip(cut, tails.runs(np.array(cut, np.int64)) if cut else (), strict=True):
         tokens, carrying = int(samples["tokens"][row]), int(samples["supervised_tokens"][row])
-        begins, ends = _stretch(tokens, length, config)
+        begins, ends = _span(tokens, length, config)
         found = supervised_in(runs, tokens, carrying, int(tails.tokens[row]), begins, ends)
         kept = found > 0
         for begin, end in zip(begins[~kept].tolist(), ends[~kept].tolist(), strict=True):

@@ -45,7 +45,7 @@ PACK_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pack:
-    """One pack: rows of the cost table, and the stretch of tokens of each where they are cut (-1: to the end)."""
+    """One pack: rows of the cost table, and the span of tokens of each where they are cut (-1: to the end)."""
 
     rows: np.ndarray
     starts: np.ndarray

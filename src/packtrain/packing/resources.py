@@ -60,7 +60,7 @@ class Tails:
         return Tails(self.tokens[rows], lambda some: self.runs(rows[some]))
 
     def part(self, start: int, stop: int) -> Tails:
-        """Those of a stretch of samples."""
+        """Those of a span of samples."""
         return Tails(self.tokens[start:stop], lambda some: self.runs(some + start))
 
 

@@ -133,7 +133,9 @@ class Schedule:
         """Micro-batches of one optimizer step on this many ranks, each with batches of this many packs."""
         return -(-self.packs_per_step // (world * rows_per_batch))
 
-    def micro_steps(self, epoch: int, number: int, world: int, done: int = 0, *, rows_per_batch: int = 1) -> np.ndarray:
+    def micro_batches(
+        self, epoch: int, number: int, world: int, done: int = 0, *, rows_per_batch: int = 1
+    ) -> np.ndarray:
         """The packs of one step by micro-batch and rank, filled up with EMPTY: (accumulation, world x rows_per_batch).
 
         Rank r has the columns from r x rows_per_batch on. The packs of the first micro-batches are always the first of

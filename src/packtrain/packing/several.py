@@ -90,36 +90,36 @@ def _best_fit(sizes: np.ndarray, capacities: np.ndarray, rng: np.random.Generato
 def _first_fit_in_random_order(
     sizes: np.ndarray, capacities: np.ndarray, fewest: int, rng: np.random.Generator
 ) -> _Grouped:
-    """First fit over stretches of a random order, while it can still end below `fewest` packs."""
+    """First fit over spans of a random order, while it can still end below `fewest` packs."""
 
-    def pack(stretch: np.ndarray) -> _Grouped:
-        return group(stretch, *first_fit(sizes, stretch, capacities))
+    def pack(span: np.ndarray) -> _Grouped:
+        return group(span, *first_fit(sizes, span, capacities))
 
-    return _in_stretches(rng.permutation(len(sizes)), _FIRST_FIT_SAMPLES, fewest, pack)
+    return _in_spans(rng.permutation(len(sizes)), _FIRST_FIT_SAMPLES, fewest, pack)
 
 
 def _best_fit_by_sum(sizes: np.ndarray, capacities: np.ndarray, fewest: int, rng: np.random.Generator) -> _Grouped:
-    """Best fit by decreasing sum of shares, over stretches of a random order, while it can still win."""
+    """Best fit by decreasing sum of shares, over spans of a random order, while it can still win."""
     weight = (sizes / capacities).sum(axis=1)
 
-    def pack(stretch: np.ndarray) -> _Grouped:
-        order = stretch[np.argsort(-weight[stretch], kind="stable")]
+    def pack(span: np.ndarray) -> _Grouped:
+        order = span[np.argsort(-weight[span], kind="stable")]
         return group(order, *best_fit_by_sum(sizes, capacities, order))
 
-    return _in_stretches(rng.permutation(len(sizes)), _BY_SUM_SAMPLES, fewest, pack)
+    return _in_spans(rng.permutation(len(sizes)), _BY_SUM_SAMPLES, fewest, pack)
 
 
-def _in_stretches(order: np.ndarray, samples: int, fewest: int, pack: Callable[[np.ndarray], _Grouped]) -> _Grouped:
-    """Pack stretches of an order one by one; gives up, with a pack for each sample, once `fewest` is out of reach."""
-    stretches = max(1, round(len(order) / samples))
+def _in_spans(order: np.ndarray, samples: int, fewest: int, pack: Callable[[np.ndarray], _Grouped]) -> _Grouped:
+    """Pack spans of an order one by one; gives up, with a pack for each sample, once `fewest` is out of reach."""
+    spans = max(1, round(len(order) / samples))
     done: list[np.ndarray] = []
     offsets = [np.zeros(1, np.int64)]
     packs = 0
-    for number, stretch in enumerate(np.array_split(order, stretches)):
-        grouped, ends = pack(stretch)
+    for number, span in enumerate(np.array_split(order, spans)):
+        grouped, ends = pack(span)
         done.append(grouped)
         offsets.append(ends[1:] + offsets[-1][-1])
         packs += len(ends) - 1
-        if packs * stretches > 1.004 * fewest * (number + 1):
+        if packs * spans > 1.004 * fewest * (number + 1):
             return order, np.arange(len(order) + 1)
     return np.concatenate(done), np.concatenate(offsets)

@@ -158,7 +158,7 @@ def pack_in_pools(
 
 
 def _deal(instance: _Instance, num_pools: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Pools with nearly the same mixture: samples sorted by kind, each stretch dealt one to a pool."""
+    """Pools with nearly the same mixture: samples sorted by kind, each span dealt one to a pool."""
     num = len(instance.sizes)
     if num_pools == 1:
         return [np.arange(num)]

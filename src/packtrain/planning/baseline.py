@@ -25,7 +25,7 @@ class Baseline:
     group_by_length: bool = False  # batches of samples that are about equally long
     attention: Attention = "sdpa"  # of padded batches; a flash kernel leaves their padding out of attention: varlen
     chunked_loss: bool | None = None  # None: as with packing
-    compiled: bool = False  # layers are compiled; rows of other lengths have no constant shapes
+    compiled: bool = False  # layers are compiled; rows of other lengths have no static shapes
     epochs: int = 1
     learning_rate: float | None = None
     vit_lr: float | None = None

@@ -58,18 +58,18 @@ class Clock:
         gradients, else in every pass. Packs are given to GPUs as the schedule does it, batches in turn.
         """
         gpus = self.setup.gpus
-        steps, micro_steps = -(-len(passes) // per_step), -(-per_step // gpus)
+        steps, micro_batches = -(-len(passes) // per_step), -(-per_step // gpus)
         seconds = self.seconds(passes)
-        lanes = np.zeros((steps, micro_steps * gpus))
+        lanes = np.zeros((steps, micro_batches * gpus))
         for step, start in enumerate(range(0, len(seconds), per_step)):
             part = seconds[start : start + per_step]
             lanes[step, -len(part) if packs else 0 :][: len(part)] = part
-        busy = lanes.reshape(steps, micro_steps, gpus)
+        busy = lanes.reshape(steps, micro_batches, gpus)
         if packs:
             busy = turned(busy)
         if self.setup.sharding in _MEET_ONCE:
             busy = busy.sum(axis=1, keepdims=True)
-        return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_steps)
+        return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_batches)
 
     def epoch_of_packs(self, passes: Passes, per_step: int, seed: int) -> float:
         """An epoch in the order in which packs are trained: random steps, sorted by work inside."""
@@ -77,13 +77,13 @@ class Clock:
         order = arrange(random.permutation(len(passes)), work, per_step, "sorted", random)
         return self.epoch(passes.take(order), per_step, packs=True)
 
-    def _once(self, passes: Passes, micro_steps: int) -> float:
+    def _once(self, passes: Passes, micro_batches: int) -> float:
         """What a step needs beside its passes: gradients added up and exchanged, the optimizer."""
         mean = passes.mean()
         # Squares of passes that differ are more than rows of the mean length have: no dense mask would be seen then.
         mean = replace(mean, squared_tokens=min(mean.squared_tokens, mean.tokens**2 // mean.rows))
-        step = step_time(self.shape, self.setup, mean, self.gpu, self.coefficients, micro_steps)
-        return max(0.0, step.seconds - micro_steps * float(self.seconds(one_pass(mean))[0]))
+        step = step_time(self.shape, self.setup, mean, self.gpu, self.coefficients, micro_batches)
+        return max(0.0, step.seconds - micro_batches * float(self.seconds(one_pass(mean))[0]))
 
     def _dense(self, passes: Passes) -> np.ndarray:
         """Which passes attend over whole rows with a mask; a row that is one sample needs none."""
@@ -104,13 +104,13 @@ class Clock:
         return (dense - plain) / (_PROBE * _PROBE / row.rows)
 
     def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
-        """Passes behind their launches; those without patches are spared the tower's, and waiting for it."""
+        """Passes behind their launches; those without patches are spared the encoder's, and waiting for it."""
         chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
         waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0
         loads = (text, image, replace(image, images=1))
-        without, with_tower, with_one = (launch_seconds(self.shape, self.setup, load, chosen) for load in loads)
-        launches = np.where(sees, with_tower + (with_one - with_tower) * images, without)
+        without, with_encoder, with_one = (launch_seconds(self.shape, self.setup, load, chosen) for load in loads)
+        launches = np.where(sees, with_encoder + (with_one - with_encoder) * images, without)
         seconds = behind_launches(busy - waited, launches)
         return np.asarray(seconds + np.where(sees, waited, 0.0))

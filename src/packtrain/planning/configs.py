@@ -16,7 +16,7 @@ from packtrain.planning.values import PaddedRun, Reason, Simulation
 
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
 # Where a config says what a TrainingSetup holds.
-_OF_MODEL = ("method", "lora_rank", "train_vision", "train_connector")
+_OF_MODEL = ("method", "lora_rank", "train_vision", "train_projector")
 _OF_TRAINING = (
     *("master_weights", "sharding", "gradient_checkpointing", "vision_checkpointing", "vision_batch_patches"),
     *("chunked_loss", "attention"),
@@ -118,7 +118,7 @@ def _changed(draft: Draft, data: Mapping[str, Any], training: Mapping[str, Any])
 
 def _model(question: Question) -> dict[str, Any]:
     found, said = _different(question, _OF_MODEL), question.base.get("model", {})
-    for part in ("train_vision", "train_connector"):  # which follow from the method where nothing is said
+    for part in ("train_vision", "train_projector"):  # which follow from the method where nothing is said
         if part not in said and found.get(part) == (question.setup.method == "full"):
             del found[part]
     return {"model_name_or_path": question.model, **found}
@@ -305,7 +305,7 @@ def _step_reasons(draft: Draft) -> list[Reason]:
         _reason(
             "gradient_accumulation_steps",
             str(baseline.accumulation(gpus)),
-            f"{one.micro_steps} (follows)",
+            f"{one.micro_batches} (follows)",
             f"{packs} per step on {counted(gpus, 'GPU')}",
         ),
         _reason(

@@ -18,7 +18,7 @@ from packtrain.planning.sweep import KEPT, pack_rows, simulate
 from packtrain.planning.values import Simulation
 from packtrain.predicting.time import step_time
 
-_VISION_HEAVY = 0.5  # share of the time in the vision tower from which its limits are the first thing to look at
+_VISION_HEAVY = 0.5  # share of the time in the vision encoder from which its limits are the first thing to look at
 _FEW_STEPS = 20
 _FEW_PACKS = 4  # of a step: fewer do not average out what packs of best fit differ in
 _AS_MANY = 1.005  # times the packs: what packs that are alike may cost
@@ -119,7 +119,7 @@ def _mixed(question: Question, config: PackingConfig, one: Simulation) -> list[s
 
 
 def _beyond_context(question: Question, one: Simulation) -> list[str]:
-    """A pack may be longer than the context, since positions start anew in every sample; a sample may not."""
+    """A pack may be longer than the context, since positions start again in every sample; a sample may not."""
     context, longest = question.shape.language.context_length, one.worst.longest
     if longest <= context:
         return []
@@ -165,14 +165,14 @@ def _idle(found: Findings, passes: Passes) -> list[str]:
     """GPUs that get no pack, and what a larger step would gain: also a reason why packing does not help."""
     question, one = found.question, found.chosen
     gpus = question.setup.gpus
-    idle = one.micro_steps * gpus - one.packs_per_step
+    idle = one.micro_batches * gpus - one.packs_per_step
     if not idle:
         return []
     even = one.packs_per_step + idle
     gain = one.seconds / question.epoch_of_packs(passes, one.packing_length, even)
     if gain < WORTH_SAYING:
         return []
-    when = "all the time" if one.micro_steps == 1 else f"in one of {one.micro_steps} micro-batches"
+    when = "all the time" if one.micro_batches == 1 else f"in one of {one.micro_batches} micro-batches"
     are = ("is" if idle == 1 else "are") if found.helps else "would be"
     return [
         f"With {counted(one.packs_per_step, 'pack')} per step, {idle} of {gpus} GPUs {are} "
@@ -235,11 +235,11 @@ def vision_share(question: Question, passes: Passes) -> float:
 
 
 def _vision(found: Findings, passes: Passes) -> list[str]:
-    """What smaller media would gain, where the vision tower is most of the work."""
+    """What smaller media would gain, where the vision encoder is most of the work."""
     share, one = vision_share(found.question, passes), found.chosen
     if share < _VISION_HEAVY:
         return []
-    text = f"The vision tower takes {percent(share)} of the time."
+    text = f"The vision encoder takes {percent(share)} of the time."
     gaining = [option for option in found.media if option.simulation.seconds * WORTH_SAYING < one.seconds]
     if not gaining:
         return [text]

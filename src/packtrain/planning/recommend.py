@@ -150,7 +150,7 @@ def _padding(found: Findings) -> str:
     if cost > CHEAP * waste:
         return text
     sees = found.best.worst.patches > 0
-    others = "launches, fixed costs and the vision tower" if sees else "launches and fixed costs"
+    others = "launches, fixed costs and the vision encoder" if sees else "launches and fixed costs"
     return f"{text}, which takes only {percent(cost)} of the time: it goes into {others}, not into tokens"
 
 

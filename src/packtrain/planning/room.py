@@ -102,8 +102,8 @@ def _ladder(question: Question, worst: Load) -> list[tuple[dict[str, Any], str]]
     if worst.patches and setup.train_vision:
         quarter = max(worst.largest_patches, worst.patches // 4)
         found += [
-            ({"vision_checkpointing": True}, "each layer of the vision tower is computed twice forward"),
-            ({"vision_batch_patches": quarter}, "the tower runs several times with fewer patches"),
+            ({"vision_checkpointing": True}, "each layer of the vision encoder is computed twice forward"),
+            ({"vision_batch_patches": quarter}, "the encoder runs several times with fewer patches"),
         ]
     if deepspeed and setup.gpus > 1 and setup.sharding in ("ddp", "zero1"):
         found.append(({"sharding": "zero2"}, "gradients are exchanged in every micro-batch"))
@@ -175,7 +175,7 @@ def _limit_change(limit: int, length: int) -> Change:
         setting=_PATCHES,
         before="no limit",
         after=f"{limit:,}",
-        reason=f"keeps the vision tower within memory at packing_length {length:,}",
+        reason=f"keeps the vision encoder within memory at packing_length {length:,}",
     )
 
 

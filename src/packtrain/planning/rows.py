@@ -32,7 +32,7 @@ class Rows:
         return len(self.tails)
 
     def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
-        """Costs and tails of a stretch of rows."""
+        """Costs and tails of a span of rows."""
         if (start, stop) == (0, len(self)):
             return self.samples, self.tails
         columns = {name: column[start:stop] for name, column in self.samples.columns.items()}

@@ -317,7 +317,7 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         )
     images = question.rows.samples["images"]
     if np.any(images > 1):
-        found.append("Attention in the vision tower takes all images of a sample for as large as its largest.")
+        found.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
     if question.packing.packing_drop_last:
         found.append("Counts are without packing_drop_last, which leaves out less than one step.")
     if question.gpu.notes:

@@ -41,7 +41,7 @@ class StepShape:
 
     packs: int
     samples: float
-    micro_steps: int
+    micro_batches: int
 
 
 def default_lengths(tokens: np.ndarray, context_length: int) -> tuple[int, ...]:
@@ -81,13 +81,13 @@ def step_shape(wanted: int, samples_per_pack: float, gpus: int) -> StepShape:
     """As many packs as have the wanted number of samples; the same number for every GPU where that changes little.
 
     >>> step_shape(128, 15.3, 4)
-    StepShape(packs=8, samples=122.4, micro_steps=2)
+    StepShape(packs=8, samples=122.4, micro_batches=2)
     """
     packs = max(1, round(wanted / samples_per_pack))
     even = max(gpus, gpus * round(wanted / samples_per_pack / gpus))
     if abs(even * samples_per_pack / wanted - 1) < KEPT:
         packs = even
-    return StepShape(packs=packs, samples=packs * samples_per_pack, micro_steps=-(-packs // gpus))
+    return StepShape(packs=packs, samples=packs * samples_per_pack, micro_batches=-(-packs // gpus))
 
 
 def simulate(question: Question, config: PackingConfig) -> Simulation | None:
@@ -106,7 +106,7 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
     packs, gpus = round(count * scale), question.setup.gpus
     step = step_shape(question.samples_per_step, samples / count, gpus)
     if step.packs > packs:  # an epoch of less than a step
-        step = StepShape(packs=packs, samples=samples * scale, micro_steps=-(-packs // gpus))
+        step = StepShape(packs=packs, samples=samples * scale, micro_batches=-(-packs // gpus))
     seconds = question.epoch_of_packs(passes, config.packing_length, step.packs) * scale
     worst = passes.worst()
     memory = question.memory_of(worst).total
@@ -124,7 +124,7 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
         samples_per_pack=samples / count,
         packs_per_step=step.packs,
         samples_per_step=step.samples,
-        micro_steps=step.micro_steps,
+        micro_batches=step.micro_batches,
         steps=-(-packs // step.packs),
         worst=worst,
         memory_bytes=memory,
@@ -133,7 +133,7 @@ def price(question: Question, config: PackingConfig, packed: Packed) -> Simulati
         tokens_per_second=tokens * scale / seconds,
         speedup=tokens * scale / seconds / padded.tokens_per_second,
         fullest=_fullest(packed.loads, capacities),
-        idle=1 - step.packs / (step.micro_steps * gpus),
+        idle=1 - step.packs / (step.micro_batches * gpus),
     )
 
 

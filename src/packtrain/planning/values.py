@@ -93,7 +93,7 @@ class Simulation:
     samples_per_pack: float
     packs_per_step: int  # so that a step has about the baseline's samples
     samples_per_step: float
-    micro_steps: int  # forward passes of each GPU in a step: gradient accumulation
+    micro_batches: int  # forward passes of each GPU in a step: gradient accumulation
     steps: int  # an epoch
     worst: Load  # component-wise maximum over packs
     memory_bytes: int  # peak of one GPU
@@ -189,7 +189,7 @@ class MemoryReport:
     usable_bytes: int  # what may be used: a plan that needs more does not fit
     estimate: MemoryEstimate
     beside: tuple[Beside, ...] = ()  # as asked for, where that does not fit; the padded run
-    vision_layer: Mapping[str, int] = field(default_factory=dict)  # bytes that one layer of the tower keeps, by part
+    vision_layer: Mapping[str, int] = field(default_factory=dict)  # bytes that one layer of the encoder keeps, by part
     vision_layers: int = 0
     comfortable: Combination | None = None  # where the recommended setup leaves little room
     worst_bytes: int  # of the heaviest pack itself

@@ -24,9 +24,9 @@ class Flops:
     language: float = 0.0  # the matrices of the decoder
     attention: float = 0.0  # scores and weighted sums of the decoder
     head: float = 0.0  # logits where loss is taken
-    vision: float = 0.0  # the matrices of the tower, patch embedding included
+    vision: float = 0.0  # the matrices of the encoder, patch embedding included
     vision_attention: float = 0.0
-    connector: float = 0.0
+    projector: float = 0.0
     adapters: float = 0.0
     recomputed: float = 0.0  # checkpointed layers, a second time forward
     unused_logits: float = 0.0  # logits where no loss is taken
@@ -94,7 +94,7 @@ class Passes:
     head: float
     vision: float
     vision_attention: float
-    connector: float
+    projector: float
     patch_embedding: float
     recomputed_language: float
     recomputed_vision: float
@@ -117,8 +117,8 @@ def adapted_matrices(shape: LanguageShape) -> tuple[tuple[int, int], ...]:
     return (*attention, *((hidden, shape.intermediate),) * (2 if shape.gated else 1), (shape.intermediate, hidden))
 
 
-def tower_layer_matrices(shape: VisionShape) -> int:
-    """Elements of the matrices of one layer of the tower."""
+def encoder_layer_matrices(shape: VisionShape) -> int:
+    """Elements of the matrices of one layer of the encoder."""
     return 4 * shape.hidden**2 + (3 if shape.gated else 2) * shape.hidden * shape.intermediate
 
 
@@ -132,7 +132,7 @@ def forward_flops(shape: ModelShape, load: Load) -> Flops:
     )
     if vision is None or not load.patches:
         return flops
-    per_patch = vision.patch_elements * vision.hidden + vision.layers * tower_layer_matrices(vision)
+    per_patch = vision.patch_elements * vision.hidden + vision.layers * encoder_layer_matrices(vision)
     windowed = vision.layers - vision.full_attention_layers
     near = min(load.squared_patches, load.patches * vision.window_patches)
     pairs = vision.full_attention_layers * load.squared_patches + windowed * near
@@ -141,7 +141,7 @@ def forward_flops(shape: ModelShape, load: Load) -> Flops:
         vision=2.0 * load.patches * per_patch,
         vision_attention=4.0 * vision.hidden * pairs,
         # By patches, not by media tokens: some families cut or pool tokens after the projector.
-        connector=load.patches / vision.patches_per_token * vision.connector_flops_per_token,
+        projector=load.patches / vision.patches_per_token * vision.projector_flops_per_token,
     )
 
 
@@ -160,7 +160,7 @@ def training_flops(shape: ModelShape, setup: TrainingSetup, load: Load) -> Flops
         head=passes.head * once.head,
         vision=passes.vision * (once.vision - embedding) + passes.patch_embedding * embedding,
         vision_attention=passes.vision_attention * once.vision_attention,
-        connector=passes.connector * once.connector,
+        projector=passes.projector * once.projector,
         adapters=3.0 * adapters + norms,  # both matrices of an adapter are trained; norms have no gradient
         recomputed=again,
         unused_logits=0.0 if setup.chunked_loss else passes.head * (every_logit - once.head),
@@ -171,19 +171,19 @@ def training_flops(shape: ModelShape, setup: TrainingSetup, load: Load) -> Flops
 def passes_of(setup: TrainingSetup) -> Passes:
     """Trained matrices: forward, gradient of inputs, gradient of weights. Frozen ones lack the last, or both gradients.
 
-    A frozen tower has nothing trained below it, so no gradient flows through it. Its patch embedding is the first layer
-    and never needs the gradient of its inputs.
+    A frozen encoder has nothing trained below it, so no gradient flows through it. Its patch embedding is the first
+    layer and never needs the gradient of its inputs.
     """
     language = 3.0 if setup.method == "full" else 2.0
     vision = 3.0 if setup.train_vision else 1.0
-    frozen_connector = 2.0 if setup.train_vision else 1.0
+    frozen_projector = 2.0 if setup.train_vision else 1.0
     return Passes(
         language=language,
         attention=3.0,  # no weights of its own: two products forward, four backward
         head=language,
         vision=vision,
         vision_attention=vision,
-        connector=3.0 if setup.train_connector else frozen_connector,
+        projector=3.0 if setup.train_projector else frozen_projector,
         patch_embedding=2.0 if setup.train_vision else 1.0,
         recomputed_language=1.0 if setup.gradient_checkpointing else 0.0,
         recomputed_vision=1.0 if setup.vision_checkpointing and setup.train_vision else 0.0,
@@ -215,7 +215,7 @@ def work_model(shape: ModelShape, setup: TrainingSetup, *, longest: int | None =
 
 
 def attention_work(shape: ModelShape, setup: TrainingSetup, *, longest: int | None = None) -> WorkModel:
-    """The part of the work that is attention, in the decoder and in the tower."""
+    """The part of the work that is attention, in the decoder and in the encoder."""
     language, vision, passes = shape.language, shape.vision, passes_of(setup)
     pair = 2.0 * _per_pair(language) * (passes.attention + passes.recomputed_language)
     cut = language.window if language.window and (longest is None or longest > language.window) else 0

@@ -74,7 +74,7 @@ class MemoryCoefficients:
     """What cannot be counted: defaults, or what was fitted to one GPU."""
 
     activation_scale: float = 1.0  # of layers and attention, for other kernels than those that were counted
-    vision_scale: float = 1.0  # of the tower, beside that
+    vision_scale: float = 1.0  # of the encoder, beside that
     attention_scale: float = 1.0  # of masks and scores, beside that
     framework_bytes: int = GIB  # CUDA context and kernels, cuBLAS and NCCL workspaces
     fragmentation: float = 0.05  # of what grows with the data: memory the allocator holds and cannot use
@@ -250,7 +250,7 @@ def _moments(
             loss=waiting,
         ),
         Moment(
-            name="the vision tower",
+            name="the vision encoder",
             language=2 * load.tokens * b * language.hidden if setup.train_vision else 0,  # gradients on their way
             vision=vision.kept + vision.again,
             attention=vision.kept_square + vision.again_square,
@@ -278,7 +278,7 @@ def _kept(layer: LayerBytes, layers: int, recompute: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Vision:
-    """The tower and its connector: what they keep, and what one layer has on top while it runs."""
+    """The encoder and its projector: what they keep, and what one layer has on top while it runs."""
 
     kept: int = 0
     again: int = 0
@@ -290,13 +290,13 @@ def _vision(shape: ModelShape, setup: TrainingSetup, load: Load) -> _Vision:
     vision = shape.vision
     if vision is None or not load.patches:
         return _Vision()
-    connector = load.vision_tokens * vision.connector_elements_per_token * compute_bytes(setup)
+    projector = load.vision_tokens * vision.projector_elements_per_token * compute_bytes(setup)
     # At least the largest image: it is never cut.
     running = min(load.patches, max(setup.vision_batch_patches or load.patches, load.largest_patches))
     if not setup.train_vision:
         square = vision_attention(shape, setup, load, windowed=False)
         return _Vision(
-            kept=connector if setup.train_connector else 0,
+            kept=projector if setup.train_projector else 0,
             again=vision_forward(vision, setup, running),
             again_square=square.saved * running // load.patches,
         )
@@ -305,7 +305,7 @@ def _vision(shape: ModelShape, setup: TrainingSetup, load: Load) -> _Vision:
     _, again = _kept(part, vision.layers, setup.vision_checkpointing)
     squares = _vision_squares(shape, vision, setup, load)
     return _Vision(
-        kept=kept + connector,
+        kept=kept + projector,
         again=again,
         kept_square=0 if setup.vision_checkpointing else sum(square.saved for square in squares),
         again_square=max((square.saved if setup.vision_checkpointing else 0) + square.working for square in squares)
@@ -315,7 +315,7 @@ def _vision(shape: ModelShape, setup: TrainingSetup, load: Load) -> _Vision:
 
 
 def vision_layer_parts(shape: ModelShape, setup: TrainingSetup, load: Load) -> dict[str, int]:
-    """What one layer of a trained tower keeps while it is not recomputed, by part; attention as if written out.
+    """What one layer of a trained encoder keeps while it is not recomputed, by part; attention as if written out.
 
     A flash kernel keeps none of the attention's scores.
     """
@@ -329,7 +329,7 @@ def vision_layer_parts(shape: ModelShape, setup: TrainingSetup, load: Load) -> d
 
 
 def _vision_squares(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, load: Load) -> tuple[LayerBytes, ...]:
-    """What each layer of the tower keeps of the squares, windows or whole images."""
+    """What each layer of the encoder keeps of the squares, windows or whole images."""
     full = vision_attention(shape, setup, load, windowed=False)
     windowed = vision_attention(shape, setup, load, windowed=True)
     return (full,) * vision.full_attention_layers + (windowed,) * (vision.layers - vision.full_attention_layers)
@@ -357,7 +357,7 @@ def _vision_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
     if shape.vision is None or not load.patches:
         return "no patches"
     if not setup.train_vision:
-        return f"{load.patches:,} patches through a frozen tower, which keeps nothing"
+        return f"{load.patches:,} patches through a frozen encoder, which keeps nothing"
     if not setup.vision_checkpointing:
         return f"{load.patches:,} patches: everything that {shape.vision.layers} layers keep for their backward pass"
     batch = setup.vision_batch_patches

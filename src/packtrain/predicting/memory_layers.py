@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from packtrain.predicting.values import LanguageShape, Load, ModelShape, TrainingSetup, VisionShape
 
 FLOAT = 4  # statistics, softmax and the inner part of RMSNorm are fp32 whatever the weights are
-_FUSED_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # one matrix for queries, keys and values; rotary positions
-_RMS_TOWERS = ("qwen2_5_vl",)
-_SIGMOID_TOWERS = ("qwen2_vl", "llava", "llava_next")  # x * sigmoid(1.702 x), written out: one more tensor is kept
+_FUSED_ENCODERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # one matrix for queries, keys and values; rotary positions
+_RMS_ENCODERS = ("qwen2_5_vl",)
+_SIGMOID_ENCODERS = ("qwen2_vl", "llava", "llava_next")  # x * sigmoid(1.702 x), written out: one more tensor is kept
 _TWO_WAY_IMAGES = ("gemma3", "paligemma")  # tokens of an image attend to each other in both directions
-_SCALED_TOWERS = ("internvl",)  # each residual branch is multiplied by learned numbers
-_PLAIN_SOFTMAX_TOWERS = ("internvl",)  # written-out attention stays in the compute type
+_SCALED_ENCODERS = ("internvl",)  # each residual branch is multiplied by learned numbers
+_PLAIN_SOFTMAX_ENCODERS = ("internvl",)  # written-out attention stays in the compute type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def language_attention(shape: ModelShape, setup: TrainingSetup, load: Load) -> L
     if setup.attention == "eager":
         return _scores(shape.language.heads * square, b)
     if setup.attention == "sdpa" and has_dense_mask(shape, load):
-        return LayerBytes(saved=b * square, entry=0, working=0)  # the mask as numbers, made anew in every layer
+        return LayerBytes(saved=b * square, entry=0, working=0)  # the mask as numbers, made again in every layer
     return LayerBytes(saved=0, entry=0, working=0)
 
 
@@ -164,7 +164,7 @@ def _row_square(load: Load) -> int:
 
 
 def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
-    """One layer of the tower over so many patches, without what grows with the square of an image's patches."""
+    """One layer of the encoder over so many patches, without what grows with the square of an image's patches."""
     b = compute_bytes(setup)
     return LayerBytes(
         saved=patches * sum(vision_patch(shape, vision, setup).values()),
@@ -174,47 +174,47 @@ def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, p
 
 
 def vision_patch(shape: ModelShape, vision: VisionShape, setup: TrainingSetup) -> dict[str, int]:
-    """What one layer of the tower keeps of one patch, by part."""
-    b, hidden, kind = compute_bytes(setup), vision.hidden, tower_kind(shape)
-    wide = kind in _RMS_TOWERS and not setup.compiled  # written-out norms keep their fp32 input
+    """What one layer of the encoder keeps of one patch, by part."""
+    b, hidden, kind = compute_bytes(setup), vision.hidden, encoder_kind(shape)
+    wide = kind in _RMS_ENCODERS and not setup.compiled  # written-out norms keep their fp32 input
     norms = 2 * (hidden * (FLOAT + b) + FLOAT) if wide else 2 * b * (hidden + 2)
-    fused, alone = kind in _FUSED_TOWERS, setup.attention == "varlen"
+    fused, alone = kind in _FUSED_ENCODERS, setup.attention == "varlen"
     # Values are a view of the fused result, which therefore stays whole. Where images attend one by one, their results
     # are kept twice: apart, and joined.
-    kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if kind in _SCALED_TOWERS else 0)
+    kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if kind in _SCALED_ENCODERS else 0)
     attention = b * kept * hidden + (0 if setup.attention == "eager" else FLOAT * vision.heads)
-    block = 4 if vision.gated else 3 if kind in _SIGMOID_TOWERS else 2
+    block = 4 if vision.gated else 3 if kind in _SIGMOID_ENCODERS else 2
     if setup.compiled:
         block = 3 if vision.gated else 2
     return {"norms": norms, "queries, keys, values and output": attention, "MLP": b * block * vision.intermediate}
 
 
 def vision_attention(shape: ModelShape, setup: TrainingSetup, load: Load, *, windowed: bool) -> LayerBytes:
-    """What one layer of the tower keeps of the square of an image's patches."""
+    """What one layer of the encoder keeps of the square of an image's patches."""
     vision = shape.vision
     if vision is None or setup.attention != "eager":
         return LayerBytes(saved=0, entry=0, working=0)
     square = load.patches * vision.window_patches if windowed else load.squared_patches
     scores, b = vision.heads * square, compute_bytes(setup)
-    if tower_kind(shape) in _PLAIN_SOFTMAX_TOWERS:
+    if encoder_kind(shape) in _PLAIN_SOFTMAX_ENCODERS:
         return LayerBytes(saved=scores * b, entry=0, working=2 * scores * b)
     return _scores(scores, b)
 
 
 def vision_forward(vision: VisionShape, setup: TrainingSetup, patches: int) -> int:
-    """What one layer of a tower without a backward pass needs while it runs."""
+    """What one layer of an encoder without a backward pass needs while it runs."""
     return patches * compute_bytes(setup) * (5 * vision.hidden + (3 if vision.gated else 2) * vision.intermediate)
 
 
-def tower_kind(shape: ModelShape) -> str:
-    """The model type that names the tower; variants with experts have the same one."""
+def encoder_kind(shape: ModelShape) -> str:
+    """The model type that names the encoder; variants with experts have the same one."""
     return shape.model_type.removesuffix("_moe")
 
 
 def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """Cosines and sines, shared by all layers."""
     language = 2 * compute_bytes(setup) * shape.language.head_dim * load.tokens
-    if shape.vision is None or tower_kind(shape) not in _FUSED_TOWERS:
+    if shape.vision is None or encoder_kind(shape) not in _FUSED_ENCODERS:
         return language
     return language + 2 * FLOAT * shape.vision.hidden // shape.vision.heads * load.patches
 

@@ -44,9 +44,9 @@ class StateBytes:
 
 
 def count(shape: ModelShape, setup: TrainingSetup) -> Counts:
-    """Adapters replace training in the decoder; tower and connector are trained themselves, or frozen."""
+    """Adapters replace training in the decoder; encoder and projector are trained themselves, or frozen."""
     parameters = shape.parameters
-    beside = (parameters.vision if setup.train_vision else 0) + (parameters.connector if setup.train_connector else 0)
+    beside = (parameters.vision if setup.train_vision else 0) + (parameters.projector if setup.train_projector else 0)
     if setup.method == "full":
         trained = parameters.language + beside
         return Counts(trained=trained, adapters=0, frozen=parameters.total - trained, quantized=0)
@@ -137,5 +137,5 @@ def _buffers(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
 def largest_unit(shape: ModelShape) -> int:
     """The parameters of the largest layer: what is gathered at once when weights are shared out."""
     decoder = -(-shape.parameters.layers // shape.language.layers)
-    tower = 0 if shape.vision is None else -(-shape.parameters.vision // shape.vision.layers)
-    return max(decoder, tower)
+    encoder = 0 if shape.vision is None else -(-shape.parameters.vision // shape.vision.layers)
+    return max(decoder, encoder)

@@ -119,13 +119,13 @@ def _options(shape: ModelShape, setup: TrainingSetup, load: Load) -> Iterator[_O
 def _vision_options(setup: TrainingSetup, load: Load) -> Iterator[_Option]:
     if setup.train_vision:
         on = setup.vision_checkpointing
-        cost = "gives back about a quarter of the tower's time" if on else "the tower runs forward twice"
+        cost = "gives back about a quarter of the encoder's time" if on else "the encoder runs forward twice"
         then = replace(setup, vision_checkpointing=not on)
         yield "vision checkpointing", "on -> off" if on else "off -> on", cost, then
         yield (
-            "frozen vision tower",
+            "frozen vision encoder",
             "trained -> frozen",
-            "the tower learns nothing; it also runs no backward pass",
+            "the encoder learns nothing; it also runs no backward pass",
             replace(setup, train_vision=False),
         )
     if setup.train_vision and not setup.vision_checkpointing:
@@ -148,7 +148,7 @@ def _state_options(setup: TrainingSetup) -> Iterator[_Option]:
     if setup.method != "qlora":
         cost = "adapters only, over weights in 4 bits that are unpacked in every micro-batch: slower"
         yield "QLoRA", f"{setup.method} -> qlora, rank {setup.lora_rank}", cost, replace(setup, method="qlora")
-    whole = setup.method == "full" or setup.train_vision or setup.train_connector
+    whole = setup.method == "full" or setup.train_vision or setup.train_projector
     if whole and setup.has_masters and not setup.sharding.startswith("zero"):
         cost = "updates below the precision of the weights are lost, most of them at low learning rates"
         yield "master weights", "fp32 -> none", cost, replace(setup, master_weights=False)

@@ -21,8 +21,8 @@ class LanguageParts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TowerParts:
-    """What a vision tower has beside the matrices of its layers."""
+class EncoderParts:
+    """What a vision encoder has beside the matrices of its layers."""
 
     patch_bias: bool
     positions: int  # learned position embeddings
@@ -35,8 +35,8 @@ class TowerParts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Connector:
-    """The matrices between tower and decoder, applied once per media token."""
+class Projector:
+    """The matrices between encoder and decoder, applied once per media token."""
 
     matrices: tuple[tuple[int, int, bool], ...]  # (numbers in, numbers out, has a bias)
     others: int = 0  # parameters of norms and separators
@@ -77,8 +77,8 @@ def language_layers(shape: LanguageShape, parts: LanguageParts) -> int:
     return shape.layers * attention + blocks + shape.hidden
 
 
-def tower(shape: VisionShape, parts: TowerParts) -> int:
-    """A vision tower without what connects it to the language model."""
+def encoder(shape: VisionShape, parts: EncoderParts) -> int:
+    """A vision encoder without what connects it to the language model."""
     width = shape.hidden
     norm = parts.norm_size * width
     block = _block(width, shape.intermediate, shape.gated, True)

@@ -13,11 +13,11 @@ from typing import Any
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.families.settings import read_settings
 from packtrain.predicting.decoders import GENERIC_TEXT, TEXT_KINDS, read_language
-from packtrain.predicting.parameters import Connector, LanguageParts, language_layers
-from packtrain.predicting.parameters import tower as tower_parameters
+from packtrain.predicting.parameters import LanguageParts, Projector, language_layers
+from packtrain.predicting.parameters import encoder as encoder_parameters
 from packtrain.predicting.sizes import Values
-from packtrain.predicting.towers import TOWERS, Tower, read_tower
 from packtrain.predicting.values import LanguageShape, ModelShape, ParameterCounts, VisionShape
+from packtrain.predicting.vision_encoders import VISION_ENCODERS, VisionEncoder, read_vision_encoder
 from packtrain.predicting.weights import count_weights
 
 _CLIP_L = {
@@ -50,94 +50,101 @@ class _Family:
     """How one multimodal model type is put together."""
 
     text: str  # the decoder, where the config does not name one
-    tower: str
-    fixed: bool = False  # decoder and tower are always these, whatever their configs call themselves
+    encoder: str
+    fixed: bool = False  # decoder and encoder are always these, whatever their configs call themselves
     text_absent: Mapping[str, Any] | None = None  # what stands for a text_config that is not there
-    tower_absent: Mapping[str, Any] | None = None
+    encoder_absent: Mapping[str, Any] | None = None
     flat_text: bool = False  # older configs have the decoder's keys at the top
     tied: bool = False  # the default
     tied_by_text: bool = False  # the decoder's config may say it too
-    connector: Callable[[Mapping[str, Any], Tower, int], tuple[Connector, int]]  # and patches per token
+    projector: Callable[[Mapping[str, Any], VisionEncoder, int], tuple[Projector, int]]  # and patches per token
 
 
-def _merger(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
-    assert tower.connector is not None, "Qwen's towers come with their mergers"
-    return tower.connector, tower.shape.patches_per_token
+def _merger(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+    assert encoder.projector is not None, "Qwen's encoders come with their mergers"
+    return encoder.projector, encoder.shape.patches_per_token
 
 
-def _two_layers(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
+def _two_layers(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     chosen = config.get("vision_feature_layer")
-    inputs = tower.shape.hidden * (len(chosen) if isinstance(chosen, list) else 1)
+    inputs = encoder.shape.hidden * (len(chosen) if isinstance(chosen, list) else 1)
     bias = bool(config.get("multimodal_projector_bias", True))
-    return Connector(matrices=((inputs, width, bias), (width, width, bias))), 1
+    return Projector(matrices=((inputs, width, bias), (width, width, bias))), 1
 
 
-def _two_layers_newline(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
-    connector, merged = _two_layers(config, tower, width)
-    return replace(connector, others=width), merged
+def _two_layers_newline(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+    projector, merged = _two_layers(config, encoder, width)
+    return replace(projector, others=width), merged
 
 
-def _shuffle(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
+def _shuffle(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     merged = Values(config, {"scale_factor": 2}, "config.json").size("scale_factor") ** 2
-    return Connector(matrices=((tower.shape.hidden * merged, width, False),)), merged
+    return Projector(matrices=((encoder.shape.hidden * merged, width, False),)), merged
 
 
-def _internvl(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
+def _internvl(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     ratio = config.get("downsample_ratio", 0.5)
     if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise ConfigError("config.json: downsample_ratio", got=ratio, expected="a number above 0 and up to 1")
     merged = int(1 / ratio) ** 2
-    inputs = tower.shape.hidden * merged
-    return Connector(matrices=((inputs, width, True), (width, width, True)), others=2 * inputs), merged
+    inputs = encoder.shape.hidden * merged
+    return Projector(matrices=((inputs, width, True), (width, width, True)), others=2 * inputs), merged
 
 
-def _pooled(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
+def _pooled(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     tokens = Values(config, {"mm_tokens_per_image": 256}, "config.json").size("mm_tokens_per_image")
-    matrices = ((tower.shape.hidden, width, False),)
-    return Connector(matrices=matrices, others=tower.shape.hidden), max(1, tower.grid // tokens)
+    matrices = ((encoder.shape.hidden, width, False),)
+    return Projector(matrices=matrices, others=encoder.shape.hidden), max(1, encoder.grid // tokens)
 
 
-def _one_layer(config: Mapping[str, Any], tower: Tower, width: int) -> tuple[Connector, int]:
+def _one_layer(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     outputs = Values(config, {"projection_dim": 2048}, "config.json").size("projection_dim")
-    return Connector(matrices=((tower.shape.hidden, outputs, True),)), 1
+    return Projector(matrices=((encoder.shape.hidden, outputs, True),)), 1
 
 
 _FAMILIES: Mapping[str, _Family] = {
     "qwen2_vl": _Family(
-        text="qwen2_vl_text", tower="qwen2_vl_vision", flat_text=True, tied_by_text=True, fixed=True, connector=_merger
-    ),
-    "qwen2_5_vl": _Family(
-        text="qwen2_5_vl_text",
-        tower="qwen2_5_vl_vision",
+        text="qwen2_vl_text",
+        encoder="qwen2_vl_vision",
         flat_text=True,
         tied_by_text=True,
         fixed=True,
-        connector=_merger,
+        projector=_merger,
     ),
-    "qwen3_vl": _Family(text="qwen3_vl_text", tower="qwen3_vl_vision", fixed=True, connector=_merger),
-    "qwen3_vl_moe": _Family(text="qwen3_vl_moe_text", tower="qwen3_vl_vision", fixed=True, connector=_merger),
-    "idefics3": _Family(text="llama", tower="idefics3_vision", connector=_shuffle),
-    "smolvlm": _Family(text="llama", tower="smolvlm_vision", connector=_shuffle),
+    "qwen2_5_vl": _Family(
+        text="qwen2_5_vl_text",
+        encoder="qwen2_5_vl_vision",
+        flat_text=True,
+        tied_by_text=True,
+        fixed=True,
+        projector=_merger,
+    ),
+    "qwen3_vl": _Family(text="qwen3_vl_text", encoder="qwen3_vl_vision", fixed=True, projector=_merger),
+    "qwen3_vl_moe": _Family(text="qwen3_vl_moe_text", encoder="qwen3_vl_vision", fixed=True, projector=_merger),
+    "idefics3": _Family(text="llama", encoder="idefics3_vision", projector=_shuffle),
+    "smolvlm": _Family(text="llama", encoder="smolvlm_vision", projector=_shuffle),
     "llava": _Family(
-        text="llama", tower="clip_vision_model", tower_absent=_CLIP_L, tied_by_text=True, connector=_two_layers
+        text="llama", encoder="clip_vision_model", encoder_absent=_CLIP_L, tied_by_text=True, projector=_two_layers
     ),
-    "llava_next": _Family(text="llama", tower="clip_vision_model", tower_absent=_CLIP_L, connector=_two_layers_newline),
+    "llava_next": _Family(
+        text="llama", encoder="clip_vision_model", encoder_absent=_CLIP_L, projector=_two_layers_newline
+    ),
     "llava_onevision": _Family(
         text="qwen2",
-        tower="siglip_vision_model",
-        tower_absent={**_SO400M, "image_size": 384, "num_hidden_layers": 26},
+        encoder="siglip_vision_model",
+        encoder_absent={**_SO400M, "image_size": 384, "num_hidden_layers": 26},
         tied_by_text=True,
-        connector=_two_layers_newline,
+        projector=_two_layers_newline,
     ),
-    "internvl": _Family(text="qwen2", tower="internvl_vision", tied=True, connector=_internvl),
-    "gemma3": _Family(text="gemma3_text", tower="siglip_vision_model", tied=True, connector=_pooled),
+    "internvl": _Family(text="qwen2", encoder="internvl_vision", tied=True, projector=_internvl),
+    "gemma3": _Family(text="gemma3_text", encoder="siglip_vision_model", tied=True, projector=_pooled),
     "paligemma": _Family(
         text="gemma",
         text_absent=_GEMMA_2B,
-        tower="siglip_vision_model",
-        tower_absent={**_SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27},
+        encoder="siglip_vision_model",
+        encoder_absent={**_SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27},
         tied=True,
-        connector=_one_layer,
+        projector=_one_layer,
     ),
 }
 
@@ -149,7 +156,7 @@ def read_shape(folder: str | Path) -> ModelShape:
         raise ConfigError(
             f"model folder {Path(folder).expanduser()}",
             got="no config.json",
-            expected="the model's own config.json: layers, widths and the tower follow from it",
+            expected="the model's own config.json: layers, widths and the encoder follow from it",
             fix="name the folder that AutoModel.from_pretrained would load",
         )
     shape = shape_from_config(config)
@@ -179,27 +186,27 @@ def _composed(model_type: str, family: _Family, config: Mapping[str, Any]) -> Mo
     if kind is None:
         notes.append(f"the decoder {kind_name!r} is not known: counted as a Llama of its sizes")
         kind = GENERIC_TEXT
-    vision = _part(config, "vision_config", family.tower_absent)
-    tower_name = family.tower if family.fixed else str(vision.get("model_type") or family.tower)
-    if tower_name not in TOWERS:
-        notes.append(f"the vision tower {tower_name!r} is not known: counted as a plain ViT of its sizes")
+    vision = _part(config, "vision_config", family.encoder_absent)
+    encoder_name = family.encoder if family.fixed else str(vision.get("model_type") or family.encoder)
+    if encoder_name not in VISION_ENCODERS:
+        notes.append(f"the vision encoder {encoder_name!r} is not known: counted as a plain ViT of its sizes")
     language, parts = read_language(kind, text, "config.json: text_config")
     tied = config.get("tie_word_embeddings", family.tied)
     if family.tied_by_text:
         tied = tied or text.get("tie_word_embeddings", kind.defaults["tie_word_embeddings"])
     language = replace(language, tied=bool(tied))
-    tower = read_tower(tower_name, vision)
-    connector, merged = family.connector(config, tower, language.hidden)
-    tower = replace(tower, shape=_connected(tower.shape, connector, merged))
-    return _assemble(model_type, language, parts, tower, connector, tuple(notes))
+    encoder = read_vision_encoder(encoder_name, vision)
+    projector, merged = family.projector(config, encoder, language.hidden)
+    encoder = replace(encoder, shape=_connected(encoder.shape, projector, merged))
+    return _assemble(model_type, language, parts, encoder, projector, tuple(notes))
 
 
-def _connected(shape: VisionShape, connector: Connector, merged: int) -> VisionShape:
+def _connected(shape: VisionShape, projector: Projector, merged: int) -> VisionShape:
     return replace(
         shape,
         patches_per_token=merged,
-        connector_flops_per_token=connector.flops_per_token,
-        connector_elements_per_token=connector.elements_per_token,
+        projector_flops_per_token=projector.flops_per_token,
+        projector_elements_per_token=projector.elements_per_token,
     )
 
 
@@ -207,8 +214,8 @@ def _assemble(
     model_type: str,
     language: LanguageShape,
     parts: LanguageParts,
-    tower: Tower | None,
-    connector: Connector | None,
+    encoder: VisionEncoder | None,
+    projector: Projector | None,
     notes: tuple[str, ...],
 ) -> ModelShape:
     table = language.vocabulary * language.hidden
@@ -217,13 +224,13 @@ def _assemble(
     return ModelShape(
         model_type=model_type,
         language=language,
-        vision=tower.shape if tower else None,
+        vision=encoder.shape if encoder else None,
         parameters=ParameterCounts(
             embedding=table,
             layers=language_layers(language, parts),
             head=0 if language.tied else table,
-            vision=tower_parameters(tower.shape, tower.parts) if tower else 0,
-            connector=connector.parameters if connector else 0,
+            vision=encoder_parameters(encoder.shape, encoder.parts) if encoder else 0,
+            projector=projector.parameters if projector else 0,
         ),
         counted_from="config",
         notes=notes,
@@ -239,7 +246,7 @@ def _part(config: Mapping[str, Any], key: str, absent: Mapping[str, Any] | None)
     return part
 
 
-# nanoVLM has one flat config; its decoder is a Llama, its tower a SigLIP without pooling.
+# nanoVLM has one flat config; its decoder is a Llama, its encoder a SigLIP without pooling.
 _NANO_TEXT = {
     "hidden_size": ("lm_hidden_dim", 960),
     "intermediate_size": ("lm_inter_dim", 2560),
@@ -250,7 +257,7 @@ _NANO_TEXT = {
     "max_position_embeddings": ("lm_max_position_embeddings", 8192),
     "tie_word_embeddings": ("lm_tie_weights", True),
 }
-_NANO_TOWER = {
+_NANO_ENCODER = {
     "hidden_size": ("vit_hidden_dim", 768),
     "intermediate_size": ("vit_inter_dim", 3072),
     "num_hidden_layers": ("vit_n_blocks", 12),
@@ -266,11 +273,11 @@ def _nanovlm(config: Mapping[str, Any]) -> ModelShape:
         return {key: config.get(theirs, default) for key, (theirs, default) in table.items()}
 
     language, parts = read_language(TEXT_KINDS["llama"], renamed(_NANO_TEXT), "config.json: the keys lm_*")
-    vision = {**renamed(_NANO_TOWER), "vision_use_head": False}
-    tower = read_tower("siglip_vision_model", vision)
-    connector, merged = _shuffle(vision, tower, language.hidden)
-    tower = replace(tower, shape=_connected(tower.shape, connector, merged))
-    return _assemble("nanovlm", language, parts, tower, connector, ())
+    vision = {**renamed(_NANO_ENCODER), "vision_use_head": False}
+    encoder = read_vision_encoder("siglip_vision_model", vision)
+    projector, merged = _shuffle(vision, encoder, language.hidden)
+    encoder = replace(encoder, shape=_connected(encoder.shape, projector, merged))
+    return _assemble("nanovlm", language, parts, encoder, projector, ())
 
 
 # What a config must say itself for a decoder that is not known.
@@ -291,7 +298,7 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
                 expected="one of " + ", ".join(sorted(names)),
                 fix=nearest(model_type, names) or "a decoder whose config has the usual keys is read as a Llama",
             )
-    family = _Family(text="llama-like", tower="plain", tied_by_text=True, connector=_two_layers)
+    family = _Family(text="llama-like", encoder="plain", tied_by_text=True, projector=_two_layers)
     note = f"the model type {model_type!r} is not known: read by its usual keys"
     if isinstance(config.get("vision_config"), Mapping):
         note += ", with a projector of two layers and no merging of patches"

@@ -14,19 +14,19 @@ from packtrain.predicting.flops import (
     WorkModel,
     adapted_matrices,
     attention_work,
+    encoder_layer_matrices,
     forward_flops,
     layer_matrices,
     passes_of,
-    tower_layer_matrices,
     training_flops,
 )
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory_layers import (
     FLOAT,
     adapter_bytes,
+    encoder_kind,
     language_layer,
     small_parts,
-    tower_kind,
     vision_layer,
 )
 from packtrain.predicting.memory_states import count
@@ -50,12 +50,12 @@ _ADAPTER_MOVES = {False: ((1, 6), (5, 4)), True: ((1, 2), (3, 3))}
 _SHARP = 4  # how much the longer of two things at the same time decides
 # Kernels of one layer forward and backward, as it is written: what launching them takes goes with their number.
 _LAYER_KERNELS, _HEAD_NORM_KERNELS, _ADAPTER_KERNELS = (38, 75), (16, 29), (4, 4)
-_TOWER_KERNELS = {"qwen2_vl": (24, 39), "qwen2_5_vl": (40, 75), "qwen3_vl": (24, 39)}
-_PLAIN_TOWER_KERNELS = (12, 26)
-# Where a tower calls attention for each image by itself: what a call takes, in kernels.
+_ENCODER_KERNELS = {"qwen2_vl": (24, 39), "qwen2_5_vl": (40, 75), "qwen3_vl": (24, 39)}
+_PLAIN_ENCODER_KERNELS = (12, 26)
+# Where an encoder calls attention for each image by itself: what a call takes, in kernels.
 _CALLED_FOR_EACH_IMAGE, _IMAGE_KERNELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), (12, 24)
 _COMPILED_ADAPTERS = 1.25  # times as long as a compiled layer without them
-_ASKING_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # the host asks the GPU for sizes of images while they run
+_ASKING_ENCODERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # the host asks the GPU for sizes of images while they run
 _ANSWERED = ("qwen3_vl",)  # training keeps the sizes on the host, so that nothing waits
 
 
@@ -68,11 +68,11 @@ class Coefficients:
     masked_attention_efficiency: float = 0.175  # kernels over whole rows with a dense mask
     bandwidth_efficiency: float = 0.691  # of the memory's, as the optimizer shows it
     elementwise_passes: float = 5.23  # how often a layer forward moves as many bytes as it keeps for its backward pass
-    vision_factor: float = 1.24  # how much slower the tower is than these shares say
+    vision_factor: float = 1.24  # how much slower the encoder is than these shares say
     recomputed_share: float = 0.902  # of a layer's forward that recomputing it costs
     layer_seconds: float = 0.00462  # launching one layer of 113 kernels, forward and backward
     waiting_seconds: float = (
-        0.0313  # of a tower's forward, while the host asks for sizes and has launched nothing ahead
+        0.0313  # of an encoder's forward, while the host asks for sizes and has launched nothing ahead
     )
     overlap: float = 0.5  # share of the compute time behind which communication hides
     network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
@@ -105,7 +105,7 @@ class StepTime:
 
 
 def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
-    """What to assume before anything was measured; `compiled`: decoder layers compiled for constant shapes."""
+    """What to assume before anything was measured; `compiled`: decoder layers compiled for static shapes."""
     del gpu  # the same shares of every data sheet, until measurements say otherwise
     if not compiled:
         return Coefficients()
@@ -127,11 +127,11 @@ def step_time(
     load: Load,
     gpu: Gpu,
     coefficients: Coefficients | None = None,
-    micro_steps: int = 1,
+    micro_batches: int = 1,
 ) -> StepTime:
-    """One optimizer step of `micro_steps` passes over such a load on every GPU."""
-    if micro_steps < 1:
-        raise ConfigError("micro_steps", got=micro_steps, expected="at least 1")
+    """One optimizer step of `micro_batches` passes over such a load on every GPU."""
+    if micro_batches < 1:
+        raise ConfigError("micro_batches", got=micro_batches, expected="at least 1")
     chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
     compute, memory = _compute(shape, setup, load, gpu, chosen), _bandwidth(gpu, chosen)
     traffic = _elementwise(shape, setup, load, chosen) / memory
@@ -139,13 +139,13 @@ def step_time(
     idle = behind_launches(busy, launch_seconds(shape, setup, load, chosen)) - busy
     if waits(shape):
         idle += waiting_seconds(shape, setup, load, chosen)
-    compute, traffic = micro_steps * compute, micro_steps * (traffic + _gradient_bytes(shape, setup) / memory)
-    exchanged = _communication(shape, setup, gpu, chosen, micro_steps)
+    compute, traffic = micro_batches * compute, micro_batches * (traffic + _gradient_bytes(shape, setup) / memory)
+    exchanged = _communication(shape, setup, gpu, chosen, micro_batches)
     return StepTime(
         compute=compute,
         memory_traffic=traffic + optimizer_seconds(shape, setup, gpu, chosen),
         communication=max(0.0, exchanged - chosen.overlap * compute),
-        overhead=micro_steps * idle,
+        overhead=micro_batches * idle,
     )
 
 
@@ -157,9 +157,9 @@ def optimizer_seconds(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, coeffic
 def waiting_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coefficients: Coefficients) -> float:
     """Seconds of a pass in which the GPU has nothing to do, where the host has to ask it for the sizes of images.
 
-    After the answer nothing is launched ahead, so that launches of the tower show, each time that it runs forward.
+    After the answer nothing is launched ahead, so that launches of the encoder show, each time that it runs forward.
     """
-    if not load.patches or tower_kind(shape) not in _ASKING_TOWERS:
+    if not load.patches or encoder_kind(shape) not in _ASKING_ENCODERS:
         return 0.0
     return coefficients.waiting_seconds * (1 + passes_of(setup).recomputed_vision)
 
@@ -170,7 +170,7 @@ def launch_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coeffici
     forward, backward = _decoder_kernels(shape, setup)
     kernels = shape.language.layers * ((2 if setup.gradient_checkpointing else 1) * forward + backward)
     if shape.vision is not None and load.patches:
-        forward, backward = _tower_kernels(shape, setup, load)
+        forward, backward = _encoder_kernels(shape, setup, load)
         again = setup.vision_checkpointing and setup.train_vision
         kernels += shape.vision.layers * ((2 if again else 1) * forward + setup.train_vision * backward)
     return each * kernels
@@ -186,7 +186,7 @@ def behind_launches(busy: Any, launches: Any) -> Any:
 
 def waits(shape: ModelShape) -> bool:
     """Does the host wait for the GPU in a step, as training prepares such a model?"""
-    return tower_kind(shape) in _ASKING_TOWERS and shape.model_type not in _ANSWERED
+    return encoder_kind(shape) in _ASKING_ENCODERS and shape.model_type not in _ANSWERED
 
 
 def tokens_per_second(
@@ -195,11 +195,11 @@ def tokens_per_second(
     load: Load,
     gpu: Gpu,
     coefficients: Coefficients | None = None,
-    micro_steps: int = 1,
+    micro_batches: int = 1,
 ) -> float:
     """Tokens of all GPUs together; padding counts where the load has it."""
-    step = step_time(shape, setup, load, gpu, coefficients, micro_steps)
-    return setup.gpus * micro_steps * load.tokens / step.seconds
+    step = step_time(shape, setup, load, gpu, coefficients, micro_batches)
+    return setup.gpus * micro_batches * load.tokens / step.seconds
 
 
 def work_seconds(
@@ -244,11 +244,11 @@ def trained_parameters(shape: ModelShape, setup: TrainingSetup) -> int:
         trained = shape.language.layers * sum(setup.lora_rank * (inputs + outputs) for inputs, outputs in matrices)
         if setup.method == "dora":
             trained += shape.language.layers * sum(outputs for _, outputs in matrices)
-    return trained + (counts.vision if setup.train_vision else 0) + (counts.connector if setup.train_connector else 0)
+    return trained + (counts.vision if setup.train_vision else 0) + (counts.projector if setup.train_projector else 0)
 
 
 def _weighed_attention(shape: ModelShape, setup: TrainingSetup, chosen: Coefficients, longest: int | None) -> WorkModel:
-    """The FLOPs of attention, each as dear as it really is: recomputed, or in the tower."""
+    """The FLOPs of attention, each as dear as it really is: recomputed, or in the encoder."""
     kept = replace(setup, gradient_checkpointing=False, vision_checkpointing=False)
     whole, once = (attention_work(shape, one, longest=longest) for one in (setup, kept))
 
@@ -266,14 +266,14 @@ def _weighed_attention(shape: ModelShape, setup: TrainingSetup, chosen: Coeffici
 
 
 def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chosen: Coefficients) -> float:
-    """Seconds of matrix products and attention, of decoder and tower."""
+    """Seconds of matrix products and attention, of decoder and encoder."""
     flops, once, passes = training_flops(shape, setup, load), forward_flops(shape, load), passes_of(setup)
     share = chosen.recomputed_share
     vision_again, again = share * passes.recomputed_vision, share * passes.recomputed_language
-    last, tower_last = _spared(shape, setup)
+    last, encoder_last = _spared(shape, setup)
     embedding = 2.0 * load.patches * shape.vision.patch_elements * shape.vision.hidden if shape.vision else 0.0
-    tower = flops.vision + flops.connector + vision_again * (1 - tower_last) * (once.vision - embedding)
-    tower_pairs = flops.vision_attention + vision_again * once.vision_attention
+    encoder = flops.vision + flops.projector + vision_again * (1 - encoder_last) * (once.vision - embedding)
+    encoder_pairs = flops.vision_attention + vision_again * once.vision_attention
     pairs = flops.attention + again * once.attention
     of_adapters = flops.recomputed - passes.recomputed_language * (once.language + once.attention)
     of_adapters -= passes.recomputed_vision * (once.vision - embedding + once.vision_attention)
@@ -283,12 +283,12 @@ def _compute(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu, chos
     masked = flops.masked_attention * (passes.attention + again) / (passes.attention + passes.recomputed_language)
     efficiency = chosen.masked_attention_efficiency if masked > 0 else chosen.attention_efficiency
     attention = (pairs + masked) / efficiency
-    vision = tower / chosen.matmul_efficiency + tower_pairs / chosen.attention_efficiency
+    vision = encoder / chosen.matmul_efficiency + encoder_pairs / chosen.attention_efficiency
     return (matrices / chosen.matmul_efficiency + attention + chosen.vision_factor * vision) / gpu.bf16_flops
 
 
 def _spared(shape: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
-    """The last matrix of a layer, as a share of all of a decoder's and a tower's: what recomputing does not compute.
+    """The last matrix of a layer, as a share of all of a decoder's and an encoder's: what recomputing does not compute.
 
     Its result is not needed again, and torch stops there. A compiled layer is one piece and has no such place.
     """
@@ -296,8 +296,8 @@ def _spared(shape: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
         return 0.0, 0.0
     language, vision = shape.language, shape.vision
     decoder = language.hidden * language.intermediate * language.experts_used / layer_matrices(language)
-    tower = vision.hidden * vision.intermediate / tower_layer_matrices(vision) if vision is not None else 0.0
-    return decoder, tower
+    encoder = vision.hidden * vision.intermediate / encoder_layer_matrices(vision) if vision is not None else 0.0
+    return decoder, encoder
 
 
 def _bandwidth(gpu: Gpu, chosen: Coefficients) -> float:
@@ -316,8 +316,8 @@ def _elementwise(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Co
     moved = (1 + _BACKWARD + again) * language.layers * language_layer(shape, setup, load).saved
     if vision is not None:
         again = share if setup.vision_checkpointing else 0.0
-        tower = vision.layers * vision_layer(shape, vision, setup, load.patches).saved
-        moved += chosen.vision_factor * (1 + (_BACKWARD + again) * setup.train_vision) * tower
+        encoder = vision.layers * vision_layer(shape, vision, setup, load.patches).saved
+        moved += chosen.vision_factor * (1 + (_BACKWARD + again) * setup.train_vision) * encoder
     return chosen.elementwise_passes * moved + _adapter_traffic(shape, setup, load) + _loss_traffic(shape, setup, load)
 
 
@@ -359,16 +359,18 @@ def _optimizer_bytes(shape: ModelShape, setup: TrainingSetup) -> float:
     return moved / shards
 
 
-def _communication(shape: ModelShape, setup: TrainingSetup, gpu: Gpu, chosen: Coefficients, micro_steps: int) -> float:
+def _communication(
+    shape: ModelShape, setup: TrainingSetup, gpu: Gpu, chosen: Coefficients, micro_batches: int
+) -> float:
     """Seconds on the links in one optimizer step, hidden or not."""
     if setup.gpus == 1:
         return 0.0
     gradients = _weight_bytes(setup) * trained_parameters(shape, setup)
     if setup.sharding in ("zero3", "fsdp"):
         # Weights are gathered for forward and again for backward, gradients scattered, in every pass.
-        moved = micro_steps * (2 * _ACTIVATION_BYTES * shape.parameters.total + gradients)
+        moved = micro_batches * (2 * _ACTIVATION_BYTES * shape.parameters.total + gradients)
     elif setup.sharding == "zero2":
-        moved = micro_steps * gradients + _weight_bytes(setup) * trained_parameters(shape, setup)
+        moved = micro_batches * gradients + _weight_bytes(setup) * trained_parameters(shape, setup)
     else:
         moved = 2 * gradients  # summed once a step: scattered, then gathered
     across = setup.gpus > chosen.gpus_per_node
@@ -391,11 +393,11 @@ def _decoder_kernels(shape: ModelShape, setup: TrainingSetup) -> tuple[float, fl
     )
 
 
-def _tower_kernels(shape: ModelShape, setup: TrainingSetup, load: Load) -> tuple[float, float]:
-    """Of one layer of the tower, the same way."""
+def _encoder_kernels(shape: ModelShape, setup: TrainingSetup, load: Load) -> tuple[float, float]:
+    """Of one layer of the encoder, the same way."""
     if setup.compiled:
         return _LAYER_KERNELS
-    kind = tower_kind(shape)
-    forward, backward = _TOWER_KERNELS.get(kind, _PLAIN_TOWER_KERNELS)
+    kind = encoder_kind(shape)
+    forward, backward = _ENCODER_KERNELS.get(kind, _PLAIN_ENCODER_KERNELS)
     calls = load.images if setup.attention == "sdpa" and kind in _CALLED_FOR_EACH_IMAGE else 0
     return forward + calls * _IMAGE_KERNELS[0], backward + calls * _IMAGE_KERNELS[1]

@@ -42,7 +42,7 @@ class LanguageShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionShape:
-    """The vision tower and the connector behind it; lengths are in patches, the tower's rows."""
+    """The vision encoder and the projector behind it; lengths are in patches, the encoder's rows."""
 
     hidden: int
     layers: int
@@ -53,8 +53,8 @@ class VisionShape:
     full_attention_layers: int  # the others attend inside windows
     window_patches: int = 0  # of the others
     patches_per_token: int = 1  # merged into one token of the language model
-    connector_flops_per_token: int = 0  # multiply-adds x 2 of projector, merger and deepstack mergers, per media token
-    connector_elements_per_token: int = 0  # numbers its matrix products read and write, per media token
+    projector_flops_per_token: int = 0  # multiply-adds x 2 of projector, merger and deepstack mergers, per media token
+    projector_elements_per_token: int = 0  # numbers its matrix products read and write, per media token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class ParameterCounts:
     layers: int  # all decoder layers and the final norm
     head: int  # 0 where it is the embedding
     vision: int = 0
-    connector: int = 0
+    projector: int = 0
 
     @property
     def language(self) -> int:
@@ -75,7 +75,7 @@ class ParameterCounts:
     @property
     def total(self) -> int:
         """The whole model."""
-        return self.language + self.vision + self.connector
+        return self.language + self.vision + self.projector
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class Load:
     """What one forward pass of one GPU sees: a pack, a padded batch, or the worst of a plan.
 
     Squares are sums over what attends to itself: samples in the language model; images, tiles and video steps in the
-    tower.
+    encoder.
     """
 
     tokens: int  # positions of the language model, padding included
@@ -107,7 +107,7 @@ class Load:
     vision_tokens: int = 0
     patches: int = 0
     squared_patches: int = 0
-    largest_patches: int = 0  # the largest stretch that attends to itself
+    largest_patches: int = 0  # the largest span that attends to itself
     images: int = 0
     frames: int = 0
 
@@ -119,7 +119,7 @@ class TrainingSetup:
     method: Method = "full"
     lora_rank: int = 16
     train_vision: bool = True
-    train_connector: bool = True
+    train_projector: bool = True
     weights_dtype: Literal["bf16", "fp32"] = "bf16"
     optimizer: Optimizer = "adamw"
     master_weights: bool = True  # the optimizer keeps and updates fp32 copies of half-precision weights that learn
@@ -127,7 +127,7 @@ class TrainingSetup:
     gpus: int = 1
     gradient_checkpointing: bool = True
     vision_checkpointing: bool = True
-    vision_batch_patches: int | None = None  # the tower runs in sub-batches of at most this many patches
+    vision_batch_patches: int | None = None  # the encoder runs in sub-batches of at most this many patches
     chunked_loss: bool = True  # logits only at supervised positions, in chunks
     loss_chunk: int = 4096  # positions at once
     attention: Attention = "varlen"

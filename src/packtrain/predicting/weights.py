@@ -23,8 +23,8 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "C64")
 # A tensor belongs to the first part that one of these is a piece of its name for; the rest are decoder layers.
-_CONNECTOR = ("merger", "multi_modal_projector", "connector", "modality_projection", "image_newline", "MP", "mlp1")
-_CONNECTOR_LISTS = ("deepstack_merger_list", "merger_list")
+_PROJECTOR = ("merger", "multi_modal_projector", "connector", "modality_projection", "image_newline", "MP", "mlp1")
+_PROJECTOR_LISTS = ("deepstack_merger_list", "merger_list")
 _VISION = ("visual", "vision_tower", "vision_model", "vision_encoder", "vision")
 _HEAD = ("lm_head",)
 _EMBEDDING = ("embed_tokens", "token_embedding")
@@ -44,7 +44,7 @@ def count_weights(folder: Path, *, tied: bool) -> ParameterCounts | None:
     files = weight_files(folder)
     if not files:
         return None
-    counts = dict.fromkeys(("embedding", "layers", "head", "vision", "connector"), 0)
+    counts = dict.fromkeys(("embedding", "layers", "head", "vision", "projector"), 0)
     for file in files:
         for tensor in read_header(file):
             if tensor.dtype not in _PLAIN:
@@ -73,8 +73,8 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def part_of(name: str) -> str:
     """The part of the model that a tensor belongs to."""
     pieces = name.split(".")
-    if any(piece in _CONNECTOR or piece in _CONNECTOR_LISTS for piece in pieces):
-        return "connector"
+    if any(piece in _PROJECTOR or piece in _PROJECTOR_LISTS for piece in pieces):
+        return "projector"
     if any(piece in _VISION for piece in pieces):
         return "vision"
     if any(piece in _EMBEDDING for piece in pieces):

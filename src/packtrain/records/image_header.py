@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader
 from packtrain.records.colour import decoded_rgb, is_deep
-from packtrain.records.stretch import Stretch
+from packtrain.records.span import Span
 
 if TYPE_CHECKING:
     from PIL.Image import Exif
@@ -48,15 +48,15 @@ _TIFF_WIDTHS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}  # byt
 _warnings_lock = threading.Lock()
 
 
-def read_image_header(stretch: Stretch, max_pixels: int) -> MediaHeader:
+def read_image_header(span: Span, max_pixels: int) -> MediaHeader:
     """The header of one image. Raises RecordError for what the training pipeline could not decode."""
-    head = stretch.read_at(0, _HEAD)
+    head = span.read_at(0, _HEAD)
     kind = _format_of(head)
     if kind is None:
         raise RecordError("media", "not a supported image", f"begins with {head[:8].hex()}")
-    size = _webp_size(stretch, head, max_pixels) if kind == "WEBP" else None
+    size = _webp_size(span, head, max_pixels) if kind == "WEBP" else None
     if size is None:
-        size = _careful_size(stretch, kind, max_pixels)
+        size = _careful_size(span, kind, max_pixels)
     return MediaHeader(kind="image", width=size[0], height=size[1])
 
 
@@ -82,20 +82,20 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise RecordError("media", "image too large", f"{width}x{height}, the limit is {max_pixels} pixels")
 
 
-def _jpeg_complete(image: ImageFile, stretch: Stretch) -> bool:
+def _jpeg_complete(image: ImageFile, span: Span) -> bool:
     """Is there an end marker after the start of the scan, where opening stops? Compressed data never look like one."""
     assert image.fp is not None, "opened a moment ago"
     scan = image.fp.tell()
-    if stretch.size - 2 >= scan and stretch.read_at(stretch.size - 2, 2) == b"\xff\xd9":
+    if span.size - 2 >= scan and span.read_at(span.size - 2, 2) == b"\xff\xd9":
         return True
-    start = max(scan, stretch.size - _TAIL)
-    return b"\xff\xd9" in stretch.read_at(start, stretch.size - start)
+    start = max(scan, span.size - _TAIL)
+    return b"\xff\xd9" in span.read_at(start, span.size - start)
 
 
-def _webp_size(stretch: Stretch, head: bytes, max_pixels: int) -> tuple[int, int] | None:
+def _webp_size(span: Span, head: bytes, max_pixels: int) -> tuple[int, int] | None:
     """The size of a WebP file without extras, or None; bounds the canvas before a decoder would allocate it."""
-    if int.from_bytes(head[4:8], "little") + 8 > stretch.size or len(head) < 30:
-        raise RecordError("media", "truncated image", f"{stretch.size} bytes of WebP")
+    if int.from_bytes(head[4:8], "little") + 8 > span.size or len(head) < 30:
+        raise RecordError("media", "truncated image", f"{span.size} bytes of WebP")
     chunk = head[12:16]
     if chunk == b"VP8 " and head[23:26] == b"\x9d\x01\x2a" and not head[20] & 1:
         size = int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
@@ -109,15 +109,15 @@ def _webp_size(stretch: Stretch, head: bytes, max_pixels: int) -> tuple[int, int
     else:
         raise RecordError("media", "broken image", "WebP without an image")
     _check_size(size, max_pixels)
-    return size if _webp_regular(stretch) else None
+    return size if _webp_regular(span) else None
 
 
-def _webp_regular(stretch: Stretch) -> bool:
+def _webp_regular(span: Span) -> bool:
     """Do the chunks fill the file as its sizes say, with a bitstream that begins as decoders want it?"""
-    end = 8 + int.from_bytes(stretch.read_at(4, 4), "little")
+    end = 8 + int.from_bytes(span.read_at(4, 4), "little")
     position = 12
     for _ in range(_MAX_CHUNKS):
-        head = stretch.read_at(position, 18)
+        head = span.read_at(position, 18)
         name, length = head[:4], int.from_bytes(head[4:8], "little")
         if len(head) < 8 or position + 8 + length > end:
             return False
@@ -132,15 +132,15 @@ def _webp_regular(stretch: Stretch) -> bool:
     return False
 
 
-def _careful_size(stretch: Stretch, kind: str, max_pixels: int) -> tuple[int, int]:
+def _careful_size(span: Span, kind: str, max_pixels: int) -> tuple[int, int]:
     """The size by Pillow's lazy open; by a real decode where the file may be cut or hides metadata behind pixels."""
-    file = stretch.file()
+    file = span.file()
     complete = True
     try:
         with _quiet():
             image = _opener(kind)(file, "")
             _check_size(image.size, max_pixels)
-            complete = _COMPLETE[kind](image, stretch)
+            complete = _COMPLETE[kind](image, span)
             if not complete or is_deep(image) or not _converts_to_rgb(image.mode):
                 return decoded_rgb(image).size
             return _upright_size(image)
@@ -149,7 +149,7 @@ def _careful_size(stretch: Stretch, kind: str, max_pixels: int) -> tuple[int, in
     except Exception as error:  # Pillow raises nearly everything on hostile bytes
         if type(error).__name__ == "DecompressionBombError":
             raise RecordError("media", "image too large", str(error)[:200]) from None
-        reason = "truncated image" if not complete or _looks_cut(stretch, kind) else "broken image"
+        reason = "truncated image" if not complete or _looks_cut(span, kind) else "broken image"
         raise RecordError("media", reason, f"{kind}: {type(error).__name__}: {error}"[:200]) from None
     finally:
         file.close()
@@ -202,39 +202,39 @@ def _read_exif(image: ImageFile) -> Exif:
     return Image.Image.getexif(image)
 
 
-def _looks_cut(stretch: Stretch, kind: str) -> bool:
+def _looks_cut(span: Span, kind: str) -> bool:
     """Does a file whose header Pillow refuses miss its end? Only chooses between two reasons."""
     if kind == "TIFF":
-        return not _tiff_directory_fits(stretch)
+        return not _tiff_directory_fits(span)
     if kind == "BMP":
-        return int.from_bytes(stretch.read_at(2, 4), "little") > stretch.size
+        return int.from_bytes(span.read_at(2, 4), "little") > span.size
     end = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b"\x3b"}.get(kind, b"")
-    return stretch.read_at(stretch.size - len(end), len(end)) != end
+    return span.read_at(span.size - len(end), len(end)) != end
 
 
-def _png_complete(image: ImageFile, stretch: Stretch) -> bool:
+def _png_complete(image: ImageFile, span: Span) -> bool:
     """Does the chain of chunks reach IEND, with no metadata that matters behind the pixels?"""
     position, pixels = 8, False
     for _ in range(_MAX_CHUNKS):
-        chunk = stretch.read_at(position, 8)
+        chunk = span.read_at(position, 8)
         if len(chunk) < 8:
             return False
         name = chunk[4:]
         if name == b"IHDR" and position != 8:
             return False
         if name == b"IEND":
-            return pixels and position + 12 <= stretch.size
+            return pixels and position + 12 <= span.size
         if name == b"IDAT":
             pixels = True
         elif pixels and name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
-            key = stretch.read_at(position + 8, 80).partition(b"\0")[0]
+            key = span.read_at(position + 8, 80).partition(b"\0")[0]
             if name == b"eXIf" or key in (b"exif", b"xmp", b"XML:com.adobe.xmp", b"Raw profile type exif"):
                 return False
         position += 12 + int.from_bytes(chunk[:4], "big")
     return False
 
 
-def _gif_complete(image: ImageFile, stretch: Stretch) -> bool:
+def _gif_complete(image: ImageFile, span: Span) -> bool:
     """Do the data blocks of the first picture reach their end?"""
     if not image.tile:
         return False
@@ -242,7 +242,7 @@ def _gif_complete(image: ImageFile, stretch: Stretch) -> bool:
     base, window = position, b""
     while True:
         if position - base >= len(window):
-            base, window = position, stretch.read_at(position, 65536)
+            base, window = position, span.read_at(position, 65536)
             if not window:
                 return False
         length = window[position - base]
@@ -251,49 +251,49 @@ def _gif_complete(image: ImageFile, stretch: Stretch) -> bool:
         position += 1 + length
 
 
-def _bmp_complete(image: ImageFile, stretch: Stretch) -> bool:
+def _bmp_complete(image: ImageFile, span: Span) -> bool:
     """Do the rows that the header promises fit into the file? Run-length coded rows must be decoded to know."""
     if len(image.tile) != 1 or image.tile[0].codec_name != "raw" or not isinstance(image.tile[0].args, tuple):
         return False
-    return bool(image.tile[0].offset + image.tile[0].args[1] * image.size[1] <= stretch.size)
+    return bool(image.tile[0].offset + image.tile[0].args[1] * image.size[1] <= span.size)
 
 
-def _tiff_complete(image: ImageFile, stretch: Stretch) -> bool:
+def _tiff_complete(image: ImageFile, span: Span) -> bool:
     """Do the directory and all strips or tiles lie inside the file?"""
     tags = getattr(image, "tag_v2", {})
     for offsets_tag, counts_tag in ((273, 279), (324, 325)):
         offsets, counts = tags.get(offsets_tag), tags.get(counts_tag)
         if isinstance(offsets, tuple) and isinstance(counts, tuple) and offsets and len(offsets) == len(counts):
-            inside = all(offset + count <= stretch.size for offset, count in zip(offsets, counts, strict=True))
-            return inside and _tiff_directory_fits(stretch)
+            inside = all(offset + count <= span.size for offset, count in zip(offsets, counts, strict=True))
+            return inside and _tiff_directory_fits(span)
     return False
 
 
-def _tiff_directory_fits(stretch: Stretch) -> bool:
+def _tiff_directory_fits(span: Span) -> bool:
     """Do the values of the first directory lie inside the file? False for BigTIFF, which is left to a real decode."""
-    head = stretch.read_at(0, 8)
+    head = span.read_at(0, 8)
     order: Literal["little", "big"] = "little" if head[:2] == b"II" else "big"
     if 43 in head[2:4]:
         return False
     start = int.from_bytes(head[4:8], order)
-    entries = int.from_bytes(stretch.read_at(start, 2), order)
-    table = stretch.read_at(start + 2, 12 * entries)
+    entries = int.from_bytes(span.read_at(start, 2), order)
+    table = span.read_at(start + 2, 12 * entries)
     if not entries or len(table) < 12 * entries:
         return False
     for at in range(0, len(table), 12):
         kind, count = int.from_bytes(table[at + 2 : at + 4], order), int.from_bytes(table[at + 4 : at + 8], order)
         length = count * _TIFF_WIDTHS.get(kind, 1)
-        if length > 4 and int.from_bytes(table[at + 8 : at + 12], order) + length > stretch.size:
+        if length > 4 and int.from_bytes(table[at + 8 : at + 12], order) + length > span.size:
             return False
     return True
 
 
-def _webp_complete(image: ImageFile, stretch: Stretch) -> bool:
+def _webp_complete(image: ImageFile, span: Span) -> bool:
     """Where its sizes are as they should be, the decoder has walked the whole file when it was opened."""
-    return _webp_regular(stretch)
+    return _webp_regular(span)
 
 
-_COMPLETE: Mapping[str, Callable[[ImageFile, Stretch], bool]] = {
+_COMPLETE: Mapping[str, Callable[[ImageFile, Span], bool]] = {
     "JPEG": _jpeg_complete,
     "PNG": _png_complete,
     "GIF": _gif_complete,

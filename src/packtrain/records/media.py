@@ -12,7 +12,7 @@ from typing import BinaryIO, NoReturn
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaRef
 from packtrain.records.image_header import read_image_header
-from packtrain.records.stretch import Stretch
+from packtrain.records.span import Span
 from packtrain.records.video_header import read_audio_header, read_video_header
 
 MAX_IMAGE_PIXELS = 178_956_970  # where Pillow itself refuses to open an image
@@ -45,18 +45,18 @@ class MediaStore:
     def header(self, kind: MediaKind, ref: MediaRef) -> MediaHeader:
         """What the header of a medium says; RecordError where it could not be decoded later."""
         if kind == "image":
-            stretch = self._stretch(ref)
+            span = self._span(ref)
             try:
-                return read_image_header(stretch, self.max_image_pixels)
+                return read_image_header(span, self.max_image_pixels)
             except RecordError as error:
                 raise _named(error, ref) from None
             except OSError as error:  # a disk or a network that fails while reading
                 _refuse(error, ref.name)
             finally:
-                stretch.close()
-        stretch = self._stretch(ref)
-        size = stretch.size
-        with stretch.into_file() as file:
+                span.close()
+        span = self._span(ref)
+        size = span.size
+        with span.into_file() as file:
             try:
                 if kind == "audio":
                     return read_audio_header(file, size, self.max_video_packets)
@@ -66,21 +66,21 @@ class MediaStore:
 
     def open(self, ref: MediaRef) -> BinaryIO:
         """The bytes of a medium as a seekable file; the caller closes it."""
-        return self._stretch(ref).into_file()
+        return self._span(ref).into_file()
 
-    def _stretch(self, ref: MediaRef) -> Stretch:
+    def _span(self, ref: MediaRef) -> Span:
         if ref.data is not None:
             if not ref.data:
                 raise RecordError("media", "empty file", _shown(ref.name))
-            return Stretch(data=ref.data)
+            return Span(data=ref.data)
         if ref.archive is not None:
-            return self._archive_stretch(ref.archive, ref)
+            return self._archive_span(ref.archive, ref)
         if ref.path is None:
             raise RecordError("media", "not a usable path", f"{_shown(ref.name)} has neither path nor bytes")
         fd = self._open_path(ref.path)
-        return Stretch(fd=fd, size=_regular_size(fd, ref.path))
+        return Span(fd=fd, size=_regular_size(fd, ref.path))
 
-    def _archive_stretch(self, archive: str, ref: MediaRef) -> Stretch:
+    def _archive_span(self, archive: str, ref: MediaRef) -> Span:
         """A member of a tar file; the archive is part of the dataset itself, so it may lie anywhere."""
         try:
             fd = os.open(archive, _FLAGS & ~os.O_NOFOLLOW)
@@ -91,7 +91,7 @@ class MediaStore:
             os.close(fd)
             reason = "empty file" if ref.size == 0 else "archive ends before the file"
             raise RecordError("media", reason, f"{_shown(ref.name)}: bytes {ref.offset}+{ref.size} of {size}")
-        return Stretch(fd=fd, start=ref.offset, size=ref.size)
+        return Span(fd=fd, start=ref.offset, size=ref.size)
 
     def _open_path(self, path: str) -> int:
         if path.startswith("file:"):

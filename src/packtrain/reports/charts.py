@@ -45,7 +45,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class Span:
     """One part of a stacked bar."""
 
     size: float
@@ -128,14 +128,14 @@ def _line_marks(line: Line, number: int, at: Callable[[Point], tuple[str, float]
 
 
 def stacked_bar(
-    stretches: Sequence[Stretch], *, label: str, whole: float, limit: float | None = None, height: int = 44
+    spans: Sequence[Span], *, label: str, whole: float, limit: float | None = None, height: int = 44
 ) -> Markup:
     """Parts side by side on a track of size `whole`, and a line at the limit where the parts may pass it."""
     plot = [element("rect", x="0", y="0", width="100%", height=height, rx="6", class_="track")]
     x = 0.0
-    for stretch in stretches:
-        share = stretch.size / whole if whole else 0.0
-        plot.append(_bar(x, share, 0, height, stretch.css, stretch.tip))
+    for span in spans:
+        share = span.size / whole if whole else 0.0
+        plot.append(_bar(x, share, 0, height, span.css, span.tip))
         x += share
     if limit is not None and whole and limit < whole:
         at = percent_of(limit / whole)

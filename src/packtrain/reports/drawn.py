@@ -13,7 +13,7 @@ from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
     Line,
     Point,
-    Stretch,
+    Span,
     balance_chart,
     histogram_chart,
     line_chart,
@@ -192,8 +192,8 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]
             name=name,
             svg=stacked_bar(
                 (
-                    Stretch(size=real, css="c0", tip=f"{count(real)} real tokens"),
-                    Stretch(size=computed - real, css="c1", tip=f"{count(computed - real)} wasted positions"),
+                    Span(size=real, css="c0", tip=f"{count(real)} real tokens"),
+                    Span(size=computed - real, css="c1", tip=f"{count(computed - real)} wasted positions"),
                 ),
                 label=f"{name}; {count(real)} real tokens of {count(computed)} positions",
                 whole=whole,
@@ -217,12 +217,12 @@ def _memory(study: Study) -> tuple[Named, ...]:
         label = f"{gib(estimate.total)} of {gib(size)}: " + ", ".join(
             f"{part.name} {gib(part.bytes)}" for part in estimate.parts
         )
-        stretches = [
-            Stretch(size=part.bytes, css=css[part.name], tip=f"{words(part.name)}: {gib(part.bytes)}")
+        spans = [
+            Span(size=part.bytes, css=css[part.name], tip=f"{words(part.name)}: {gib(part.bytes)}")
             for part in estimate.parts
             if part.bytes
         ]
-        bar = stacked_bar(stretches, label=label, whole=whole, limit=study.memory.usable_bytes, height=30)
+        bar = stacked_bar(spans, label=label, whole=whole, limit=study.memory.usable_bytes, height=30)
         found.append(Named(name=f"{name.capitalize()}: {gib(estimate.total)}", svg=bar))
     return tuple(found)
 
@@ -231,7 +231,7 @@ def _used(study: Study) -> Markup:
     """How much of a GPU the recommended packing uses, as one bar."""
     used, size = headline_memory(study), study.memory.gpu_bytes
     return stacked_bar(
-        [Stretch(size=used, css="c0", tip=gib(used))],
+        [Span(size=used, css="c0", tip=gib(used))],
         label=f"{gib(used)} of {gib(size)}",
         whole=max(used, size),
         limit=size,

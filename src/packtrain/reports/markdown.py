@@ -83,7 +83,7 @@ def memory_text(content: Content) -> str:
         _memory(content),
         "## The worst case in words" if report["sentences"] else "",
         _list(report["sentences"]),
-        "## One layer of the vision tower" if report["vision_layer"] else "",
+        "## One layer of the vision encoder" if report["vision_layer"] else "",
         _vision(report),
         "## What would change it" if report["savings"] else "",
         _savings(report),

@@ -1,4 +1,4 @@
-"""The picture of packs: one bar per pack, one stretch per sample, coloured by source, text fainter than media."""
+"""The picture of packs: one bar per pack, one span per sample, coloured by source, text fainter than media."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def packs_picture(packs: Sequence[PicturePack], packing_length: int, colours: Ma
         tip = f"Pack {pack.number:,}: {count(pack.tokens)} of {count(packing_length)} tokens"
         tip += f" ({percent(pack.tokens / packing_length)}), {plural(len(pack.samples), 'sample')}"
         plot.append(element("rect", element("title", tip), x="0", y=y, width="100%", height=_BAR, class_="track"))
-        plot += _stretches(pack.samples, packing_length, y, each, colours)
+        plot += _spans(pack.samples, packing_length, y, each, colours)
     label = f"{plural(len(packs), 'pack')} of {count(packing_length)} tokens, drawn as bars that their samples fill"
     return framed(plot, axis=axis, label=label, height=max(len(packs) * _ROW, _ROW), css="packs")
 
 
-def _stretches(
+def _spans(
     samples: Sequence[PictureSample], length: int, y: int, most: int, colours: Mapping[str, str]
 ) -> list[Markup]:
     """The largest samples one by one; the small ones of a crowded pack together."""
     ordered = sorted(samples, key=lambda sample: -sample.tokens)
     found, x = [], 0
     for sample in ordered[:most]:
-        found.append(_stretch(sample, x / length, length, y, colours.get(sample.source, f"c{COLOURS}")))
+        found.append(_span(sample, x / length, length, y, colours.get(sample.source, f"c{COLOURS}")))
         x += sample.tokens
     rest = ordered[most:]
     if rest:
@@ -73,7 +73,7 @@ def _stretches(
     return found
 
 
-def _stretch(sample: PictureSample, x: float, length: int, y: int, css: str) -> Markup:
+def _span(sample: PictureSample, x: float, length: int, y: int, css: str) -> Markup:
     tip = f"{isolated(sample.id, 60)}: {count(sample.tokens)} tokens"
     if sample.vision_tokens:
         tip += f", {count(sample.vision_tokens)} of them media"

@@ -11,7 +11,7 @@ from pathlib import Path
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import formatted, gib, shown
-from packtrain.reports.charts import Stretch, share_bar, stacked_bar
+from packtrain.reports.charts import Span, share_bar, stacked_bar
 from packtrain.reports.content import Content
 from packtrain.reports.html import render, yaml_lines
 from packtrain.reports.run_content import MOST_RUNS, runs_content
@@ -171,5 +171,5 @@ def _memory_bar(content: Content) -> object:
     used, limit = summary["memory"], summary["memory_limit"]
     if not used or not limit:
         return ""
-    bar = [Stretch(size=used, css="c0", tip=gib(used))]
+    bar = [Span(size=used, css="c0", tip=gib(used))]
     return stacked_bar(bar, label=f"{gib(used)} of {gib(limit)}", whole=max(used, limit), limit=limit, height=10)

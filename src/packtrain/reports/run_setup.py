@@ -11,7 +11,7 @@ from packtrain.reports.run_words import start_of
 from packtrain.runs.values import Run, Scalar
 
 PLANNED = "Planned in"  # the page of packtrain plan: its value is a link
-_PARTS = ("language", "vision", "connector")
+_PARTS = ("language", "vision", "projector")
 _VERSIONS = ("packtrain", "torch", "transformers", "python")
 Derived = Mapping[str, Scalar]
 

@@ -57,8 +57,8 @@ class MonitorLimits:
     variance_factor: float = 3.0
     time_apart: float = 0.25
     memory_apart: float = 0.10
-    plateau_samples: int = 2_000  # of one stretch; three or more are compared with as many before
-    plateau_steps: int = 25  # of one stretch, at least
+    plateau_samples: int = 2_000  # of one span; three or more are compared with as many before
+    plateau_steps: int = 25  # of one span, at least
     plateau_improvement: float = 0.005
     eval_rise: float = 0.01
     cooldown: int = 200  # steps before the same is said again

@@ -28,7 +28,7 @@ class StepMetrics:
     tokens: int  # real ones
     supervised_tokens: int
     images: int
-    patches: int | None  # rows of the vision tower
+    patches: int | None  # rows of the vision encoder
     seq_len_avg: float  # real tokens of a batch: over all batches of all ranks
     seq_len_min: int
     seq_len_max: int

@@ -14,7 +14,7 @@ SHARDED = "SHARDED_STATE_DICT"
 _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
     (
         lambda args: args.torch_compile,
-        "torch_compile: it compiles the whole model anew for every shape; use `compile`, which takes its layers",
+        "torch_compile: it compiles the whole model again for every shape; use `compile`, which takes its layers",
     ),
     (
         lambda args: args.use_liger_kernel,

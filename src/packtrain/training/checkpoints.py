@@ -4,10 +4,10 @@ A checkpoint is written into a hidden folder beside the others; when every rank 
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
 files of other sizes, is never resumed from; before one is, its bytes are compared with the checksums in that list, too.
-One that cannot be read at the moment is another matter: nothing is resumed or begun then, since a run that begins anew
+One that cannot be read at the moment is another matter: nothing is resumed or begun then, since a run that begins again
 writes over what the other left.
 
-A run that goes on from an earlier step, or begins anew where one was, leaves the later checkpoints of the other in
+A run that goes on from an earlier step, or begins again where one was, leaves the later checkpoints of the other in
 folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
 run has a checkpoint of that step or a later one itself; of the others as many stay as of its own.
 """
@@ -150,12 +150,12 @@ def what_is_lost(folder: Path, resume: str = "resuming") -> str:
     """What a run that is left in the middle of a step has to do again."""
     found = find_latest(folder)
     if found is None:
-        return f"there is no checkpoint yet: {resume} begins anew"
+        return f"there is no checkpoint yet: {resume} begins again"
     return f"what came after step {found.step:,} is lost: {resume} continues from its checkpoint"
 
 
 def refuse_broken(folder: Path) -> None:
-    """Refuse to begin anew in a folder whose checkpoints are all broken: their run could still be mended."""
+    """Refuse to begin again in a folder whose checkpoints are all broken: their run could still be mended."""
     broken = []
     for path in sorted(_named(folder)):
         try:

@@ -12,23 +12,23 @@ from packtrain.runs.history import MonitorLimits
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitor_rules import Found
 
-_COMPARED = (3, 6, 12, 24, 48)  # stretches, with as many before them
+_COMPARED = (3, 6, 12, 24, 48)  # spans, with as many before them
 _CERTAIN = 3.0  # standard errors: it is looked at often
 
 
 class Plateau:
-    """The mean loss over stretches of samples is not 0.5 % below that over as many before.
+    """The mean loss over spans of samples is not 0.5 % below that over as many before.
 
     Noise decides how many: three where losses are smooth, more where only more can rule out that it fell by 2 %.
-    Stretches are of samples, not of steps, so that packed and padded runs are judged alike. While the learning rate
+    Spans are of samples, not of steps, so that packed and padded runs are judged alike. While the learning rate
     rises, or where it is nearly used up, nothing is judged.
     """
 
     def __init__(self, limits: MonitorLimits) -> None:
         self._limits = limits
-        self._stretches: list[tuple[float, float]] = []  # mean loss, and its squared standard error
+        self._spans: list[tuple[float, float]] = []  # mean loss, and its squared standard error
         self._highest = 0.0  # learning rate
-        self._samples, self._first_rate = 0, 0.0  # of the stretch that is not finished
+        self._samples, self._first_rate = 0, 0.0  # of the span that is not finished
         self._losses: list[float] = []
 
     def after(self, metrics: StepMetrics) -> Found | None:
@@ -44,13 +44,13 @@ class Plateau:
             return None
         finished = (mean(self._losses), variance(self._losses) / len(self._losses))
         warming = rate > self._first_rate
-        self._stretches = [] if warming else [*self._stretches, finished][-2 * _COMPARED[-1] :]
+        self._spans = [] if warming else [*self._spans, finished][-2 * _COMPARED[-1] :]
         self._samples, self._losses = 0, []
         return None if rate < self._highest / 10 else self._judge()
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "stretches": [list(stretch) for stretch in self._stretches],
+            "spans": [list(span) for span in self._spans],
             "highest": self._highest,
             "samples": self._samples,
             "losses": list(self._losses),
@@ -58,15 +58,15 @@ class Plateau:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._stretches = [(float(one), float(other)) for one, other in state["stretches"]]
+        self._spans = [(float(one), float(other)) for one, other in state["spans"]]
         self._highest, self._first_rate = float(state["highest"]), float(state["first_rate"])
         self._samples, self._losses = int(state["samples"]), list(state["losses"])
 
     def _judge(self) -> Found | None:
         for number in _COMPARED:
-            if len(self._stretches) < 2 * number:
+            if len(self._spans) < 2 * number:
                 return None
-            before, after = self._stretches[-2 * number : -number], self._stretches[-number:]
+            before, after = self._spans[-2 * number : -number], self._spans[-number:]
             was, now = (mean(one for one, _ in part) for part in (before, after))
             error = math.sqrt(sum(squared for _, squared in (*before, *after))) / number
             least, most = (share * abs(was) for share in (self._limits.plateau_improvement, 0.02))

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1_024
-_STRETCH = 64 * _BLOCK  # numbers that one program steps
+_CHUNK = 64 * _BLOCK  # numbers that one program steps
 _COLUMNS = 7  # of the table: six addresses and a count
 _HALF = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -65,11 +65,11 @@ def step_all(every: Sequence[Stepped], rates: AdamRates) -> None:
     device, dtype = every[0].place
     sizes = [one.master.numel() for one in every]
     table = [[*(part.data_ptr() for part in one.tensors()), size] for one, size in zip(every, sizes, strict=True)]
-    stretches = _stretches(sizes)
+    spans = _spans(sizes)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        _step[(len(stretches),)](
+        _step[(len(spans),)](
             _moved(torch.tensor(table, dtype=torch.int64), device),
-            _moved(torch.from_numpy(stretches), device),
+            _moved(torch.from_numpy(spans), device),
             float(rates.rate),
             float(rates.rate * rates.decay),
             # Numbers arrive in fp32: differences of near ones are taken before.
@@ -80,17 +80,17 @@ def step_all(every: Sequence[Stepped], rates: AdamRates) -> None:
             float(rates.epsilon),
             HALF=_HALF[dtype],
             COLUMNS=_COLUMNS,
-            STRETCH=_STRETCH,
+            CHUNK=_CHUNK,
             BLOCK=_BLOCK,
         )
 
 
-def _stretches(sizes: Sequence[int]) -> np.ndarray:
+def _spans(sizes: Sequence[int]) -> np.ndarray:
     """For each program, which tensor it steps and from which number on."""
-    counts = -(-np.asarray(sizes, np.int64) // _STRETCH)
+    counts = -(-np.asarray(sizes, np.int64) // _CHUNK)
     owners = np.repeat(np.arange(len(sizes)), counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack([owners, (np.arange(len(owners)) - firsts) * _STRETCH], axis=1)
+    return np.stack([owners, (np.arange(len(owners)) - firsts) * _CHUNK], axis=1)
 
 
 def _moved(table: Tensor, device: torch.device) -> Tensor:
@@ -105,7 +105,7 @@ def _log(beta: float) -> float:
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
     table,
-    stretches,
+    spans,
     rate,
     decayed,
     new_in_mean,
@@ -115,10 +115,10 @@ def _step(  # type: ignore[no-untyped-def]  # Triton reads annotations, and know
     epsilon,
     HALF: tl.constexpr,
     COLUMNS: tl.constexpr,
-    STRETCH: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    here = stretches + 2 * tl.program_id(0)
+    here = spans + 2 * tl.program_id(0)
     row, start = table + COLUMNS * tl.load(here), tl.multiple_of(tl.load(here + 1), BLOCK)
     weights = tl.multiple_of(tl.load(row).to(tl.pointer_type(HALF)), 16)
     gradients = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(HALF)), 16)
@@ -131,12 +131,12 @@ def _step(  # type: ignore[no-untyped-def]  # Triton reads annotations, and know
     mean_share = (1.0 - tl.exp(step * log_first)).to(tl.float32)
     square_root = tl.sqrt((1.0 - tl.exp(step * log_second)).to(tl.float32))
     rates = rate / mean_share, decayed, new_in_mean, new_in_square, square_root, epsilon
-    if start + STRETCH <= count:  # nearly all: without a mask, several numbers are moved at once
-        for block in range(0, STRETCH, BLOCK):
+    if start + CHUNK <= count:  # nearly all: without a mask, several numbers are moved at once
+        for block in range(0, CHUNK, BLOCK):
             places = start + block + tl.arange(0, BLOCK)
             _advance(weights, gradients, masters, means, squares, places, None, rates, HALF)
     else:
-        for block in range(0, STRETCH, BLOCK):
+        for block in range(0, CHUNK, BLOCK):
             places = start + block + tl.arange(0, BLOCK)
             _advance(weights, gradients, masters, means, squares, places, places < count, rates, HALF)
 

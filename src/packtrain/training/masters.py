@@ -312,7 +312,7 @@ def _split(state: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, 
 
 
 def _parts(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Stretches of parameters of not more numbers than are fp32 at once, or of one parameter."""
+    """Spans of parameters of not more numbers than are fp32 at once, or of one parameter."""
     part, numbers = list[Tensor](), 0
     for weight in weights:
         size = _local(weight).numel()

@@ -39,7 +39,7 @@ class StepFacts:
     epoch: float
     loss: float  # of the step over all ranks: sum over its tokens divided by their number
     grad_norm: float | None
-    learning_rates: Mapping[str, float]  # by part: language, vision, connector
+    learning_rates: Mapping[str, float]  # by part: language, vision, projector
     batches: tuple[BatchInfo, ...]  # of this rank
     seconds: float  # from the end of the step before to the end of this one
     data_seconds: float  # of it: waiting for batches
@@ -220,7 +220,7 @@ class StepMeter:
         )
 
     def _flops(self, batches: Sequence[BatchInfo]) -> float:
-        """Useful FLOPs; those of a tower that sees patches in unknown numbers are not known."""
+        """Useful FLOPs; those of an encoder that sees patches in unknown numbers are not known."""
         if self._shape is None or self._setup is None or any(info.patches is None for info in batches):
             return math.nan
         return sum(training_flops(self._shape, self._setup, useful_load(info)).total for info in batches)

@@ -104,7 +104,7 @@ def gradient_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
         )
     return Found(
         "the gradient norm is zero: nothing is learned",
-        "see what is trained (train_language, train_vision, train_connector, lora_target_modules) and where loss is "
+        "see what is trained (train_language, train_vision, train_projector, lora_target_modules) and where loss is "
         f"taken (loss_on). {_INSPECT.format(step=seen[-1].step)}",
     )
 

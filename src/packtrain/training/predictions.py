@@ -34,7 +34,7 @@ class ModelPrediction:
     def seconds(self, loads: Sequence[Load]) -> float:
         """One optimizer step over these passes. Time is a sum over their numbers, so their mean stands for them."""
         mean = _mean(loads)
-        return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_steps=len(loads)).seconds
+        return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_batches=len(loads)).seconds
 
     def memory_bytes(self, loads: Sequence[Load]) -> int:
         """The peak of what torch allocates; the context and what the allocator cannot use stand outside of that."""

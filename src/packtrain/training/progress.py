@@ -75,7 +75,7 @@ class _Since(ProgressColumn):
         self.began = self.stepped = clock()
 
     def render(self, task: Task) -> Text:
-        """Written anew ten times a second, whatever the steps do."""
+        """Written again ten times a second, whatever the steps do."""
         now = self._clock()
         said = as_clock(now - self.began)
         if self.stepped > self.began and now - self.stepped >= _LONG:

@@ -127,14 +127,14 @@ def ready_for_steps(model: Any, settings: StepSettings) -> None:
 def collator_of(
     dataset: Any, ready: ReadyModel, weighting: LossWeighting, constant: ConstantShapes | None = None
 ) -> Any:
-    """What makes batches of a dataset: packs for this attention, of constant shapes where asked for; or padded rows."""
+    """What makes batches of a dataset: packs for this attention, of static shapes where asked for; or padded rows."""
     options: dict[str, Any] = {"loss_weighting": weighting, "dtype": ready.dtype if ready.is_half else None}
     if dataset.config.packing:
         options |= {"boundaries": ready.attention.startswith(_BOUNDARIES), "constant": constant}
     return dataset.get_collator(**options)
 
 
-def constant_shapes(tokens: int) -> ConstantShapes:
+def static_shapes(tokens: int) -> ConstantShapes:
     """One shape for training and evaluation, so that layers are compiled once; sizes that matrix products like."""
     return ConstantShapes(tokens=-(-tokens // _TILE) * _TILE)
 

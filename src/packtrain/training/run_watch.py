@@ -101,7 +101,9 @@ class RunWatch(TrainerCallback):
         except Exception as error:
             self._monitors = Monitors()
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            self._progress.note(f"early warnings begin anew, for the checkpoint's state of them cannot be read: {said}")
+            self._progress.note(
+                f"early warnings begin again, for the checkpoint's state of them cannot be read: {said}"
+            )
         self._monitors.restarted()
 
     def _keep(self) -> None:

@@ -163,7 +163,7 @@ class SafeCheckpoints:
                 fix="save elsewhere (output_dir)",
             )
         if moved and self._checkpoints.writes:
-            begun = "anew" if self._resumed is None else f"from {self._resumed.name}"
+            begun = "again" if self._resumed is None else f"from {self._resumed.name}"
             names = ", ".join(path.name for path in moved)
             said = f"the run begins {begun}, so checkpoints of another one were set aside: {names}"
             warnings.warn(f"{self.args.output_dir}: {said}", stacklevel=2)

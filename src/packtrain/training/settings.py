@@ -13,17 +13,17 @@ LOSS_CHUNK = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """Learning rates by part of the model, how its towers run, and how the loss is taken."""
+    """Learning rates by part of the model, how its encoders run, and how the loss is taken."""
 
     vit_lr: float | None = None  # None: Trainer's learning_rate
     aligner_lr: float | None = None
     vision_checkpointing: bool | None = None  # None: as gradient_checkpointing
-    vision_batch_patches: int | None = None  # the tower runs on at most this many patches at once
+    vision_batch_patches: int | None = None  # the encoder runs on at most this many patches at once
     chunked_loss: bool = True  # logits at supervised positions only, in chunks; False: the whole row at once
     loss_chunk: int = LOSS_CHUNK
     loss_weighting: LossWeighting = "token"
     master_weights: bool | None = None  # fp32 copies that are updated; None: of half-precision weights that learn
-    compile: bool | None = None  # decoder layers for constant shapes; None: on a GPU, when packs are trained
+    compile: bool | None = None  # decoder layers for static shapes; None: on a GPU, when packs are trained
     save_delay_steps: int = 0  # no checkpoint before this step
     early_stopping_patience: int | None = None  # evaluations without a better loss
     early_stopping_threshold: float = 0.0

@@ -99,7 +99,7 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
         if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = False  # the vision tower takes part in every batch; looking costs time
+            args.ddp_find_unused_parameters = False  # the vision encoder takes part in every batch; looking costs time
         use_cache = getattr(getattr(model, "config", None), "use_cache", None)
         given_loss = options.get("compute_loss_func") is not None
         super().__init__(

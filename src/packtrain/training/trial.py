@@ -1,4 +1,4 @@
-"""One setting of training, run for a few steps on made-up samples: how long a step takes, and what memory it needs.
+"""One setting of training, run for a few steps on synthetic samples: how long a step takes, and what memory it needs.
 
 The model is random and is prepared as training prepares it. Gradients stay between steps, as they do where several
 passes make one step, so that memory is that of the second pass and all later ones.
@@ -20,7 +20,7 @@ from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
 from packtrain.delivery.collate.values import Batch
-from packtrain.delivery.encode.made_up import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.synthetic import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.delivery.encode.values import PackedRow, PackKey
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import set_trainable
@@ -62,7 +62,7 @@ class Trial:
         """What it is, in a line."""
         setup, mix = self.setup, self.mix
         kind = f"packed {self.tokens:,}" if self.rows is None else f"padded {self.rows} x {self.tokens:,}"
-        again = {(True, True): "recomputed", (False, False): "kept", (False, True): "tower recomputed"}
+        again = {(True, True): "recomputed", (False, False): "kept", (False, True): "encoder recomputed"}
         usual = Mix()
         parts = [
             self.model,
@@ -183,7 +183,7 @@ def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[A
         method=setup.method,
         lora_rank=setup.lora_rank,
         train_vision=setup.train_vision if sees else None,
-        train_connector=setup.train_connector if sees else None,
+        train_projector=setup.train_projector if sees else None,
     )
     model = set_trainable(model, settings, half_adapters=setup.half_adapters)
     checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)

@@ -21,7 +21,7 @@ class Room:
     """What one row of a training step holds."""
 
     tokens: int = MOST_TOKENS
-    patches: int | None = None  # of the vision tower; None: nobody said
+    patches: int | None = None  # of the vision encoder; None: nobody said
     alignment: int = 1  # samples are filled up to multiples of it
 
     def taken(self, samples: Sequence[EncodedSample]) -> int:

@@ -1,4 +1,4 @@
-"""Rows for what depends on length: a sample longer than the model's windows, and rows filled up to a constant shape."""
+"""Rows for what depends on length: a sample longer than the model's windows, and rows filled up to a static shape."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from packtrain.families.contracts import BatchContract
 from packtrain.verifying.passes import Collate
 from packtrain.verifying.run import NamedRow
 
-MOST_TOKENS = 8_448  # of a sample that is made up
+MOST_TOKENS = 8_448  # of a synthetic sample
 _LEAST = 1_024  # tokens: also where no length is known to matter
 _BEYOND = 64  # tokens behind the end of a window
-_TILE = 128  # tokens; rows of constant shape are multiples of it
+_TILE = 128  # tokens; rows of static shape are multiples of it
 _LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
 
 
@@ -30,7 +30,7 @@ def lengths_that_matter(config: Any) -> list[int]:
 
 
 def long_enough(config: Any, contract: BatchContract) -> int:
-    """The length of a made-up sample beyond the longest of these lengths that is not too long, where it may be."""
+    """The length of a synthetic sample beyond the longest of these lengths that is not too long, where it may be."""
     known = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
     wanted = max([_LEAST, *(length + _BEYOND for length in known)])
     # It would have to be alone, or its row would have no place for it.
@@ -65,5 +65,5 @@ def long_rows(
     constant = collate(ConstantShapes(tokens=tokens if room is None else room))
     return [
         NamedRow(name="longest", samples=row, collate=constant),
-        NamedRow(name="constant shape", samples=samples, collate=constant),
+        NamedRow(name="static shape", samples=samples, collate=constant),
     ]

@@ -55,7 +55,7 @@ def samples_of(
             "--data",
             got=f"{len(chosen)} usable among the first {looked_at:,} records",
             expected=f"at least two, of no more than {most // 2:,} tokens",
-            fix="packtrain measure says what is wrong with each record; leave --data out for made-up samples",
+            fix="packtrain measure says what is wrong with each record; leave --data out for synthetic samples",
         )
     return chosen, None if any(one.sample is longest[1] for one in chosen) else longest[1]
 

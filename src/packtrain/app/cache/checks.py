@@ -158,7 +158,7 @@ def _stale_plan(path: Path, root: Path) -> Faults:
 
 
 def _stale_rows(path: Path, root: Path) -> Faults:
-    """Rows are named by their table; where none that is known has that name, it has been measured anew or is gone."""
+    """Rows are named by their table; where none that is known has that name, it has been measured again or is gone."""
     for folder in (*sorted((root / "measure").glob("*")), *of_users("measure")):
         if (folder / SUMMARY).is_file():
             try:
@@ -167,7 +167,7 @@ def _stale_rows(path: Path, root: Path) -> Faults:
                 continue
             if f"rows-{fingerprint_of(table)}.arrow" == path.name:
                 return
-    yield "its cost table is gone, or was measured anew"
+    yield "its cost table is gone, or was measured again"
 
 
 def _stale_tokens(path: Path, root: Path) -> Faults:

@@ -28,7 +28,7 @@ class Made:
     note: Path  # of the cache, that names such a folder
 
     def opened(self, use: Callable[[Path, bool], T]) -> T:
-        """What is there, or is made in the cache: `use` gets the folder, and whether it may make it anew."""
+        """What is there, or is made in the cache: `use` gets the folder, and whether it may make it again."""
         if self.elsewhere is not None and not self.usual.exists():
             with suppress(PacktrainError, OSError):  # it is another one by now, or damaged
                 return use(self.elsewhere, False)

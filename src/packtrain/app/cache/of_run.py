@@ -1,4 +1,4 @@
-"""What a run's config has made in the cache: removed on request, so that everything is made anew."""
+"""What a run's config has made in the cache: removed on request, so that everything is made again."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def calibrate(
 
 
 def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutcome:
-    """Fit anew to the measurements of a stored file, wherever they were made, and keep the result here."""
+    """Fit again to the measurements of a stored file, wherever they were made, and keep the result here."""
     known = read_calibration(Path(path))
     gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
     return _fitted(known, gpu, _files(gpu, out))

@@ -1,6 +1,6 @@
 """Which settings are measured to calibrate a GPU: those that coefficients are fitted to, and those held out.
 
-Each thing that costs time or memory is large in one setting and small in another: attention (long samples), the tower
+Each thing that costs time or memory is large in one setting and small in another: attention (long samples), the encoder
 (many patches), recomputing, adapters, dense masks, the width of the decoder, launches (short packs), a host that waits
 (the wide one). Held-out settings differ from all fitted ones in length, method, recomputing or model.
 """
@@ -30,7 +30,7 @@ _SMALL = {MAIN: "small", WIDE: "small-wide", TEXT: "small-text", TILED: "small"}
 _ROOM = 0.85  # of a GPU's memory: estimates before a calibration are not exact
 _LEAST_TOKENS = 1024
 _KEPT = {"gradient_checkpointing": False, "vision_checkpointing": False}
-_LORA: dict[str, Any] = {"method": "lora", "train_vision": False, "train_connector": False}
+_LORA: dict[str, Any] = {"method": "lora", "train_vision": False, "train_projector": False}
 _LONG: dict[str, Any] = {"mean_tokens": 6000}
 _SEEN: dict[str, Any] = {"patches_per_token": 2.2}
 
@@ -118,7 +118,7 @@ def _trial(
     row: _Row, gpu: Gpu, compiled: bool, held_out: bool, own: Mapping[str, Any] | None, own_name: str | None
 ) -> Trial | None:
     """One trial, with packs that this GPU has room for; None where even short ones do not fit."""
-    from packtrain.delivery.encode.made_up import Mix
+    from packtrain.delivery.encode.synthetic import Mix
     from packtrain.training.trial import Trial
 
     name, size, changes, looks = row

@@ -191,7 +191,7 @@ def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, backend: s
 
 
 def _patch_size(config: Mapping[str, Any]) -> int:
-    """Side of a patch of the vision tower; 0 where the model's config does not say."""
+    """Side of a patch of the vision encoder; 0 where the model's config does not say."""
     side = (config.get("vision_config") or {}).get("patch_size") or 0
     return int(side[0] if isinstance(side, (list, tuple)) else side)
 

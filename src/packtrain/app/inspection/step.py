@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class StepPack:
     """One pack of a step, and who trains it when."""
 
-    micro_step: int
+    micro_batch: int
     rank: int
     pack: int
     samples: tuple[PackedSample, ...]
@@ -77,15 +77,15 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     world, rows = found.about.world, found.about.rows_per_batch
     strategy = schedule.plan.config.packing_strategy
     number = before.next_pack // schedule.packs_per_step
-    placed = schedule.micro_steps(before.epoch, number, world, rows_per_batch=rows)
+    placed = schedule.micro_batches(before.epoch, number, world, rows_per_batch=rows)
     packs = tuple(
         StepPack(
-            micro_step=int(micro_step),
+            micro_batch=int(micro_batch),
             rank=int(column) // rows,
-            pack=int(placed[micro_step, column]),
-            samples=tuple(pack_samples(schedule.plan, table, int(placed[micro_step, column]), before.epoch)),
+            pack=int(placed[micro_batch, column]),
+            samples=tuple(pack_samples(schedule.plan, table, int(placed[micro_batch, column]), before.epoch)),
         )
-        for micro_step, column in np.argwhere(placed != EMPTY)
+        for micro_batch, column in np.argwhere(placed != EMPTY)
     )
     return StepSeen(
         step=step,

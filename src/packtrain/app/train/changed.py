@@ -18,11 +18,11 @@ from packtrain.runs.folder import CONFIG
 _RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
 _SCHEDULE = "lr_scheduler_type"
 _OWN_COURSE = ("reduce_lr_on_plateau", "greedy")  # schedules whose rates follow from what they have seen
-_RATE_OF = {"train_language": "learning_rate", "train_vision": "vit_lr", "train_connector": "aligner_lr"}
+_RATE_OF = {"train_language": "learning_rate", "train_vision": "vit_lr", "train_projector": "aligner_lr"}
 _PARTS: Mapping[str, Callable[[ModelSettings], bool]] = {
     "train_language": lambda model: model.train_language,
-    "train_vision": lambda model: model.learns_vision,
-    "train_connector": lambda model: model.learns_connector,
+    "train_vision": lambda model: model.trains_vision,
+    "train_projector": lambda model: model.trains_projector,
 }
 _ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
     "lora_rank": lambda model: model.lora_rank,

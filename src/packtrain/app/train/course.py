@@ -46,7 +46,7 @@ def course_of(
     args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float, learns: Iterable[str], dtype: str
 ) -> Course:
     """From the arguments, as the trainer will read them."""
-    rates = {"vision": run.step.vit_lr, "connector": run.step.aligner_lr}
+    rates = {"vision": run.step.vit_lr, "projector": run.step.aligner_lr}
     every = _every(args.save_steps, steps)
     strategy, delay = str(args.save_strategy.value), run.step.save_delay_steps
     times = {"no": 0, "steps": -(-steps // every), "epoch": math.ceil(epochs)}.get(strategy, steps)

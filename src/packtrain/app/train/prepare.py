@@ -64,7 +64,7 @@ class RunNumbers:
     samples_per_step: float
     step_samples: tuple[int, int]  # the fewest and the most of a whole step of the first epoch
     rows_per_batch: int
-    micro_steps: int  # forward passes of each process in a step
+    micro_batches: int  # forward passes of each process in a step
     steps: int
     steps_per_epoch: int
     epochs: float
@@ -201,7 +201,7 @@ def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> t
             f"{step.samples_per_pack:.1f}"
         )
     if step.idle:
-        places = step.shape.micro_steps * step.world
+        places = step.shape.micro_batches * step.world
         found.append(f"{step.idle} of {counted(places, 'micro-batch', 'micro-batches')} of a step have no pack")
     most = max(1, step.wanted // step.fewest_packs)
     every = " and give every process a pack" if step.world > 1 else ""
@@ -298,7 +298,7 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         samples_per_step=config.packs_per_step * samples_per_pack,
         step_samples=_step_samples(schedule),
         rows_per_batch=config.rows_per_batch,
-        micro_steps=schedule.accumulation(run.world, config.rows_per_batch),
+        micro_batches=schedule.accumulation(run.world, config.rows_per_batch),
         steps=steps,
         steps_per_epoch=by_epoch[0],
         epochs=run.length.epochs if run.length.epochs is not None else steps / by_epoch[0],

@@ -187,9 +187,9 @@ def _resolved(
         return run
     before.check_resumed()
     if not before.holds_run:
-        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins anew"))
+        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins again"))
     facts = before.facts()
-    if not _has_checkpoint(run.folder):  # it begins anew, with whatever settings, where there is nothing to lose
+    if not _has_checkpoint(run.folder):  # it begins again, with whatever settings, where there is nothing to lose
         if facts.get("outcome", {}).get("status") == "complete":
             raise ConfigError(
                 str(run.folder),

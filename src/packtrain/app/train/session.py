@@ -133,7 +133,7 @@ class Session:
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
             notes = (*notes, _NO_BASE)
         if resume and checkpoint is None and RunFolder(run.folder).holds_run:
-            notes = (*notes, "the run has no complete checkpoint yet: it begins anew")
+            notes = (*notes, "the run has no complete checkpoint yet: it begins again")
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
         predicted = expected(prepared, machine, workers=workers, prefetch=prefetch)
         course = course_of(
@@ -450,11 +450,11 @@ def accepted_arguments(arguments: Mapping[str, Any], *, given: Iterable[str]) ->
 
 
 def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
-    from packtrain.training.ready import collator_of, constant_shapes
+    from packtrain.training.ready import collator_of, static_shapes
 
     constant = None
     if made.compiled and dataset.config.packing:
-        constant = constant_shapes(prepared.numbers.packing_length)
+        constant = static_shapes(prepared.numbers.packing_length)
     return collator_of(dataset, made, prepared.run.step.loss_weighting, constant)
 
 

@@ -191,10 +191,10 @@ def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
     """Parts whose learning follows from a rate of their own."""
     found = []
     for part, rate, learns in (
-        ("vision tower", "vit_lr", model.learns_vision),
-        ("connector", "aligner_lr", model.learns_connector),
+        ("vision encoder", "vit_lr", model.trains_vision),
+        ("projector", "aligner_lr", model.trains_projector),
     ):
-        setting = "train_vision" if rate == "vit_lr" else "train_connector"
+        setting = "train_vision" if rate == "vit_lr" else "train_projector"
         given = getattr(config.training, rate)
         if given is not None and getattr(config.model, setting) is None and (model.has_adapters or not learns):
             found.append(f"{rate} is {given:g}, so the {part} {'learns' if learns else 'is frozen'}")

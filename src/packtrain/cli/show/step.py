@@ -51,7 +51,7 @@ def show_step(seen: StepSeen, console: Console) -> None:
         table.add_column(name, justify="left" if name in ("sample", "source") else "right", overflow="fold")
     for pack in seen.packs:
         said = f"[bold]{plural(len(pack.samples), 'sample')}, {percent(pack.tokens / seen.packing_length)}[/]"
-        place = (str(pack.micro_step), str(pack.rank), str(pack.pack))
+        place = (str(pack.micro_batch), str(pack.rank), str(pack.pack))
         table.add_row(*place, said, *(f"{getattr(pack, name):,}" for name in columns.values()))
         for one in pack.samples:
             numbers = (f"{getattr(one, name):,}" for name in columns.values())

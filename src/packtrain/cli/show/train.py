@@ -163,8 +163,8 @@ def _rates(course: Course) -> str:
     """Learning rates, with the parts that have each.
 
     >>> from types import SimpleNamespace as Course
-    >>> _rates(Course(rates={"language": 1e-4, "vision": 1e-5, "connector": 1e-4}))
-    '0.0001 (language, connector), 1e-05 (vision)'
+    >>> _rates(Course(rates={"language": 1e-4, "vision": 1e-5, "projector": 1e-4}))
+    '0.0001 (language, projector), 1e-05 (vision)'
     """
     parts: dict[float, list[str]] = {}
     for part, rate in course.rates.items():
@@ -196,7 +196,7 @@ def _method(ready: Ready) -> str:
 def _step(ready: Ready) -> str:
     numbers = ready.numbers
     processes = counted(numbers.world, "process", "processes")
-    passes = f"gradient_accumulation_steps {numbers.micro_steps:,} on {processes}"
+    passes = f"gradient_accumulation_steps {numbers.micro_batches:,} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
         said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
@@ -213,7 +213,7 @@ def _step(ready: Ready) -> str:
 
 def _empty(numbers: RunNumbers) -> str:
     """Micro-batches of a step that no pack is left for."""
-    places = numbers.micro_steps * numbers.world
+    places = numbers.micro_batches * numbers.world
     idle = places - numbers.packs_per_step
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 

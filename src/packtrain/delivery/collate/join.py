@@ -138,7 +138,7 @@ def _grown(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
 
 
 def count_patches(samples: Sequence[EncodedSample], patch_size: int) -> int | None:
-    """Rows of the vision tower: counted where pixels come as patches, else from the size of tiles."""
+    """Rows of the vision encoder: counted where pixels come as patches, else from the size of tiles."""
     total = 0
     for sample in samples:
         for name in _PIXELS:

@@ -45,7 +45,7 @@ class ConstantShapes:
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or (self.segments is not None and self.segments < 1):
-            raise ConfigError("constant shapes", got=f"{self.tokens} tokens, {self.segments} segments", expected="more")
+            raise ConfigError("static shapes", got=f"{self.tokens} tokens, {self.segments} segments", expected="more")
 
 
 class PackCollator:
@@ -67,7 +67,7 @@ class PackCollator:
     ) -> None:
         if capacity is not None and constant is not None and constant.tokens < capacity:
             raise ConfigError(
-                "constant shapes",
+                "static shapes",
                 got=f"{constant.tokens} tokens for packs of up to {capacity}",
                 expected="at least the capacity of a pack",
             )
@@ -166,7 +166,7 @@ class PackCollator:
                     pack_name(row),
                     got=f"{len(row.samples)} samples" + (" and padding" if any(behind) else ""),
                     expected=f"at most {self._constant.segments} segments",
-                    fix="raise the number of segments of the constant shapes, or limit the samples of a pack",
+                    fix="raise the number of segments of the static shapes, or limit the samples of a pack",
                 )
             # Segments of no length, behind the last.
             lengths += [0] * (self._constant.segments - len(lengths))

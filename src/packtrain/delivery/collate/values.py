@@ -29,8 +29,8 @@ class BatchInfo:
     images: int = 0
     videos: int = 0
     frames: int = 0
-    tiles: int = 0  # pictures that the vision tower sees: images, the tiles of an image, frames or steps of a video
-    patches: int | None = 0  # rows of the vision tower; None where pixels come as tiles of unknown patch size
+    tiles: int = 0  # pictures that the vision encoder sees: images, the tiles of an image, frames or steps of a video
+    patches: int | None = 0  # rows of the vision encoder; None where pixels come as tiles of unknown patch size
     squared_patches: int = 0  # sum over pictures of patches squared; 0 where samples come without such counts
     failures: tuple[LedgerEntry, ...] = ()
     later_pieces: int = 0  # of its samples, those that go on with one that is split

@@ -36,7 +36,7 @@ _PERMANENT = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Decoded:
-    """One medium as pixels, and the header that its tokens are computed from. Pixels may also be made up."""
+    """One medium as pixels, and the header that its tokens are computed from. Pixels may also be synthetic."""
 
     header: MediaHeader
     pixels: Image.Image | np.ndarray[Any, Any] | None = (

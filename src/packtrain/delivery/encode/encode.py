@@ -158,7 +158,7 @@ class SampleEncoder:
         start: int = 0,
         tokens: int = -1,
     ) -> EncodedSample:
-        """As `encode`, from media that are decoded already, or made up."""
+        """As `encode`, from media that are decoded already, or synthetic."""
         import torch
 
         known, expansions = self._text_side(record, [medium.header for medium in decoded], row)

@@ -1,4 +1,4 @@
-"""Decoded media -> the tensors that the model's vision tower takes, by the real image and video processors.
+"""Decoded media -> the tensors that the model's vision encoder takes, by the real image and video processors.
 
 The processors are called on the media alone, with the arguments that a whole processor would hand them.
 """

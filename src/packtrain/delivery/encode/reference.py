@@ -239,7 +239,7 @@ class RealProcessor:
         return {int(i) for name in names if (i := getattr(self._config, name, None)) is not None}
 
     def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Rows of patch embeddings that the vision tower gets, and the most that attend to each other."""
+        """Rows of patch embeddings that the vision encoder gets, and the most that attend to each other."""
         total = largest = 0
         for name in ("image_grid_thw", "video_grid_thw"):
             if name in outputs:

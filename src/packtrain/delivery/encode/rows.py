@@ -158,7 +158,7 @@ def fingerprint_of(table: CostTable) -> str:
 
 
 def _write(table: CostTable, path: Path, fingerprint: str) -> None:
-    """Write the rows in stretches, whole or not at all."""
+    """Write the rows in spans, whole or not at all."""
     schema = ROW_SCHEMA.with_metadata({_FINGERPRINT: fingerprint, _FILES: json.dumps(table.files)})
     sources = np.array([file.source for file in table.files], np.int32)
     names = [name for name in ROW_SCHEMA.names if name != "source"]

@@ -2,7 +2,7 @@
 
 layout    <s>user: <image>what?  assistant: a cat</s>
 ids       1  2      9      3     4          5 6  7        as kept
-learned                                     ^----^        stretches [5, 8) of what is kept
+learned                                     ^----^        spans [5, 8) of what is kept
 runs                9 x 4
 expanded  1  2   9 9 9 9   3     4          5 6  7        as the model gets it
 """
@@ -34,7 +34,7 @@ class SampleTokens:
     """Tokens of one whole sample. It depends on its text and on the expansions of its media, and on no pixel."""
 
     ids: np.ndarray  # (tokens,) int32, a run of media tokens as one of them
-    learned: np.ndarray  # (stretches, 2) int32: tokens that carry loss, first and behind the last
+    learned: np.ndarray  # (spans, 2) int32: tokens that carry loss, first and behind the last
     runs: np.ndarray  # (runs, 3) int32: which token, how often, of which kind
     media: int  # `expansions_code` of the media that it was made with
     record: int  # `record_code` of the record that it was made from
@@ -61,7 +61,7 @@ class SampleTokens:
         supervised[0] = False
         return cls(
             ids=ids,
-            learned=_stretches(supervised),
+            learned=_spans(supervised),
             runs=np.array(runs, dtype=np.int32).reshape(-1, 3),
             media=expansions_code(layout.expansions),
             record=record,
@@ -137,10 +137,10 @@ def record_code(record: Record) -> int:
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
-def _stretches(marked: np.ndarray) -> np.ndarray:
-    """Where stretches of marked places begin and end.
+def _spans(marked: np.ndarray) -> np.ndarray:
+    """Where spans of marked places begin and end.
 
-    >>> _stretches(np.array([False, True, True, False, True])).tolist()
+    >>> _spans(np.array([False, True, True, False, True])).tolist()
     [[1, 3], [4, 5]]
     """
     edges = np.diff(np.concatenate([[0], marked.astype(np.int8), [0]]))

@@ -170,7 +170,7 @@ def read_part(path: Path, fingerprint: str, rows: int) -> dict[str, Any]:
             raise ValueError("other columns")
         found = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
         if found != fingerprint:
-            raise ValueError(f"tokens of other inputs ({found or 'unknown'}): they were made anew meanwhile")
+            raise ValueError(f"tokens of other inputs ({found or 'unknown'}): they were made again meanwhile")
         batch = batches.get_batch(0)
         batch.validate()
     except (OSError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError too

@@ -78,7 +78,7 @@ class _Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stretch:
+class _Span:
     """Consecutive rows that make one part."""
 
     number: int
@@ -103,7 +103,7 @@ def make_tokens(
     """
     inputs = token_inputs(table)
     task = _Task(request=table.request(), rows=rows.path, files=files, folder=folder, fingerprint=digest(inputs))
-    stretches = list(_stretches(table.column("text_tokens")))
+    spans = list(_spans(table.column("text_tokens")))
     try:
         with alone(lock) as held:
             found = _found(folder, inputs)
@@ -113,7 +113,7 @@ def make_tokens(
                     _remove_leftovers(folder)
                 # From now on the folder says that it is not complete, and what its parts are to be made from.
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
-                parts = [asdict(part) for part in _made(task, stretches, found, workers, report)]
+                parts = [asdict(part) for part in _made(task, spans, found, workers, report)]
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": parts})
             return TokenTable.load(folder).opened()
     except OSError as error:
@@ -166,27 +166,27 @@ def _found(folder: Path, inputs: dict[str, object]) -> _Found:
 
 def _made(
     task: _Task,
-    stretches: list[_Stretch],
+    spans: list[_Span],
     found: _Found,
     workers: int,
     report: Callable[[Progress], None],
 ) -> list[Part]:
     """Every part, on the disk."""
-    _remove_others(task.folder, len(stretches))
+    _remove_others(task.folder, len(spans))
     listed, changed = dict(enumerate(found.parts or ())), found.changed
-    done = {one.number: part for one in stretches if (part := _kept(task, one, listed.get(one.number))) is not None}
-    missing = [one for one in stretches if one.number not in done]
+    done = {one.number: part for one in spans if (part := _kept(task, one, listed.get(one.number))) is not None}
+    missing = [one for one in spans if one.number not in done]
     rows = resumed = sum(part.rows for part in done.values())
-    total = stretches[-1].stop if stretches else 0
+    total = spans[-1].stop if spans else 0
     report(Progress(rows=rows, total=total, resumed=resumed, changed=changed))
     for number, part in _written(task, missing, workers):
         done[number] = part
         rows += part.rows
         report(Progress(rows=rows, total=total, resumed=resumed, changed=changed))
-    return [done[one.number] for one in stretches]
+    return [done[one.number] for one in spans]
 
 
-def _written(task: _Task, missing: list[_Stretch], workers: int) -> Iterator[tuple[int, Part]]:
+def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, Part]]:
     work = functools.partial(_write_part, task)
     # A stream of records is read forward only: each process would read it from its beginning.
     count = 1 if any(spec.streaming for spec in task.request.specs) else min(workers, len(missing))
@@ -195,18 +195,18 @@ def _written(task: _Task, missing: list[_Stretch], workers: int) -> Iterator[tup
     return in_processes(count, work, missing, stage="tokenizing", name=_rows_named)
 
 
-def _rows_named(one: _Stretch) -> str:
+def _rows_named(one: _Span) -> str:
     return f"rows {one.start} to {one.stop - 1}"
 
 
-def _stretches(text_tokens: np.ndarray) -> Iterator[_Stretch]:
+def _spans(text_tokens: np.ndarray) -> Iterator[_Span]:
     """Rows cut into parts: the same whatever the number of processes."""
     ends, start, number = np.cumsum(text_tokens, dtype=np.int64), 0, 0
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0
         stop = min(int(np.searchsorted(ends, before + PART_TOKENS, side="right")), start + PART_ROWS)
         stop = max(stop, start + 1)
-        yield _Stretch(number=number, start=start, stop=stop)
+        yield _Span(number=number, start=start, stop=stop)
         start, number = stop, number + 1
 
 
@@ -225,13 +225,13 @@ def _remove_leftovers(folder: Path) -> None:
     remove_leftovers(folder, (TOKENS,))
 
 
-def _kept(task: _Task, stretch: _Stretch, listed: Part | None) -> Part | None:
+def _kept(task: _Task, span: _Span, listed: Part | None) -> Part | None:
     """A part that was finished before, from the same inputs, and as it was listed if it was."""
-    path = task.folder / part_name(stretch.number)
+    path = task.folder / part_name(span.number)
     if not path.is_file():
         return None
     try:
-        check = read_part(path, task.fingerprint, stretch.stop - stretch.start)["check"]
+        check = read_part(path, task.fingerprint, span.stop - span.start)["check"]
     except ValueError:
         return None
     part = _described(path, check)
@@ -276,11 +276,11 @@ class _Tools:
 _latest: dict[tuple[int, str], _Tools] = {}  # of one task, so that its tokenizer is loaded once in a process
 
 
-def _write_part(task: _Task, stretch: _Stretch) -> tuple[int, Part]:
+def _write_part(task: _Task, span: _Span) -> tuple[int, Part]:
     """Tokenize the rows of one part and write it, whole or not at all."""
     tools = _tools(task)
-    batch = part_batch([tools.tokens(number) for number in range(stretch.start, stretch.stop)])
-    path = task.folder / part_name(stretch.number)
+    batch = part_batch([tools.tokens(number) for number in range(span.start, span.stop)])
+    path = task.folder / part_name(span.number)
     schema = PART_SCHEMA.with_metadata({FINGERPRINT: task.fingerprint})
     with (
         atomic_path(path) as temporary,
@@ -288,7 +288,7 @@ def _write_part(task: _Task, stretch: _Stretch) -> tuple[int, Part]:
         pa.ipc.new_file(file, schema) as writer,
     ):
         writer.write_batch(batch)
-    return stretch.number, _described(path, batch.column("check").to_numpy())
+    return span.number, _described(path, batch.column("check").to_numpy())
 
 
 def _tools(task: _Task) -> _Tools:

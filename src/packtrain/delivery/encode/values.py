@@ -22,13 +22,13 @@ class PackKey(NamedTuple):
     epoch: int
     pack: int
     step: int = -1  # optimizer step of the epoch; -1 outside a schedule
-    micro_step: int = 0  # within the optimizer step
+    micro_batch: int = 0  # within the optimizer step
     last: bool = False  # the last micro-batch of its step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionCounts:
-    """What the vision tower gets for a sample's media, as the family's rule counts it."""
+    """What the vision encoder gets for a sample's media, as the family's rule counts it."""
 
     frames: int = 0
     tiles: int = 0  # pictures that attend to themselves alone: images, tiles, frames or steps of a video

@@ -43,7 +43,7 @@ class FailureWatch:
     rank writes the ledger: no shared file system is needed, and a step that was never finished leaves no line. Resuming
     cuts the ledger back to where the state was saved, because what came later is met again.
 
-    A run that does not resume begins its ledger anew, and so does one that resumes where the file is not; the totals
+    A run that does not resume begins its ledger again, and so does one that resumes where the file is not; the totals
     are part of the state.
     """
 

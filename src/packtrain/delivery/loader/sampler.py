@@ -94,7 +94,7 @@ class PackSampler(Sampler[list[PackKey]]):
 
     def _step(self, epoch: int, number: int, done: int) -> Iterator[Turn]:
         rows = self.rows_per_batch
-        packs = self.schedule.micro_steps(epoch, number, self.world, done, rows_per_batch=rows)
+        packs = self.schedule.micro_batches(epoch, number, self.world, done, rows_per_batch=rows)
         if self.span == "epoch":
             packs = packs[(packs != EMPTY).any(axis=1)]
         mine = packs[:, self.rank * rows : (self.rank + 1) * rows].tolist()
@@ -103,7 +103,7 @@ class PackSampler(Sampler[list[PackKey]]):
         before = self.accumulation - len(mine)
         for at, (batch, count) in enumerate(zip(mine, counts, strict=True)):
             trained += count
-            key = PackKey(epoch=epoch, pack=EMPTY, step=number, micro_step=before + at, last=at == len(mine) - 1)
+            key = PackKey(epoch=epoch, pack=EMPTY, step=number, micro_batch=before + at, last=at == len(mine) - 1)
             yield Turn(tuple(key._replace(pack=pack) for pack in batch), epoch, trained)
 
 

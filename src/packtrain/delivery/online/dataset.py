@@ -268,7 +268,7 @@ class OnlineDataset(IterableDataset):
             "online dataset",
             got=f"{len(wanted)} entries that waited when the state was saved are not there, as that at {min(wanted)}",
             expected="the same stream",
-            fix="bring the data back as they were, or begin anew",
+            fix="bring the data back as they were, or begin again",
         )
 
     @cached_property
@@ -311,9 +311,9 @@ class OnlineDataset(IterableDataset):
                 "state of the online dataset",
                 got=f"version {found[0]}, inputs {found[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
-                fix="it belongs to other data, another model or other limits: use those, or begin anew"
+                fix="it belongs to other data, another model or other limits: use those, or begin again"
                 if state.get("template_date") == self._request.template_date
-                else f"give the Request its template_date {state.get('template_date')}, or begin anew",
+                else f"give the Request its template_date {state.get('template_date')}, or begin again",
             )
         try:
             self._restart(int(state["epoch"]))

@@ -106,7 +106,7 @@ _UTTERANCES: dict[str, TinySpec] = {
     ),
 }
 
-# --- LLaVA, LLaVA-NeXT, OneVision, InternVL: <image> in front of the text, towers of fixed size ----------------------
+# --- LLaVA, LLaVA-NeXT, OneVision, InternVL: <image> in front of the text, encoders of fixed size ---------------------
 _LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _LLAVA_TOKENS = {**_LLAMA_TOKENS, "image_token": "<image>"}
 _CLIP_336 = {"model_type": "clip_vision_model", **VISION, "image_size": 336, "patch_size": 14}
@@ -131,7 +131,7 @@ _INTERNVL_TOKENS = {
 }
 _SQUARE_384 = {"size": {"height": 384, "width": 384}, "resample": 3}
 _SQUARE_448 = {"size": {"height": 448, "width": 448}, "resample": 3}
-_FIXED_TOWERS: dict[str, TinySpec] = {
+_FIXED_ENCODERS: dict[str, TinySpec] = {
     "llava": TinySpec(
         tokens=_LLAVA_TOKENS,
         adds_bos=True,
@@ -375,4 +375,4 @@ _OTHERS: dict[str, TinySpec] = {
     ),
 }
 
-TINY: Mapping[str, TinySpec] = {**QWEN, **_UTTERANCES, **_FIXED_TOWERS, **_GEMMA, **_OTHERS}
+TINY: Mapping[str, TinySpec] = {**QWEN, **_UTTERANCES, **_FIXED_ENCODERS, **_GEMMA, **_OTHERS}

@@ -30,11 +30,11 @@ _VIDEO_PAD = "<|vision_start|><|video_pad|><|vision_end|>"
 _HELPFUL = "You are a helpful assistant."
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _QWEN_PATCH = {"temporal_patch_size": 2, "merge_size": 2, "do_resize": True, "do_convert_rgb": True, "resample": 3}
-_QWEN_TOWER = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 2, **WEIGHTS}
+_QWEN_ENCODER = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 2, **WEIGHTS}
 
 
 def _qwen_vl(
-    model_type: str, *, system: str, rope: Mapping[str, Any], tower: Mapping[str, Any], processor: Mapping[str, Any]
+    model_type: str, *, system: str, rope: Mapping[str, Any], encoder: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> TinySpec:
     return TinySpec(
         tokens=_QWEN_VISION_TOKENS,
@@ -46,7 +46,7 @@ def _qwen_vl(
             **token_ids(_QWEN_VISION_TOKENS, "image", "video", "vision_start", "vision_end"),
             "tie_word_embeddings": False,
             "text_config": text_config(f"{model_type}_text", _QWEN_VISION_TOKENS, rope_parameters=rope),
-            "vision_config": {"model_type": f"{model_type}_vision", **_QWEN_TOWER, **tower},
+            "vision_config": {"model_type": f"{model_type}_vision", **_QWEN_ENCODER, **encoder},
         },
         processor=processor,
     )
@@ -84,7 +84,7 @@ _QWEN3_VIDEO = {
 }
 _QWEN2_PIXELS = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16384 * 28 * 28}
 _QWEN3_PIXELS = {"shortest_edge": 64 * 32 * 32, "longest_edge": 16384 * 32 * 32}
-_QWEN2_5_TOWER = {
+_QWEN2_5_ENCODER = {
     "depth": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -94,7 +94,7 @@ _QWEN2_5_TOWER = {
     "fullatt_block_indexes": [1],
     "tokens_per_second": 2,
 }
-_QWEN3_TOWER = {
+_QWEN3_ENCODER = {
     "depth": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -108,7 +108,7 @@ QWEN: dict[str, TinySpec] = {
         "qwen2_vl",
         system=_HELPFUL,
         rope=_MROPE,
-        tower={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2, "patch_size": 14},
+        encoder={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2, "patch_size": 14},
         processor=_qwen_processor(
             "Qwen2VLProcessor", patch=14, pixels=CLIP_PIXELS, image_size=_QWEN2_PIXELS, video=_QWEN2_VIDEO
         ),
@@ -117,7 +117,7 @@ QWEN: dict[str, TinySpec] = {
         "qwen2_5_vl",
         system=_HELPFUL,
         rope=_MROPE,
-        tower=_QWEN2_5_TOWER,
+        encoder=_QWEN2_5_ENCODER,
         processor=_qwen_processor(
             "Qwen2_5_VLProcessor", patch=14, pixels=CLIP_PIXELS, image_size=_QWEN2_PIXELS, video=_QWEN2_VIDEO
         ),
@@ -126,7 +126,7 @@ QWEN: dict[str, TinySpec] = {
         "qwen3_vl",
         system="",
         rope={**_MROPE, "mrope_interleaved": True},
-        tower=_QWEN3_TOWER,
+        encoder=_QWEN3_ENCODER,
         processor=_qwen_processor(
             "Qwen3VLProcessor", patch=16, pixels=HALF_PIXELS, image_size=_QWEN3_PIXELS, video=_QWEN3_VIDEO
         ),

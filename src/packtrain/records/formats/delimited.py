@@ -45,12 +45,12 @@ class CommaSeparated:
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # that of Python is for cells, not for texts
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
-        """Stretches of rows of every file, each with the names of the columns."""
+        """Spans of rows of every file, each with the names of the columns."""
         for file, fault in source_files(spec):
             try:
                 if fault:
                     raise fault
-                yield from self._stretches(file)
+                yield from self._spans(file)
             except RecordError as error:
                 yield failed_unit(file, error)
 
@@ -77,7 +77,7 @@ class CommaSeparated:
         """How many entries `read` yields."""
         return 1 if isinstance(unit.payload, RecordError) else len(unit.payload[1])
 
-    def _stretches(self, file: str) -> Iterator[Unit]:
+    def _spans(self, file: str) -> Iterator[Unit]:
         """Units of about `block` bytes of rows."""
         rows = self._rows(file_blocks(file))
         columns = self._columns(next(rows, None))

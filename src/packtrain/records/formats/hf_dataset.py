@@ -46,7 +46,7 @@ class HFDataset:
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Ranges of rows of saved arrow files, or the rows themselves where they can only be streamed."""
         if not is_saved_dataset(spec.path):
-            yield from self._stretches(spec)
+            yield from self._spans(spec)
             return
         folder = split_folder(spec)
         try:
@@ -66,7 +66,7 @@ class HFDataset:
             yield _unchecked(f"{unit.file}:{row}", row, value)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The row of that number. A stream moves forward to it, and begins anew where it has passed it."""
+        """The row of that number. A stream moves forward to it, and begins again where it has passed it."""
         if in_files(spec):
             return self._arrow.read_at(spec, file, plain, at, origin)
         try:
@@ -102,7 +102,7 @@ class HFDataset:
         """How many entries `read` yields."""
         return len(unit.payload) if isinstance(unit.payload, list) else self._arrow.count(spec, unit)
 
-    def _stretches(self, spec: SourceSpec) -> Iterator[Unit]:
+    def _spans(self, spec: SourceSpec) -> Iterator[Unit]:
         """Units of streamed rows; a fault takes the place of the row at which the stream broke."""
         name = f"{os.path.basename(spec.path.rstrip('/')) if os.path.exists(spec.path) else spec.path}[{spec.split}]"
         rows: list[Any] = []

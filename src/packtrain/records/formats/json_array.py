@@ -38,7 +38,7 @@ class JsonArray:
     longest = LONGEST
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
-        """Stretches of elements, made while the file is read."""
+        """Spans of elements, made while the file is read."""
         for file, fault in source_files(spec):
             try:
                 if fault:
@@ -47,7 +47,7 @@ class JsonArray:
             except RecordError as error:
                 yield failed_unit(file, error)
             else:
-                yield from self._stretches(file, key)
+                yield from self._spans(file, key)
 
     def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
         """One entry for each element, and one for the fault that ended the file early."""
@@ -69,7 +69,7 @@ class JsonArray:
         """How many entries `read` yields."""
         return 1 if isinstance(unit.payload, RecordError) else len(unit.payload)
 
-    def _stretches(self, file: str, key: str | None) -> Iterator[Unit]:
+    def _spans(self, file: str, key: str | None) -> Iterator[Unit]:
         """Units of about `block` characters."""
         elements: list[Element] = []
         size, first = 0, 1
@@ -154,7 +154,7 @@ def _entry(origin: str, at: int, element: str | RecordError) -> Entry:
 
 
 class _Window:
-    """A stretch of a file's text that slides forward; values are decoded inside it and then forgotten."""
+    """A span of a file's text that slides forward; values are decoded inside it and then forgotten."""
 
     def __init__(self, blocks: Iterator[bytes], longest: int) -> None:
         self.key = ""  # under which `elements` or `skip` is to read
@@ -284,7 +284,7 @@ class _Window:
         return f"at line {self._lines + self._text.count(chr(10), 0, at) + 1}, character {self._forgotten + at + 1}"
 
     def _more(self) -> None:
-        """Read on: as much as is held already, so that a long value is not scanned anew for every block.
+        """Read on: as much as is held already, so that a long value is not scanned again for every block.
 
         What stands before a fault is kept; the fault is raised when the text before it is used up.
         """

@@ -40,7 +40,7 @@ class JsonLines:
                 if file_compression(file) == "none":
                     yield from self._ranges(file)
                 else:
-                    yield from self._stretches(file)
+                    yield from self._spans(file)
             except RecordError as error:
                 yield failed_unit(file, error)
 
@@ -124,7 +124,7 @@ class JsonLines:
         except OSError as error:
             yield position, unreadable(error)
 
-    def _stretches(self, file: str) -> Iterator[Unit]:
+    def _spans(self, file: str) -> Iterator[Unit]:
         """Units of about `block` bytes of lines, made while decompressing."""
         lines: list[Line] = []
         size, first = 0, 1

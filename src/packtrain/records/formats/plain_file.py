@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from packtrain.records.shards.plain import Plain
-from packtrain.records.stretch import CursorFile
+from packtrain.records.span import CursorFile
 
 FIRST_BLOCK, LARGEST_BLOCK = 1 << 14, 1 << 18
 

@@ -31,7 +31,7 @@ class OpenTable(Protocol):
 
 
 class Held:
-    """Decoded stretches of tables, the latest of them, up to a number of bytes; one may be larger if it is alone."""
+    """Decoded spans of tables, the latest of them, up to a number of bytes; one may be larger if it is alone."""
 
     most_tables = 512  # those of mapped files take no memory of their own, but keep their file open
 
@@ -41,7 +41,7 @@ class Held:
         self._tables: OrderedDict[Hashable, tuple[Rows, int]] = OrderedDict()
 
     def get(self, key: Hashable, decode: Callable[[], tuple[Rows, int]]) -> Rows:
-        """The stretch under a key. Where it is not held, `decode` gives it and the memory it takes."""
+        """The span under a key. Where it is not held, `decode` gives it and the memory it takes."""
         if key in self._tables:
             self._tables.move_to_end(key)
             return self._tables[key][0]

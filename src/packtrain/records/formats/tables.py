@@ -1,6 +1,6 @@
 """Tables in Parquet and Arrow files: one row is one entry, and only a few rows are plain Python at a time.
 
-Every row of a unit becomes exactly one entry: where a stretch of a table is damaged, each lost row says so.
+Every row of a unit becomes exactly one entry: where a span of a table is damaged, each lost row says so.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def tokens_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
         if len(mask) != len(ids):
             raise RecordError("schema", "columns of different lengths", f"{len(ids)} input_ids, {len(mask)} {name}")
         learned = [one and bool(other) for one, other in zip(learned, mask, strict=True)]
-    return Draft((), tokens=TokenIds(ids=ids, learned=_stretches(learned)))
+    return Draft((), tokens=TokenIds(ids=ids, learned=_spans(learned)))
 
 
 def _masks(value: Mapping[str, Any], ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
@@ -93,10 +93,10 @@ def _first_outside(ids: Sequence[int]) -> int:
     return next(one for one in ids if not 0 <= one <= _LARGEST)
 
 
-def _stretches(marked: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """Where stretches begin and end.
+def _spans(marked: Sequence[bool]) -> tuple[tuple[int, int], ...]:
+    """Where spans begin and end.
 
-    >>> _stretches([True, False, True, True])
+    >>> _spans([True, False, True, True])
     ((0, 1), (2, 4))
     """
     found, at = [], 0

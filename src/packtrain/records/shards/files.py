@@ -12,9 +12,9 @@ from packtrain.records.shards.address import PAUSES, gone, identify, is_remote, 
 from packtrain.records.shards.cache import IN_MEMORY, ShardCache
 from packtrain.records.shards.forward import direct_plain
 from packtrain.records.shards.gzip_index import KIND, IndexedGzip, indexed_gzip
-from packtrain.records.shards.handles import FreeHandle, Handle, HandleTable, StretchPlain
+from packtrain.records.shards.handles import FreeHandle, Handle, HandleTable, SpanPlain
 from packtrain.records.shards.plain import Plain
-from packtrain.records.stretch import Stretch
+from packtrain.records.span import Span
 
 
 class LocalFiles:
@@ -84,8 +84,8 @@ class LocalFiles:
         kind = "zstd" if is_remote(file) else _compression(file)
         if kind == "none":
             raw = open_raw(file)
-            stretch = Stretch(fd=raw.fileno(), size=identify(file).size or 0)
-            return FreeHandle(StretchPlain(stretch, local_path(file)), raw.close)
+            span = Span(fd=raw.fileno(), size=identify(file).size or 0)
+            return FreeHandle(SpanPlain(span, local_path(file)), raw.close)
         if kind == "gzip" and indexed_gzip() is not None:
             indexed = IndexedGzip(local_path(file), identify(file), self._cache)
             return FreeHandle(indexed, indexed.close)

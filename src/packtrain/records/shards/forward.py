@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import BLOCK, SPOILING, compression_of, plain_content
 from packtrain.records.shards.address import PAUSES, Identity, raw_chunks
-from packtrain.records.stretch import Stretch
+from packtrain.records.span import Span
 
 ZSTD_INPUT = 1 << 11  # four bytes of zstd may expand to 128 KiB: so one call makes 64 MiB at the very most
 LOOK_BACK = 1 << 22  # bytes behind the reading place that can be read again without starting over
@@ -129,13 +129,13 @@ class MemoryPlain:
             raise
         if self._fd >= 0:
             self.path = f"/proc/self/fd/{self._fd}"
-            self._stretch = Stretch(fd=self._fd, size=size)
+            self._span = Span(fd=self._fd, size=size)
         else:
-            self._stretch = Stretch(data=b"".join(held))
+            self._span = Span(data=b"".join(held))
 
     def read_at(self, position: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only where the file ends."""
-        return self._stretch.read_at(position, length)
+        return self._span.read_at(position, length)
 
     def close(self) -> None:
         """Free the memory."""

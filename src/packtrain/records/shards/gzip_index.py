@@ -14,7 +14,7 @@ from packtrain.records.shards.address import Identity, identity_of_open, open_ra
 from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.folder import CacheFault, NoRoom
 from packtrain.records.shards.forward import decompressed
-from packtrain.records.stretch import CursorFile
+from packtrain.records.span import CursorFile
 
 KIND = "gzip index of "
 SPACING = 4 << 20  # bytes of content between two points: each read decompresses half of that on average

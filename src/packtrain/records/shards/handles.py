@@ -15,7 +15,7 @@ from packtrain.records.shards.entries import try_lock
 from packtrain.records.shards.folder import CacheFolder, Ready
 from packtrain.records.shards.forks import reset_in_children
 from packtrain.records.shards.plain import Plain
-from packtrain.records.stretch import Stretch
+from packtrain.records.span import Span
 
 MOST_OPEN = 64
 USE_NOTED = 2.0  # seconds between two notes of when a file was last used
@@ -45,7 +45,7 @@ class CachedHandle:
     def __init__(self, folder: CacheFolder, ready: Ready) -> None:
         self._folder, self._fd = folder, ready.fd
         self._noted = time.monotonic()
-        self.plain: Plain = StretchPlain(Stretch(fd=ready.fd, size=ready.size), ready.path)
+        self.plain: Plain = SpanPlain(Span(fd=ready.fd, size=ready.size), ready.path)
 
     def pin(self) -> bool:
         """Lock the file, and see that it has not been removed."""
@@ -83,15 +83,15 @@ class FreeHandle:
         """Nothing is locked."""
 
 
-class StretchPlain:
+class SpanPlain:
     """The bytes of a local file."""
 
-    def __init__(self, stretch: Stretch, path: str | None) -> None:
-        self.path, self._stretch = path, stretch
+    def __init__(self, span: Span, path: str | None) -> None:
+        self.path, self._span = path, span
 
     def read_at(self, position: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only where the file ends."""
-        return self._stretch.read_at(position, length)
+        return self._span.read_at(position, length)
 
 
 class _Slot:

@@ -1,4 +1,4 @@
-"""A readable stretch of bytes: a file, a part of an archive, or memory; read at any place without a cursor."""
+"""A readable span of bytes: a file, a part of an archive, or memory; read at any place without a cursor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from typing import BinaryIO, cast
 
 
-class Stretch:
+class Span:
     """`size` bytes beginning at `start` of an open file, or the bytes themselves. Owns its file descriptor."""
 
     __slots__ = ("_data", "_fd", "_start", "size")
@@ -17,7 +17,7 @@ class Stretch:
         self.size = size if data is None else len(data)
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only where the stretch ends."""
+        """Up to `length` bytes; fewer only where the span ends."""
         if self._data is not None:
             return self._data[position : position + length]
         length = min(length, self.size - position)
@@ -30,18 +30,18 @@ class Stretch:
         return piece + self.read_at(position + len(piece), length - len(piece))
 
     def file(self) -> BinaryIO:
-        """A seekable file object over the stretch. It does not own the descriptor: close the stretch itself."""
+        """A seekable file object over the span. It does not own the descriptor: close the span itself."""
         if self._data is not None:
             return io.BytesIO(self._data)
-        return cast(BinaryIO, io.BufferedReader(_StretchFile(self), 16384))
+        return cast(BinaryIO, io.BufferedReader(_SpanFile(self), 16384))
 
     def into_file(self) -> BinaryIO:
-        """A file object that owns the descriptor; the stretch must not be used or closed any more."""
+        """A file object that owns the descriptor; the span must not be used or closed any more."""
         if self._data is not None:
             return io.BytesIO(self._data)
         if self._start == 0 and os.fstat(self._fd).st_size == self.size:
             return os.fdopen(self._fd, "rb")
-        return cast(BinaryIO, io.BufferedReader(_StretchFile(self, owner=True), 65536))
+        return cast(BinaryIO, io.BufferedReader(_SpanFile(self, owner=True), 65536))
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -92,19 +92,19 @@ class CursorFile(io.RawIOBase):
         return len(piece)
 
 
-class _StretchFile(CursorFile):
-    """Over a stretch, which it may own."""
+class _SpanFile(CursorFile):
+    """Over a span, which it may own."""
 
-    def __init__(self, stretch: Stretch, owner: bool = False) -> None:
-        self._stretch, self._owner = stretch, owner
+    def __init__(self, span: Span, owner: bool = False) -> None:
+        self._span, self._owner = span, owner
 
     def size(self) -> int:
-        return self._stretch.size
+        return self._span.size
 
     def read_at(self, position: int, length: int) -> bytes:
-        return self._stretch.read_at(position, length)
+        return self._span.read_at(position, length)
 
     def close(self) -> None:
         if self._owner and not self.closed:
-            self._stretch.close()
+            self._span.close()
         super().close()

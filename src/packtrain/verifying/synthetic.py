@@ -1,4 +1,4 @@
-"""Samples that need no data: conversations with made-up pictures and clips, as small as the model takes them."""
+"""Samples that need no data: conversations with synthetic pictures and clips, as small as the model takes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS = ("red", "boat", "seven", "under", "the", "bridge", "slowly", "counts", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plot:
-    """What one made-up sample consists of."""
+    """What one synthetic sample consists of."""
 
     name: str
     media: tuple[MediaKind, ...] = ()
@@ -51,7 +51,7 @@ _TEXTS = (
 )
 
 
-def made_up_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> list[Priced]:
+def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> list[Priced]:
     """Text, one image, several images and a video, where the model takes them, each with its computed cost."""
     settings = request.settings()
     family = load_family(settings, request.limits)
@@ -62,7 +62,7 @@ def made_up_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> 
     for number, plot in enumerate(_PLOTS if kinds else _TEXTS):
         if not kinds >= set(plot.media):
             continue
-        draw = stream(seed, "made-up", str(number))
+        draw = stream(seed, "synthetic", str(number))
         headers = _headers(family, plot)
         record = _record(plot, draw, chat=settings.chat_template is not None)
         decoded = [_pixels(header, encoder, draw, f"{plot.name}-{at}") for at, header in enumerate(headers)]
@@ -71,11 +71,11 @@ def made_up_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> 
     return made
 
 
-def made_up_text(encoder: SampleEncoder, tokens: int, *, chat: bool, seed: int = 0) -> EncodedSample:
+def synthetic_text(encoder: SampleEncoder, tokens: int, *, chat: bool, seed: int = 0) -> EncodedSample:
     """One sample of text with so many tokens, or a few more."""
     words = tokens
     while True:
-        draw = stream(seed, "made-up", "longest")
+        draw = stream(seed, "synthetic", "longest")
         plot = _Plot(name="longest", question=4, answer=words)
         sample = encoder.assemble(_record(plot, draw, chat=chat), [])
         if tokens <= len(sample) <= 1.05 * tokens + 8 or words == 1:
@@ -118,7 +118,7 @@ def _cheapest_video(family: Family) -> MediaHeader:
 
 def _none(kind: str) -> list[MediaHeader]:
     raise ConfigError(
-        f"made-up {kind}",
+        f"synthetic {kind}",
         got="no size that the processor's settings take",
         fix="name your own data with --data",
     )
@@ -142,7 +142,7 @@ def _record(plot: _Plot, draw: np.random.Generator, *, chat: bool) -> Record:
     messages = [_message("user", (*media, Text(question))), _message("assistant", (Text(answer),))]
     if not chat:
         messages = [_message("user", (Text(f"{question} {answer}"),))]
-    return Record(id=plot.name, origin="made up", source="made up", messages=tuple(messages), plain=not chat)
+    return Record(id=plot.name, origin="synthetic", source="synthetic", messages=tuple(messages), plain=not chat)
 
 
 def _message(role: str, parts: Sequence[Part]) -> Message:

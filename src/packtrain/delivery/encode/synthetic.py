@@ -1,4 +1,4 @@
-"""Made-up samples of given sizes: what benchmarks, calibration and tests train on where no data are needed.
+"""Synthetic samples of given sizes: what benchmarks, calibration and tests train on where no data are needed.
 
 Contents are noise. Lengths, images and the tokens that carry loss are as asked for, and those alone decide what a step
 costs.
@@ -106,13 +106,13 @@ class Mix:
     """What samples look like: their mean length, and how much of them are images."""
 
     mean_tokens: int = 1300
-    patches_per_token: float = 1.0  # rows of the vision tower for each token; 0 without images
+    patches_per_token: float = 1.0  # rows of the vision encoder for each token; 0 without images
     supervised: float = 0.9  # of the text behind the prompt
 
 
 def pack_lengths(tokens: int, mix: Mix, seed: int = 0) -> list[int]:
     """Lengths of samples that fill a pack of so many tokens to the last."""
-    draw = stream(seed, "made-up lengths")
+    draw = stream(seed, "synthetic lengths")
     lengths: list[int] = []
     least = max(2 * _PROMPT, mix.mean_tokens // 4)
     while (left := tokens - sum(lengths)) > 0:
@@ -136,7 +136,7 @@ class MadeUpSamples:
         self._vision = shape_from_config(config).vision
         if self._vision is not None and self._kind not in (*_QWEN, *_TILED):
             raise ConfigError(
-                "made-up images",
+                "synthetic images",
                 got=f"a model of type {self._kind}",
                 expected=", ".join((*_QWEN, *_TILED)) + ", or a model without images",
                 fix="calibrate with one of these: coefficients belong to the GPU, not to the model",
@@ -165,7 +165,7 @@ class MadeUpSamples:
             pixels = torch.randn(side * side, vision.patch_elements, generator=noise).to(self._dtype)
             return image_of_patches(pixels, side, side, merged=merged, token_id=token_id)
         about = self._config["vision_config"]
-        size = int(about["image_size"])  # the one that the tower takes
+        size = int(about["image_size"])  # the one that the encoder takes
         patches = (size // int(about["patch_size"])) ** 2
         tiles = wanted // patches
         if tiles < 1:

@@ -1,4 +1,4 @@
-"""Vision towers: a vision_config becomes a VisionShape and what its parameter count needs beside it."""
+"""Vision encoders: a vision_config becomes a VisionShape and what its parameter count needs beside it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from packtrain.predicting.parameters import Connector, TowerParts
+from packtrain.predicting.parameters import EncoderParts, Projector
 from packtrain.predicting.sizes import Values
 from packtrain.predicting.values import VisionShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tower:
-    """A tower as read; Qwen's hold their own connector, the mergers."""
+class VisionEncoder:
+    """A encoder as read; Qwen's hold their own projector, the mergers."""
 
     shape: VisionShape
-    parts: TowerParts
+    parts: EncoderParts
     grid: int  # patches of one image where its size is fixed, else 0
-    connector: Connector | None = None
+    projector: Projector | None = None
 
 
 _WHERE = "config.json: vision_config"
@@ -68,7 +68,7 @@ _INTERNVL = {
     "use_absolute_position_embeddings": True,
     "use_mean_pooling": True,
 }
-TOWERS = (
+VISION_ENCODERS = (
     "qwen2_vl_vision",
     "qwen2_5_vl_vision",
     "qwen3_vl_vision",
@@ -80,8 +80,8 @@ TOWERS = (
 )
 
 
-def read_tower(kind: str, config: Mapping[str, Any]) -> Tower:
-    """A known tower; a name that is not in TOWERS is read as a plain ViT whose config must give every size."""
+def read_vision_encoder(kind: str, config: Mapping[str, Any]) -> VisionEncoder:
+    """A known encoder; a name that is not in VISION_ENCODERS is read as a plain ViT whose config must be complete."""
     if kind == "qwen2_vl_vision":
         return _qwen2_vl(Values(config, _QWEN2_VL, _WHERE))
     if kind == "qwen2_5_vl_vision":
@@ -102,17 +102,17 @@ def read_tower(kind: str, config: Mapping[str, Any]) -> Tower:
 
 def _fixed(
     values: Values, *, outer_norms: int, patch_bias: bool = True, class_token: bool = False, pooling_head: bool = False
-) -> Tower:
+) -> VisionEncoder:
     """A ViT over images of one size, with learned positions."""
     shape, grid = _vit_shape(values)
-    parts = TowerParts(
+    parts = EncoderParts(
         patch_bias=patch_bias,
         positions=grid + class_token,
         extra_rows=int(class_token),
         outer_norms=outer_norms,
         pooling_head=pooling_head,
     )
-    return Tower(shape=shape, parts=parts, grid=grid)
+    return VisionEncoder(shape=shape, parts=parts, grid=grid)
 
 
 def _vit_shape(values: Values) -> tuple[VisionShape, int]:
@@ -130,9 +130,9 @@ def _vit_shape(values: Values) -> tuple[VisionShape, int]:
     return shape, (image[0] // patch[0]) * (image[1] // patch[1])
 
 
-def _internvl(values: Values) -> Tower:
+def _internvl(values: Values) -> VisionEncoder:
     shape, grid = _vit_shape(values)
-    parts = TowerParts(
+    parts = EncoderParts(
         patch_bias=True,
         positions=grid + 1 if values.flag("use_absolute_position_embeddings") else 0,
         extra_rows=1 + values.flag("use_mask_token"),
@@ -141,7 +141,7 @@ def _internvl(values: Values) -> Tower:
         layer_extras=2 + 2 * values.flag("use_qk_norm"),
         outer_norms=0 if values.flag("use_mean_pooling") else 1,
     )
-    return Tower(shape=shape, parts=parts, grid=grid)
+    return VisionEncoder(shape=shape, parts=parts, grid=grid)
 
 
 def _qwen_shape(values: Values, *, hidden: int, intermediate: int, gated: bool, full: int, window: int) -> VisionShape:
@@ -159,22 +159,22 @@ def _qwen_shape(values: Values, *, hidden: int, intermediate: int, gated: bool, 
     )
 
 
-def _mergers(shape: VisionShape, outputs: int, *, count: int, others: int) -> Connector:
+def _mergers(shape: VisionShape, outputs: int, *, count: int, others: int) -> Projector:
     """Each merger joins a square of patches by two matrices."""
     joined = shape.hidden * shape.patches_per_token
-    return Connector(matrices=((joined, joined, True), (joined, outputs, True)) * count, others=others)
+    return Projector(matrices=((joined, joined, True), (joined, outputs, True)) * count, others=others)
 
 
-def _qwen2_vl(values: Values) -> Tower:
+def _qwen2_vl(values: Values) -> VisionEncoder:
     hidden = values.size("embed_dim")
     ratio = values.size("mlp_ratio")
     full = values.size("depth")
     shape = _qwen_shape(values, hidden=hidden, intermediate=hidden * ratio, gated=False, full=full, window=0)
-    connector = _mergers(shape, values.size("hidden_size"), count=1, others=2 * hidden)
-    return Tower(shape=shape, parts=TowerParts(patch_bias=False, positions=0), grid=0, connector=connector)
+    projector = _mergers(shape, values.size("hidden_size"), count=1, others=2 * hidden)
+    return VisionEncoder(shape=shape, parts=EncoderParts(patch_bias=False, positions=0), grid=0, projector=projector)
 
 
-def _qwen2_5_vl(values: Values) -> Tower:
+def _qwen2_5_vl(values: Values) -> VisionEncoder:
     hidden = values.size("hidden_size")
     shape = _qwen_shape(
         values,
@@ -184,12 +184,12 @@ def _qwen2_5_vl(values: Values) -> Tower:
         full=sum(0 <= index < values.size("depth") for index in set(values.get("fullatt_block_indexes") or ())),
         window=prod(values.size("window_size") // side for side in values.sides("patch_size")),
     )
-    parts = TowerParts(patch_bias=False, positions=0, norm_size=1)
-    connector = _mergers(shape, values.size("out_hidden_size"), count=1, others=hidden)
-    return Tower(shape=shape, parts=parts, grid=0, connector=connector)
+    parts = EncoderParts(patch_bias=False, positions=0, norm_size=1)
+    projector = _mergers(shape, values.size("out_hidden_size"), count=1, others=hidden)
+    return VisionEncoder(shape=shape, parts=parts, grid=0, projector=projector)
 
 
-def _qwen3_vl(values: Values) -> Tower:
+def _qwen3_vl(values: Values) -> VisionEncoder:
     hidden = values.size("hidden_size")
     deepstack = len(values.get("deepstack_visual_indexes") or ())
     shape = _qwen_shape(
@@ -202,6 +202,6 @@ def _qwen3_vl(values: Values) -> Tower:
     )
     # The last merger norms patches, those of deepstack norm squares of them.
     norms = 2 * hidden * (1 + deepstack * shape.patches_per_token)
-    connector = _mergers(shape, values.size("out_hidden_size"), count=1 + deepstack, others=norms)
-    parts = TowerParts(patch_bias=True, positions=values.size("num_position_embeddings"))
-    return Tower(shape=shape, parts=parts, grid=0, connector=connector)
+    projector = _mergers(shape, values.size("out_hidden_size"), count=1 + deepstack, others=norms)
+    parts = EncoderParts(patch_bias=True, positions=values.size("num_position_embeddings"))
+    return VisionEncoder(shape=shape, parts=parts, grid=0, projector=projector)
