@@ -1,8 +1,9 @@
-"""Which tokens cover a span of characters, and how many stand behind one."""
+"""Which tokens cover a span of characters, how many follow one, and how many of a record carry loss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 Span = tuple[int, int]  # its first token, and the one behind its last
@@ -36,6 +37,24 @@ class Runs:
     def lengths(self) -> tuple[int, ...]:
         """The spans so far."""
         return tuple(self._lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of one record, media apart."""
+
+    text_tokens: int
+    supervised_tokens: int
+    tail_tokens: int  # after the last media token; all of them where there are no media
+    tail_runs: tuple[int, ...]  # lengths of the spans of that tail, in turn without and with loss
+
+    @classmethod
+    def all_supervised(cls, text_tokens: int, supervised_tokens: int, tail_tokens: int) -> Counts:
+        """Where all text carries loss; the first token, where it is in the tail, is predicted from nothing."""
+        first = int(text_tokens == tail_tokens > supervised_tokens)
+        runs = Runs()
+        runs.add_text(tail_tokens, [(first, tail_tokens)])
+        return cls(text_tokens, supervised_tokens, tail_tokens, runs.lengths())
 
 
 def last_runs(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
-from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
-from packtrain.families.coverage import Runs, covered_by_all, tokens_behind
-from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
-from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
-from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of, texts_of, with_texts
+from packtrain.families.base import Family, ProcessorSettings, Run
+from packtrain.families.coverage import Counts, Runs, covered_by_all, tokens_behind
+from packtrain.families.layout import Layout, Layouter, LossOn
+from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of
 from packtrain.families.tokenizer import LightTokenizer
 
 __all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
 
 Priced = tuple[Cost, Supervision]
-
-# Texts on which counting in pieces is compared with counting whole, beside those that try the template.
-_AWKWARD = (
-    "Hello world",
-    " two  blanks ",
-    "\n\nlines\n",
-    "1234567",
-    "don't <stop|> [INST]",
-    "naïve 日本語 🙂\u200d🙂",
-    "ends with a part of a tag <|im_",
-    "_end|> begins with one",
-    "a" * 40,
-)
-
 
 FIRST_LOOK = 1 << 16  # characters of a text that are tokenized to see whether it can be short enough
 
@@ -73,8 +58,6 @@ class RecordEncoder:
         self.tokenizer = LightTokenizer(settings)
         self.layouter = Layouter(settings, family, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
         self._skeletons = Skeletons(self.layouter)
-        self._cutter = Cutter(self.tokenizer)
-        self._shapes: dict[Shape, SegmentedShape | None] = {}
         self._seen: Counter[Shape] = Counter()
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
@@ -95,77 +78,63 @@ class RecordEncoder:
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
         """
-        prepared: list[_Prepared | RecordError] = []
+        layouts: list[Layout | Counts | RecordError] = []
         texts: dict[bool, dict[str, Any]] = {False: {}, True: {}}
         for sized in batch:
             try:
-                one = self._prepare(sized)
-                self._require_short(one, most_tokens)
+                layout = self._layout(sized)
+                if isinstance(layout, Layout):
+                    self._require_short(layout.text, most_tokens)
+                    texts[layout.special][layout.text] = None
+                layouts.append(layout)
             except RecordError as error:
-                prepared.append(error)
-                continue
-            prepared.append(one)
-            texts[one.special].update(dict.fromkeys(one.texts))
+                layouts.append(error)
         for special, wanted in texts.items():
             wanted.update(zip(wanted, self.tokenizer.encode_batch(list(wanted), special=special), strict=True))
-        found: list[Priced | RecordError] = []
-        for sized, one_or_error in zip(batch, prepared, strict=True):
-            if isinstance(one_or_error, RecordError):
-                found.append(one_or_error)
-                continue
-            encodings = texts[one_or_error.special]
+        costs: list[Priced | RecordError] = []
+        for sized, made in zip(batch, layouts, strict=True):
             try:
-                found.append(self._price(sized, one_or_error, [encodings[text] for text in one_or_error.texts]))
+                costs.append(made if isinstance(made, RecordError) else self._price(sized, made, texts))
             except RecordError as error:
-                found.append(error)
-        return found
+                costs.append(error)
+        return costs
 
-    def _require_short(self, prepared: _Prepared, most: int | None) -> None:
+    def _require_short(self, text: str, most: int | None) -> None:
         """Refuse a text by its beginning. Where it is cut tokens may change, so only twice too many are too many."""
-        for text in prepared.texts if most is not None else ():
-            look = FIRST_LOOK
-            while most is not None and look < len(text):
-                tokens = len(self.tokenizer.encode(text[:look], special=False))
-                if tokens > 2 * most:
-                    raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
-                look *= 4
+        look = FIRST_LOOK
+        while most is not None and look < len(text):
+            tokens = len(self.tokenizer.encode(text[:look], special=False))
+            if tokens > 2 * most:
+                raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
+            look *= 4
 
-    def _prepare(self, sized: Sized) -> _Prepared:
-        record, headers = sized.record, sized.headers
+    def _layout(self, sized: Sized) -> Layout | Counts:
+        """Counts where the record came as tokens, else its text."""
+        record = sized.record
         if record.tokens is not None:
-            return _Prepared(self._count_ids(record.tokens), [], False, (), ())
+            return self._count_ids(record.tokens)
         key = shape_of(record)
         if len(self._seen) >= MOST_SHAPES:
             self._seen.clear()
-            self._shapes.clear()
         if self._seen[key] < self.patience:
             self._seen[key] += 1
-            layout = self.layouter.layout(record, headers)
-            return _Prepared(layout, [layout.text], layout.special, layout.expansions, layout.media_supervised)
-        if not record.plain:
-            shape = self._shape(record, key)
-            if shape is not None:
-                texts = texts_of(record)
-                if not self._skeletons.hides_placeholder(texts):
-                    expansions = self.layouter.expansions(headers)
-                    draft = shape.draft(texts, expansions, self._cutter.pricer)
-                    if draft is not None:
-                        return _Prepared(draft, draft.segments, False, expansions, shape.media_supervised)
-        layout = self._skeletons.layout(record, headers)
-        return _Prepared(layout, [layout.text], layout.special, layout.expansions, layout.media_supervised)
+            return self.layouter.layout(record, sized.headers)
+        return self._skeletons.layout(record, sized.headers)
 
-    def _price(self, sized: Sized, prepared: _Prepared, encodings: list[Any]) -> Priced:
-        found = prepared.found
-        if isinstance(found, Counts):
-            counts = found
+    def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> Priced:
+        if isinstance(layout, Layout):
+            counts = _count(layout, texts[layout.special][layout.text])
+            expansions = layout.expansions
+            supervision = Supervision(layout.media_supervised, layout.ended(self.tokenizer), layout.shortened)
         else:
-            counts = found.counts(encodings) if isinstance(found, Draft) else _count(found, encodings[0])
+            counts, expansions = layout, ()
+            supervision = Supervision((), self._ends(sized.record.tokens))
         if counts.text_tokens < 1:
             raise RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
         images = videos = image_tokens = video_tokens = frames = patches = largest = 0
-        for header, expansion in zip(sized.headers, prepared.expansions, strict=True):
+        for header, expansion in zip(sized.headers, expansions, strict=True):
             if header.kind == "image":
                 images += 1
                 image_tokens += expansion.media_tokens
@@ -190,11 +159,7 @@ class RecordEncoder:
             tail_tokens=counts.tail_tokens,
             tail_runs=",".join(map(str, counts.tail_runs)),
         )
-        if isinstance(found, Counts):
-            return cost, Supervision((), self._ends(sized.record.tokens))
-        if isinstance(found, Layout):
-            return cost, Supervision(prepared.media_supervised, found.ended(self.tokenizer), found.shortened)
-        return cost, Supervision(prepared.media_supervised, found.shape.ended)
+        return cost, supervision
 
     # ---- tokens that came as such
 
@@ -222,38 +187,6 @@ class RecordEncoder:
         ends = {self.tokenizer.id_of(token) for token in self.tokenizer.ends}
         return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.learned)
 
-    # ---- shapes
-
-    def _shape(self, record: Record, key: Shape) -> SegmentedShape | None:
-        """The record's shape cut at special tokens; None where its text has to be tokenized as a whole."""
-        if key not in self._shapes:
-            skeleton = self._skeletons.skeleton(record, key)
-            shape = self._cutter.cut(skeleton) if skeleton is not None else None
-            self._shapes[key] = shape if shape is not None and self._agrees(record, shape) else None
-        return self._shapes[key]
-
-    def _agrees(self, record: Record, shape: SegmentedShape) -> bool:
-        """Does counting in pieces give what counting the whole text gives, on texts likely to show a difference?"""
-        kinds = [medium.kind for medium in record.media()]
-        if [slot.kind for slot in shape.media] != kinds:
-            return False
-        for size in SAMPLE_HEADERS[:2]:
-            headers = [size if kind == "image" else SAMPLE_HEADERS[2] for kind in kinds]
-            try:
-                expansions = self.layouter.expansions(headers)
-            except RecordError:
-                return False
-            for probe in (*self._skeletons.probes(), *_AWKWARD):
-                texts = [probe] * len(texts_of(record))
-                layout = self._skeletons.layout(with_texts(record, texts), headers)
-                draft = shape.draft(texts, expansions, self._cutter.pricer)
-                if draft is None or shape.ended != layout.ended(self.tokenizer):
-                    return False
-                whole = _count(layout, self.tokenizer.encode(layout.text, special=layout.special))
-                if draft.counts([self.tokenizer.encode(text, special=False) for text in draft.segments]) != whole:
-                    return False
-        return True
-
     # ---- parts of costs
 
     def text_counts(self, record: Record) -> tuple[Counts | None, Supervision]:
@@ -271,17 +204,6 @@ class RecordEncoder:
         runs = [piece for piece in pieces if isinstance(piece, Run) and piece.count]
         text = "".join(piece if isinstance(piece, str) else piece.token if piece.count else "" for piece in pieces)
         return len(self.tokenizer.encode(text, special=False)) + sum(run.count - 1 for run in runs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A record that waits for its texts to be tokenized: in pieces, or as a whole."""
-
-    found: Draft | Layout | Counts
-    texts: list[str]
-    special: bool
-    expansions: Sequence[Expansion]
-    media_supervised: tuple[bool, ...]
 
 
 def _count(layout: Layout, encoding: Any) -> Counts:

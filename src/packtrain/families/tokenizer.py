@@ -41,12 +41,9 @@ class LightTokenizer:
         self.eos_token = settings.special_tokens.get("eos_token")
         if settings.tokenizer_folder is None:
             self._add_missing(settings)
-        self._isolated: dict[str, bool] = {}
         self._size: int | None = None
         self.eos_id = self.id_of(self.eos_token) if self.eos_token else None
         self.ends = tuple(dict.fromkeys([*([self.eos_token] if self.eos_token else []), *self.special_tokens()]))
-        self.added_around = len(self.encode("", special=True))  # tokens that `special` adds to any text
-        self.added_behind = _ones_at_the_end(self.encode("a", special=True).special_tokens_mask)  # of them, after it
         self.appends_eos = self.eos_id is not None and self.encode("a", special=True).ids[-1:] == [self.eos_id]
 
     def encode(self, text: str, *, special: bool) -> Encoding:
@@ -64,15 +61,6 @@ class LightTokenizer:
     def special_tokens(self) -> list[str]:
         """The texts of all special tokens."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-
-    def is_isolated(self, text: str) -> bool:
-        """May any text be cut at this special token? It eats no blanks, and no other token can run into it."""
-        if text not in self._isolated:
-            added = self._tokenizer.get_added_tokens_decoder().values()
-            (token,) = (token for token in added if token.content == text)
-            eats = token.normalized or token.lstrip or token.rstrip or token.single_word
-            self._isolated[text] = not eats and not any(_runs_into(t.content, text) for t in added if t.content != text)
-        return self._isolated[text]
 
     @property
     def size(self) -> int:
@@ -102,10 +90,6 @@ class LightTokenizer:
             self._tokenizer.add_tokens(tokens)
 
 
-def _ones_at_the_end(mask: list[int]) -> int:
-    return next((count for count, one in enumerate(reversed(mask)) if not one), len(mask))
-
-
 def _special_values(settings: ProcessorSettings) -> list[Any]:
     """The special tokens of tokenizer_config.json, as text or with flags, those that have a name first."""
     config, named = settings.tokenizer_config, settings.special_tokens
@@ -126,11 +110,3 @@ def _added_token(value: Any) -> AddedToken:
         special=special,
         normalized=bool(value.get("normalized", not special)),
     )
-
-
-def _runs_into(other: str, token: str) -> bool:
-    """Could `other`, partly written by a text, be found where `token` stands after or before that text?"""
-    if other.startswith(token):
-        return True
-    tails = [other[at:] for at in range(1, len(other))]
-    return any(token.startswith(tail) or tail.startswith(token) for tail in tails)

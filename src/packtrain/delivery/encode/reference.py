@@ -24,12 +24,11 @@ from packtrain.delivery.encode.pixels import (
 )
 from packtrain.families.base import ProcessorSettings, Traits
 from packtrain.families.chat_template import ChatTemplate
-from packtrain.families.coverage import last_runs
+from packtrain.families.coverage import Counts, last_runs
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
-from packtrain.families.segments import Counts
 from packtrain.families.template_date import with_date
 from packtrain.families.text_only import TextOnly
 from packtrain.measuring.drift import Reality
