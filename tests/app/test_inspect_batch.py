@@ -249,9 +249,9 @@ class TestBrokenData:
     [
         (("--batch",), ["--batch", "--pack"]),
         (("--pack", 0, "--all-tokens"), ["--all-tokens", "--batch"]),
-        (("--pack", 0, "--backend", "sdpa"), ["--backend", "--batch"]),
-        (("--pack", 0, "--batch", "--backend", "varlne"), ["did you mean 'varlen'?"]),
-        (("--pack", 0, "--batch", "--backend", "varlen"), ["gemma3", "bidirectional"]),
+        (("--pack", 0, "--attn-implementation", "sdpa"), ["--attn-implementation", "--batch"]),
+        (("--pack", 0, "--batch", "--attn-implementation", "varlne"), ["did you mean 'varlen'?"]),
+        (("--pack", 0, "--batch", "--attn-implementation", "varlen"), ["gemma3", "bidirectional"]),
         (("--pack", 9, "--batch"), ["--pack", "from 0 to 0"]),
         (("--pack", 0, "--epoch", 3, "--batch"), ["--epoch", "from 0 to 0"]),
     ],

@@ -679,7 +679,7 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             "overlong": "drop",
             "lora_rank": 8,
             "lora_alpha": 32,
-            "attention": "flash_attention_2",
+            "attn_implementation": "flash_attention_2",
         },
         ("packing: false",),
     ),

@@ -327,8 +327,12 @@ class TestModel:
             "vision_checkpointing=true",
             "loss_chunk=64",
         )
-        found = resolved(*given, "optimizer=paged_adamw_8bit", "attention=sdpa", "dtype=float32", world=2).setup
-        config = with_overrides(BASE, (*given, "optimizer=paged_adamw_8bit", "attention=sdpa", "dtype=float32"))
+        found = resolved(
+            *given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32", world=2
+        ).setup
+        config = with_overrides(
+            BASE, (*given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32")
+        )
         assert found == training_setup(config, gpus=2)
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
