@@ -51,7 +51,6 @@ TABLE = {
     "model": ("model", "model_name_or_path", "org/name", {}),
     "load_from_pretrained_path": ("model", "model_name_or_path", "org/name", {}),
     "train_type": ("model", "method", "lora", {}),
-    "formatting_func": ("data", "formatting", "my_data:chat", {}),
     "preprocessing_num_workers": ("data", "workers", 2, {}),
     "dataset_num_proc": ("data", "workers", 2, {}),
     "max_train_samples": ("data", "max_samples", 9, {}),

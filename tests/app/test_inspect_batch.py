@@ -175,7 +175,7 @@ class TestTextOfData:
             assert line[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") == text
 
     def test_a_backend_that_takes_boundaries(self, plan: Path) -> None:
-        without, given = seen_of(plan), seen_of(plan, backend="varlen")
+        without, given = seen_of(plan), seen_of(plan, attn_implementation="varlen")
         more = {one.name: one for one in given.arguments if one not in without.arguments}
         assert more["cu_seq_lens_q"].shape == (len(given.boundaries),)
         assert int(more["max_length_q"].value or 0) == max(sample.tokens for sample in given.samples)

@@ -275,7 +275,7 @@ class TestArguments:
         given = ("max_images_per_example=4", "max_sample_length=900", "add_eos=true", "formatting_func=my:chat")
         found = resolved(*given, "object_ordering=random", "coord_tokens={enabled: false}", "max_samples=5").data
         assert (found.max_images_per_sample, found.max_sample_length, found.add_eos) == (4, 900, True)
-        assert (found.schema_options().formatting, found.schema_options().object_ordering) == ("my:chat", "random")
+        assert (found.schema_options().formatting_func, found.schema_options().object_ordering) == ("my:chat", "random")
         assert found.max_samples == 5
 
 

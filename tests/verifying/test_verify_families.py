@@ -52,7 +52,7 @@ def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folde
         found.samples,
         found.contract,
         collate,
-        backend=backend,
+        attn_implementation=backend,
         backward=backend != "flex",
         costs=found.costs,
         patch_size=side[0] if isinstance(side, (list, tuple)) else side,

@@ -142,10 +142,9 @@ class DatasetSection(Section):
     strict_columns: bool | None = key(
         FLAG, "Refuse records with columns or keys that nothing reads.", default=False, verbs=_MEASURE
     )
-    formatting: str | None = key(
+    formatting_func: str | None = key(
         WORD,
         "Your own module:function that turns a raw record into messages. It is imported and run.",
-        aliases=("formatting_func",),
         verbs=_MEASURE,
     )
     object_ordering: str | None = key(

@@ -291,7 +291,7 @@ THEIRS: Mapping[str, Meant] = {
         "delete, left, right, split or raise",
     ),
     "output_root": _folder_of_runs,
-    "json_format": _only("standard", "other forms of objects are not known; data.formatting takes your own"),
+    "json_format": _only("standard", "other forms of objects are not known; data.formatting_func takes your own"),
     # lmms-engine
     "trainer_type": _among(
         {"hf_trainer": {}, "fsdp2_trainer": {"sharding": "fsdp"}}, "only hf_trainer and fsdp2_trainer are known"
