@@ -55,7 +55,7 @@ TEMPLATE = (
     "{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MIXTURE: dict[str, Any] = {"sources": ["few"], "formatting": "chain_formatting:to_chat"}
+MIXTURE: dict[str, Any] = {"sources": ["few"], "formatting_func": "chain_formatting:to_chat"}
 # What a config says about packs, delivery and evaluation beside that: `plan` keeps it, and `train` does it.
 SAID: dict[str, Any] = {
     "packing_strategy": "first_fit",
@@ -93,7 +93,7 @@ SAID: dict[str, Any] = {
 OF_RUN = ("eval_path", "eval_packing", "max_eval_samples", "streaming")  # and not of the dataset that is trained
 ANOTHER = {  # settings that this cannot be said of, and why
     **dict.fromkeys(("split", "eval_split", "subset", "dataset_type"), "of datasets with parts, which a file is not"),
-    **dict.fromkeys(("sources", "formatting"), "of a mixture, which has a test of its own"),
+    **dict.fromkeys(("sources", "formatting_func"), "of a mixture, which has a test of its own"),
     **dict.fromkeys(("packing", "packing_length"), "what is recommended"),
     "dataset_path": "the data of the table, whatever the config says",
     **dict.fromkeys(("costs", "plan"), "found by themselves, also where they moved to"),
@@ -172,7 +172,7 @@ def test_a_mixture_with_a_formatting_function(tmp_path: Path) -> None:
     table, recommended = chain(tmp_path, tmp_path / "mix.yaml", MIXTURE)
     assert len(table) == 40
     dataset, prepared = trained(recommended)
-    assert (dataset.sources, dataset.formatting) == (MIXTURE["sources"], MIXTURE["formatting"])
+    assert (dataset.sources, dataset.formatting_func) == (MIXTURE["sources"], MIXTURE["formatting_func"])
     same_samples(table, prepared)
 
 

@@ -51,8 +51,6 @@ TABLE = {
     "model": ("model", "model_name_or_path", "org/name", {}),
     "load_from_pretrained_path": ("model", "model_name_or_path", "org/name", {}),
     "train_type": ("model", "method", "lora", {}),
-    "attn_implementation": ("training", "attention", "sdpa", {}),
-    "formatting_func": ("data", "formatting", "my_data:chat", {}),
     "preprocessing_num_workers": ("data", "workers", 2, {}),
     "dataset_num_proc": ("data", "workers", 2, {}),
     "max_train_samples": ("data", "max_samples", 9, {}),
@@ -224,7 +222,7 @@ def test_what_two_names_mean_and_contradicts(load: Load, text: str, words: str) 
         ("train_on_inputs: true", {"loss_on": "all"}),
         ("assistant_only_loss: true", {"loss_on": "assistant"}),
         ("load_in_4bit: true\nload_in_8bit: false", {"quantization_bit": 4}),
-        ("flash_attn: fa2", {"attention": "flash_attention_2"}),
+        ("flash_attn: fa2", {"attn_implementation": "flash_attention_2"}),
         ("saves_per_epoch: 1\nevals_per_epoch: 0", {"save_strategy": "epoch", "eval_strategy": "no"}),
         (
             "datasets: [{path: org/name, type: chat, split: held}]",

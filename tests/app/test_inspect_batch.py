@@ -175,7 +175,7 @@ class TestTextOfData:
             assert line[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") == text
 
     def test_a_backend_that_takes_boundaries(self, plan: Path) -> None:
-        without, given = seen_of(plan), seen_of(plan, backend="varlen")
+        without, given = seen_of(plan), seen_of(plan, attn_implementation="varlen")
         more = {one.name: one for one in given.arguments if one not in without.arguments}
         assert more["cu_seq_lens_q"].shape == (len(given.boundaries),)
         assert int(more["max_length_q"].value or 0) == max(sample.tokens for sample in given.samples)
@@ -249,9 +249,9 @@ class TestBrokenData:
     [
         (("--batch",), ["--batch", "--pack"]),
         (("--pack", 0, "--all-tokens"), ["--all-tokens", "--batch"]),
-        (("--pack", 0, "--backend", "sdpa"), ["--backend", "--batch"]),
-        (("--pack", 0, "--batch", "--backend", "varlne"), ["did you mean 'varlen'?"]),
-        (("--pack", 0, "--batch", "--backend", "varlen"), ["gemma3", "bidirectional"]),
+        (("--pack", 0, "--attn-implementation", "sdpa"), ["--attn-implementation", "--batch"]),
+        (("--pack", 0, "--batch", "--attn-implementation", "varlne"), ["did you mean 'varlen'?"]),
+        (("--pack", 0, "--batch", "--attn-implementation", "varlen"), ["gemma3", "bidirectional"]),
         (("--pack", 9, "--batch"), ["--pack", "from 0 to 0"]),
         (("--pack", 0, "--epoch", 3, "--batch"), ["--epoch", "from 0 to 0"]),
     ],

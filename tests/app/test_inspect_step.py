@@ -135,14 +135,14 @@ def test_a_step_batch_by_batch(run: Run, tmp_path: Path) -> None:
     data = write_chats(tmp_path / "train.jsonl", 12)
     table = measure(data, model="tiny:llama", out=tmp_path / "costs", workers=1, check=0)
     pack(table, PackingConfig(packing_length=128), tmp_path / "plan")
-    about: dict[str, Any] = {"packs_per_step": 2, "derived": {"attention": "varlen-loop"}}
+    about: dict[str, Any] = {"packs_per_step": 2, "derived": {"attn_implementation": "varlen-loop"}}
     folder = write_run(tmp_path / "run", tmp_path / "plan", **about)
     code, out, err = run("inspect", folder, "--step", 1, "--batch", "--json")
     assert code == 0, err
     said = json.loads(out)
     assert len(said["packs"]) == len(said["batches"]) == 2
     for one, batch in zip(said["packs"], said["batches"], strict=True):
-        alone = run("inspect", folder, "--pack", one["pack"], "--batch", "--backend", "varlen", "--json")[1]
+        alone = run("inspect", folder, "--pack", one["pack"], "--batch", "--attn-implementation", "varlen", "--json")[1]
         assert batch == json.loads(alone)
         labels = [sample["supervised_tokens"] for sample in one["samples"]]
         assert batch["supervised_tokens"] == one["supervised_tokens"] == sum(labels) > 0

@@ -222,7 +222,7 @@ class TestTheConfig:
             "model: {method: lora, lora_rank: 8, train_vision: false}\n"
             "data: {packing: false}\n"
             "training: {gradient_checkpointing: false, sharding: zero2, optimizer: paged_adamw_8bit,"
-            " learning_rate: 1e-4, attention: flash_attention_2, per_device_train_batch_size: 4,"
+            " learning_rate: 1e-4, attn_implementation: flash_attention_2, per_device_train_batch_size: 4,"
             " gradient_accumulation_steps: 8,"
             " num_train_epochs: 2.0, eval_steps: 0.1, logging_steps: 10.0, warmup_steps: 0.05, seed: 7}\n",
             gpus=2,

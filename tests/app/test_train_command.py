@@ -611,10 +611,10 @@ class TestBadInput:
     ) -> None:
         from_data = ("--model", "tiny:llama", "--data", tmp_path / "train.jsonl", "training.use_cpu=true")
         for given in ((config,), (config, "--dry-run"), from_data):
-            code, _, err = run("train", *given, f"training.attention={attention}")
+            code, _, err = run("train", *given, f"training.attn_implementation={attention}")
             assert code == 2
-            assert f"error: training.attention found: {attention} on a CPU" in " ".join(err.split())
-            assert "training.attention: sdpa" in err
+            assert f"error: training.attn_implementation found: {attention} on a CPU" in " ".join(err.split())
+            assert "training.attn_implementation: sdpa" in err
             assert "measuring" not in err
 
     @pytest.mark.parametrize(
@@ -628,7 +628,7 @@ class TestBadInput:
             (("training.lr_scheduler_type=cosin",), 2, "cosin"),
             (("data.chat_template=chatml", "training.torch_compile=true"), 2, "are not known by name here"),
             (("data.chat_template=chatml", "training.torch_compile=true"), 2, "use training.compile"),
-            (("training.attention=flash_attention_9",), 2, "flash_attention_2"),
+            (("training.attn_implementation=flash_attention_9",), 2, "flash_attention_2"),
             (("model.train_vision=true",), 2, "llama has no vision encoder"),
             (("--output-dir", "{config}/run", "--dry-run"), 2, "run.yaml is a file"),
             (

@@ -275,7 +275,7 @@ class TestArguments:
         given = ("max_images_per_example=4", "max_sample_length=900", "add_eos=true", "formatting_func=my:chat")
         found = resolved(*given, "object_ordering=random", "coord_tokens={enabled: false}", "max_samples=5").data
         assert (found.max_images_per_sample, found.max_sample_length, found.add_eos) == (4, 900, True)
-        assert (found.schema_options().formatting, found.schema_options().object_ordering) == ("my:chat", "random")
+        assert (found.schema_options().formatting_func, found.schema_options().object_ordering) == ("my:chat", "random")
         assert found.max_samples == 5
 
 
@@ -327,8 +327,12 @@ class TestModel:
             "vision_checkpointing=true",
             "loss_chunk=64",
         )
-        found = resolved(*given, "optimizer=paged_adamw_8bit", "attention=sdpa", "dtype=float32", world=2).setup
-        config = with_overrides(BASE, (*given, "optimizer=paged_adamw_8bit", "attention=sdpa", "dtype=float32"))
+        found = resolved(
+            *given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32", world=2
+        ).setup
+        config = with_overrides(
+            BASE, (*given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32")
+        )
         assert found == training_setup(config, gpus=2)
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]

@@ -119,12 +119,12 @@ def test_a_dead_worker_is_said_in_words(tmp_path: Path, parts: Path, qwen: Path,
     formatting = "deadly:to_messages"
     said = r"(?s)ended by exit code 9 while it read \S+/00\.jsonl\n.*look at that file.*the same command"
     with pytest.raises(PacktrainError, match=said):
-        measure_outcome(parts, workers=2, formatting=formatting, **options)  # type: ignore[arg-type]
+        measure_outcome(parts, workers=2, formatting_func=formatting, **options)  # type: ignore[arg-type]
     assert int(marker.read_text()) != os.getpid()
-    outcome = measure_outcome(parts, workers=2, formatting=formatting, **options)  # type: ignore[arg-type]
+    outcome = measure_outcome(parts, workers=2, formatting_func=formatting, **options)  # type: ignore[arg-type]
     assert not outcome.reused
     assert hashes(tmp_path / "out") == measured(
-        parts, qwen, tmp_path / "calm", InProcess(), formatting="deadly:to_messages"
+        parts, qwen, tmp_path / "calm", InProcess(), formatting_func="deadly:to_messages"
     )
 
 
@@ -161,16 +161,16 @@ def test_ray_gives_the_same_bytes(tmp_path: Path, parts: Path, qwen: Path, ray_c
 @pytest.mark.full
 def test_ray_runs_a_lost_task_again(tmp_path: Path, parts: Path, qwen: Path, ray_cluster: Path) -> None:
     marker = ray_cluster / "marker"
-    found = measured(parts, qwen, tmp_path / "ray", RayCluster(), formatting="deadly:to_messages")
+    found = measured(parts, qwen, tmp_path / "ray", RayCluster(), formatting_func="deadly:to_messages")
     assert int(marker.read_text()) != os.getpid(), "no worker process has died"
-    assert found == measured(parts, qwen, tmp_path / "here", InProcess(), formatting="deadly:to_messages")
+    assert found == measured(parts, qwen, tmp_path / "here", InProcess(), formatting_func="deadly:to_messages")
 
 
 @pytest.mark.ray
 @pytest.mark.full
 def test_ray_gives_up_in_words(tmp_path: Path, parts: Path, qwen: Path, ray_cluster: Path) -> None:
     with pytest.raises(PacktrainError, match=r"(?s)Ray lost a task.*run the same command again"):
-        measured(parts, qwen, tmp_path / "out", RayCluster(max_retries=1), formatting="deadly:always")
+        measured(parts, qwen, tmp_path / "out", RayCluster(max_retries=1), formatting_func="deadly:always")
     task = task_of(parts, tmp_path / "gone")
     with pytest.raises(ConfigError, match="gone"):
         list(RayCluster().run(task, work_items(task.request)[0]))

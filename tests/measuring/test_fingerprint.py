@@ -152,7 +152,7 @@ def test_the_source_of_a_formatting_function(
     module = tmp_path / "their_format.py"
     module.write_text(FORMATTING)
     arguments = ("measure", place.data, "-m", place.model, "-o", place.out, "-w", 1, "--check", 0, "--json")
-    arguments = (*arguments, "--formatting", "their_format:to_messages")
+    arguments = (*arguments, "--formatting-func", "their_format:to_messages")
     changed = []
     for source in (FORMATTING, FORMATTING, FORMATTING.replace("Yes.", "Certainly, why not?"), "# moved\n" + FORMATTING):
         module.write_text(source)
@@ -160,7 +160,7 @@ def test_the_source_of_a_formatting_function(
         linecache.clearcache()
         code, out, err = run(*arguments)
         assert code == 0, err
-        changed.append([line for line in out.splitlines() if '"formatting: ' in line or '"reused"' in line])
+        changed.append([line for line in out.splitlines() if '"formatting_func: ' in line or '"reused"' in line])
     assert [len(lines) for lines in changed] == [1, 1, 2, 2]
     assert "true" in changed[1][0]
 

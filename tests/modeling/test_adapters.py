@@ -228,7 +228,7 @@ def test_adapters_with_checkpointing_pieces_and_attention(family: str, whole: bo
     for recompute in (False, True):
         torch.manual_seed(0)
         model = set_trainable(fresh_model(family).train(), chosen)
-        prepare_model(model, attention="varlen")
+        prepare_model(model, attn_implementation="varlen")
         if recompute:
             checkpoint_parts(model, language=True, vision=True)
             split_vision(model, 50)

@@ -25,7 +25,7 @@ def batch_of(family: str) -> Any:
 
 def ready(family: str) -> Any:
     model = encoded.fresh_model(family).train()
-    prepare_model(model, attention="sdpa")
+    prepare_model(model, attn_implementation="sdpa")
     return model
 
 

@@ -40,7 +40,7 @@ def packs() -> list[Any]:
 
 def ready(*, attention: str = "varlen") -> tuple[Any, ChunkedLoss]:
     model = encoded.fresh_model(FAMILY).train()
-    prepare_model(model, attention=attention)
+    prepare_model(model, attn_implementation=attention)
     return model, ChunkedLoss.install(model, chunk=16)
 
 

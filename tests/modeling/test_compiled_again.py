@@ -74,7 +74,7 @@ def model_of(family: str) -> Any:
         assert set(config.layer_types) == {"sliding_attention", "full_attention"}
     torch.manual_seed(0)
     model = type(encoded.fresh_model(family))(config).train()
-    prepare_model(model, attention="varlen")
+    prepare_model(model, attn_implementation="varlen")
     return model
 
 

@@ -18,7 +18,7 @@ FAMILY = "qwen3_vl"
 
 def ready() -> Any:
     model = encoded.fresh_model(FAMILY).train()
-    prepare_model(model, attention="varlen")
+    prepare_model(model, attn_implementation="varlen")
     return model
 
 

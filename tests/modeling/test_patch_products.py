@@ -15,7 +15,7 @@ from packtrain.modeling.prepare import prepare_model
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_a_model_computes_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoded.fresh_model(family).train()
-    prepare_model(model, attention="sdpa")
+    prepare_model(model, attn_implementation="sdpa")
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():  # Qwen3-VL's convolution has one, of zeros
         if "patch_embed" in name and "bias" in name:

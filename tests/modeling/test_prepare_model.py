@@ -15,7 +15,7 @@ from packtrain.modeling.prepare import prepare_model
 def test_a_model_is_made_ready(tmp_path: Path) -> None:
     model = load_model("tiny:qwen3_vl", cache_dir=tmp_path)
     assert prepare_model(model) == "sdpa", "on a CPU"
-    assert prepare_model(model, attention="varlen") == "varlen-loop"
+    assert prepare_model(model, attn_implementation="varlen") == "varlen-loop"
     encoder_ran = []
     model.model.visual.register_forward_hook(lambda *_: encoder_ran.append(True))
     model.train()(input_ids=torch.arange(8)[None], position_ids=torch.arange(8).expand(4, 1, 8), use_cache=False)
@@ -27,7 +27,7 @@ def test_a_model_is_made_ready(tmp_path: Path) -> None:
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     model = load_model("tiny:gemma3", cache_dir=tmp_path)
     with pytest.raises(ConfigError, match="bidirectional"):
-        prepare_model(model, attention="varlen")
+        prepare_model(model, attn_implementation="varlen")
 
 
 def test_tokens_that_are_learned_are_refused(tmp_path: Path) -> None:

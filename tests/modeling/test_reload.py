@@ -40,7 +40,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_comes_back(tmp_path: Path, family: str) -> None:
     model, again = saved(family, tmp_path), fresh_model(family)
-    prepare_model(again, attention="sdpa")
+    prepare_model(again, attn_implementation="sdpa")
     assert not same(model, again)
     reload_weights(again, tmp_path)
     assert same(model, again)

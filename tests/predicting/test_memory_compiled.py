@@ -126,7 +126,7 @@ def kept_by_layers(model: Any, batch: dict[str, Any]) -> dict[str, int]:
 def test_what_compiled_layers_keep(name: str, method: str, masters: bool) -> None:
     config = shallow(name)
     model = build(config, torch.device("cpu"), torch.bfloat16)
-    prepare_model(model, attention="varlen")
+    prepare_model(model, attn_implementation="varlen")
     setup = TrainingSetup(method=method, compiled=True, master_weights=masters)  # type: ignore[arg-type]
     chosen = ModelSettings(name=name, method=setup.method, lora_rank=16)
     model = set_trainable(model, chosen, half_adapters=setup.half_adapters)

@@ -630,7 +630,7 @@ def test_limits_of_one_medium(kind: str, given: dict[str, Any], expected: PartLi
 def test_what_has_no_schema_is_told_a_way_out(value: dict[str, Any]) -> None:
     with pytest.raises(RecordError) as caught:
         convert(value)
-    assert "--formatting module:function" in caught.value.detail
+    assert "--formatting-func module:function" in caught.value.detail
     assert "did you mean 'question'" not in caught.value.detail
 
 
@@ -1040,7 +1040,7 @@ def test_columns_are_renamed_and_schemas_forced() -> None:
         {"object_ordering": "sortd"},
         {"emit_norm": "norm10"},
         {"coord_tokens": True},
-        {"formatting": "my_function"},
+        {"formatting_func": "my_function"},
         {"object_template": "{% for %}"},
         {"columns": {"prompt": "query"}},
     ],
@@ -1115,5 +1115,5 @@ def test_a_failing_formatting_function_is_one_ledger_line(name: str, expected: t
     ["no_such_module_at_all:f", "my_formatting_for_test:nothing", "my_formatting_for_test:NUMBER", "builtins:len", "x"],
 )
 def test_a_formatting_function_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"data\.formatting"):
+    with pytest.raises(ConfigError, match=r"data\.formatting_func"):
         load_formatting(name)

@@ -54,7 +54,7 @@ def write_run(folder: Path, made: Made) -> Path:
         "balance": "sorted",
         "world": made.world,
         "derived": {
-            **{"steps": made.steps, "samples_per_step": made.samples_per_step, "attention": "varlen"},
+            **{"steps": made.steps, "samples_per_step": made.samples_per_step, "attn_implementation": "varlen"},
             **{"samples": 1000, "images": 0, "videos": 12, "frames": 96, "epochs": 3.0, "packing_length": 4096},
             **{"method": "lora", "lora": {"rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"]}},
             **{"learns": {"language": 20_000, "vision": 0}, "weights": {"language": 1_000_000, "vision": 9}},

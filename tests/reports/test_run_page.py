@@ -294,7 +294,11 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 _SAME = {"fingerprints.schedule": "a"}
 _WHY = {
     "same": ({"other": _SAME}, "What their losses still differ by is rounding", "kernels"),
-    "kernels": ({"other": _SAME, "derived": {"attention": "sdpa"}}, "other attention kernels (", "different samples"),
+    "kernels": (
+        {"other": _SAME, "derived": {"attn_implementation": "sdpa"}},
+        "other attention kernels (",
+        "different samples",
+    ),
     "other order": ({"samples": 7.0}, "Steps of the runs hold different samples", "rounding"),
     "other rate": (
         {"other": _SAME, "config": "training: {learning_rate: 2}"},
@@ -319,7 +323,11 @@ def test_why_losses_differ_is_said(case: str) -> None:
     changed, words, others = _WHY[case]
     numbers = {"step": np.arange(1.0, 9), "samples_seen": 8 * np.arange(1.0, 9), "supervised_tokens": np.ones(8)}
     columns = {**numbers, "loss": np.linspace(3, 1, 8), "step_seconds": np.ones(8), "tokens": np.ones(8)}
-    usual = {"model": "m", "other": _SAME if changed.get("other") is _SAME else {}, "derived": {"attention": "varlen"}}
+    usual = {
+        "model": "m",
+        "other": _SAME if changed.get("other") is _SAME else {},
+        "derived": {"attn_implementation": "varlen"},
+    }
     runs = []
     for mode, own in (("packed", {}), ("padded", changed)):
         about = About(mode=mode, **{**usual, **{name: own[name] for name in usual if name in own}})

@@ -96,7 +96,7 @@ def model_of(family: str = "llama", *, dropout: float = 0.2, method: str = "full
             module.attention_dropout = dropout
     torch.manual_seed(1)  # adapters are drawn
     chosen = ModelSettings(name=f"tiny:{family}", method=method, lora_dropout=dropout, **settings)  # type: ignore[arg-type]
-    prepare_model(model, attention="sdpa")
+    prepare_model(model, attn_implementation="sdpa")
     return set_trainable(model, chosen)
 
 

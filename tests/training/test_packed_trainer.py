@@ -517,8 +517,8 @@ def test_a_compiler_that_fails_is_said_in_words(tmp_path: Path, first_check: boo
 
 
 def test_flex_attention_does_not_train_on_a_cpu() -> None:
-    settings = ModelSettings(name="tiny:llama", attention="flex")
-    with pytest.raises(ConfigError, match=r"(?s)no backward pass.*training\.attention: sdpa"):
+    settings = ModelSettings(name="tiny:llama", attn_implementation="flex")
+    with pytest.raises(ConfigError, match=r"(?s)no backward pass.*training\.attn_implementation: sdpa"):
         ready_model(settings, TrainingSetup(), device=torch.device("cpu"), packing=True, seed=0)
 
 

@@ -58,7 +58,13 @@ def test_metrics_are_synced_before_the_checkpoint_has_its_name(tmp_path: Path) -
 
 def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     shown = Noted()
-    made: dict[str, Any] = {"model": "m", "backend": "sdpa", "device": "cpu", "dtype": "float32", "tokens": 9}
+    made: dict[str, Any] = {
+        "model": "m",
+        "attn_implementation": "sdpa",
+        "device": "cpu",
+        "dtype": "float32",
+        "tokens": 9,
+    }
     finding = Finding(check="labels", difference=0.0, allowed=0.0)
     made |= {"kinds": ("text",), "longest": 1200}
     verdict = Verdict(samples=("a (text)",), findings=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)

@@ -76,8 +76,8 @@ class Planted:
         samples, contract = self.samples[-4:], self.found.contract
         rows = long_rows(samples, long, contract, lambda shape: self.collate(constant=shape))
         return verify_model(
-            self.model, samples, contract, self.collate(pad_to_multiple=64), backend=self.backend, backward=backward,
-            rows=rows, loss=self.loss,
+            self.model, samples, contract, self.collate(pad_to_multiple=64), attn_implementation=self.backend,
+            backward=backward, rows=rows, loss=self.loss,
         )  # fmt: skip
 
     def first_check(self) -> Verdict:

@@ -49,7 +49,12 @@ def test_json_says_what_the_table_says(run: Run) -> None:
     assert (code, err) == (0, "")
     said = json.loads(out)
     assert said["passed"] is True
-    assert (said["model"], said["backend"], said["device"], said["dtype"]) == ("tiny:llama", "sdpa", "cpu", "float32")
+    assert (said["model"], said["attn_implementation"], said["device"], said["dtype"]) == (
+        "tiny:llama",
+        "sdpa",
+        "cpu",
+        "float32",
+    )
     assert said["samples"][0].startswith("text (")
     assert all(finding["passed"] and finding["difference"] <= finding["allowed"] for finding in said["findings"])
     assert said["judged"]
@@ -63,7 +68,7 @@ def test_json_says_what_the_table_says(run: Run) -> None:
 
 
 def test_the_loop_on_cpu_is_named(run: Run) -> None:
-    code, out, _ = run("verify", "--model", "tiny:llama", "--backend", "varlen", "--device", "cpu")
+    code, out, _ = run("verify", "--model", "tiny:llama", "--attn-implementation", "varlen", "--device", "cpu")
     assert code == 0
     assert "varlen-loop" in out
     assert "not checked: torch's varlen kernel" in out
@@ -129,9 +134,12 @@ def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
     ("options", "words"),
     [
         (["--model", "tiny:nanovlm"], ["cannot be packed", "not in transformers"]),
-        (["--model", "tiny:gemma3", "--backend", "varlen"], ["bidirectional attention inside images", "sdpa"]),
-        (["--model", "tiny:llama", "--backend", "flash_attention_2"], ["flash_attention_2", "GPU"]),
-        (["--model", "tiny:llama", "--backend", "sdp"], ["did you mean 'sdpa'?"]),
+        (
+            ["--model", "tiny:gemma3", "--attn-implementation", "varlen"],
+            ["bidirectional attention inside images", "sdpa"],
+        ),
+        (["--model", "tiny:llama", "--attn-implementation", "flash_attention_2"], ["flash_attention_2", "GPU"]),
+        (["--model", "tiny:llama", "--attn-implementation", "sdp"], ["did you mean 'sdpa'?"]),
         (["--model", "tiny:lama"], ["did you mean 'llama'?"]),
         (["--model", "tiny:llama", "--dtype", "bf61"], ["dtype", "did you mean 'bf16'?"]),
         (["--model", "tiny:llama", "--device", "gpu"], ["device", "cpu, cuda"]),
@@ -182,13 +190,13 @@ def test_data_with_too_few_usable_records(run: Run, tmp_path: Path) -> None:
 def test_reading_data_is_bounded(monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 3)
-    verdict = verify("tiny:llama", data=data, device="cpu", backend="sdpa")
+    verdict = verify("tiny:llama", data=data, device="cpu", attn_implementation="sdpa")
     assert [name.split()[0] for name in verdict.samples] == ["r0", "r1", "r2"]
     long = tmp_path / "long.jsonl"
     long.write_text("".join(json.dumps(chat(n, words=100 if n == 1 else 3)) + "\n" for n in range(4)))
     monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 500)
     monkeypatch.setattr(user_data, "MOST_TOKENS", 500)
-    verdict = verify("tiny:llama", data=long, device="cpu", backend="sdpa")
+    verdict = verify("tiny:llama", data=long, device="cpu", attn_implementation="sdpa")
     named = [name.split()[0] for name in verdict.samples]
     assert named == ["r0", "r2", "r3", "r1"], "what is too long comes last"
     assert "forward only" in verdict.samples[-1]
@@ -209,7 +217,14 @@ def test_a_folder_with_weights(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_verdict_needs_findings() -> None:
-    about: dict[str, Any] = {"model": "", "backend": "", "device": "", "dtype": "", "samples": (), "tokens": 0}
+    about: dict[str, Any] = {
+        "model": "",
+        "attn_implementation": "",
+        "device": "",
+        "dtype": "",
+        "samples": (),
+        "tokens": 0,
+    }
     assert not Verdict(**about, findings=()).passed
     good = Finding(check="a", difference=1e-6, allowed=1e-5)
     bad = Finding(check="b", difference=float("inf"), allowed=0.0)
@@ -224,7 +239,13 @@ def test_a_verdict_needs_findings() -> None:
 
 def test_the_next_command_names_the_data() -> None:
     finding = Finding(check="logits", difference=0.0, allowed=1.0)
-    about: dict[str, Any] = {"model": "m", "backend": "sdpa", "device": "cpu", "dtype": "float32", "samples": ("a",)}
+    about: dict[str, Any] = {
+        "model": "m",
+        "attn_implementation": "sdpa",
+        "device": "cpu",
+        "dtype": "float32",
+        "samples": ("a",),
+    }
     out = io.StringIO()
     show_verdict(Verdict(**about, tokens=9, findings=(finding,)), Console(file=out, width=160), "my data.jsonl")
     assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
@@ -234,7 +255,13 @@ def test_names_from_data_steer_no_terminal() -> None:
     name = "one\x1b[2J\x1b]0;title\x07" + "x" * 1_000
     finding = Finding(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")
     verdict = Verdict(
-        model=name, backend="sdpa", device="cpu", dtype="float32", samples=(name,), tokens=9, findings=(finding,)
+        model=name,
+        attn_implementation="sdpa",
+        device="cpu",
+        dtype="float32",
+        samples=(name,),
+        tokens=9,
+        findings=(finding,),
     )
     out = io.StringIO()
     show_verdict(verdict, Console(file=out, width=160))

@@ -52,7 +52,7 @@ def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folde
         found.samples,
         found.contract,
         collate,
-        backend=backend,
+        attn_implementation=backend,
         backward=backend != "flex",
         costs=found.costs,
         patch_size=side[0] if isinstance(side, (list, tuple)) else side,
@@ -64,7 +64,7 @@ def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folde
 def test_sdpa(subject: Callable[[str], Any], family: str) -> None:
     verdict = prove(subject(family), "sdpa")
     assert verdict.passed, verdict.failures
-    assert verdict.backend == "sdpa"
+    assert verdict.attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("family", families("llama", of=DIFFERENT))
@@ -75,7 +75,7 @@ def test_varlen_through_the_loop(subject: Callable[[str], Any], family: str) -> 
         return
     verdict = prove(subject(family), "varlen")
     assert verdict.passed, verdict.failures
-    assert verdict.backend == "varlen-loop", "on CPU the kernel does not run, and the verdict says so"
+    assert verdict.attn_implementation == "varlen-loop", "on CPU the kernel does not run, and the verdict says so"
 
 
 @pytest.mark.parametrize("family", families(of=DIFFERENT))

@@ -50,7 +50,7 @@ def measure_outcome(
 ) -> Outcome:
     """Measure, and say what was done: measured, continued or found unchanged.
 
-    `settings` are those of section `data` in a config, such as max_pixels in `processor_config`, `formatting` or
+    `settings` are those of section `data` in a config, such as max_pixels in `processor_config`, `formatting_func` or
     `max_sample_length`; a DatasetConfig holds them already.
     """
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)

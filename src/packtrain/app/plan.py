@@ -285,8 +285,8 @@ def _baseline(
     found = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
     found["compiled"] = compiles(run, packing=False)
     found["today"] = configured and not run.packs
-    if run.training.attention is not None:
-        found["attention"] = ATTENTION.get(run.training.attention, run.training.attention)
+    if run.training.attn_implementation is not None:
+        found["attention"] = ATTENTION.get(run.training.attn_implementation, run.training.attn_implementation)
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)

@@ -44,7 +44,7 @@ class _Place:
 def verify(
     model: str,
     *,
-    backend: str = "auto",
+    attn_implementation: str = "auto",
     data: str | Path | None = None,
     samples: int = 6,
     dtype: str | None = None,
@@ -74,7 +74,7 @@ def verify(
     say("samples")
     made, longest = _samples(request, encoder, loaded.config, contract, samples, seed)
     proved = [one.sample for one in made]
-    chosen = choose_backend(loaded, contract) if backend == "auto" else backend
+    chosen = choose_backend(loaded, contract) if attn_implementation == "auto" else attn_implementation
     options: dict[str, Any] = {
         "pad_id": encoder.pad_id,
         "dtype": place.dtype,
@@ -85,7 +85,7 @@ def verify(
         proved,
         contract,
         PackCollator(contract, pad_to_multiple=_MULTIPLE, **options),
-        backend=chosen,
+        attn_implementation=chosen,
         backward=not (chosen == "flex" and place.device.type == "cpu"),
         costs=[one.cost for one in made],
         patch_size=_patch_size(loaded),
@@ -97,7 +97,7 @@ def verify(
         say=say,
     )
     notes = [unreached(loaded.config, max(map(len, [*proved, longest])))]
-    if verdict.backend == VARLEN_LOOP:
+    if verdict.attn_implementation == VARLEN_LOOP:
         notes.append(
             "torch's varlen kernel: it needs a GPU, bf16 or fp16 and heads of a multiple of 8; a loop stood in for it"
         )

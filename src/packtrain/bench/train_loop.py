@@ -186,7 +186,7 @@ class BenchTrainer:
     def _prepare(self) -> ChunkedLoss | None:
         row, model = self._row, self._model
         torch.backends.cuda.enable_cudnn_sdp(row.cudnn)
-        prepare_model(model, attention=row.attention)
+        prepare_model(model, attn_implementation=row.attention)
         if row.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:

@@ -73,10 +73,10 @@ def inspect(
     all_tokens: Annotated[
         bool, typer.Option("--all-tokens", help="With --batch: one line for each media token, too.")
     ] = False,
-    backend: Annotated[
+    attn_implementation: Annotated[
         str | None,
         typer.Option(
-            help="With --batch: the attention backend it is for, sdpa, eager, flex, varlen, flash_attention_2 or"
+            help="With --batch: the attention implementation it is for, sdpa, eager, flex, varlen, flash_attention_2 or"
             " flash_attention_3. Default: sdpa, with --step that of the run."
         ),
     ] = None,
@@ -96,13 +96,13 @@ def inspect(
         raise ConfigError("packtrain inspect", got=f"several of {names}", expected="one of them")
     if epoch is not None and pack is None:
         raise ConfigError("--epoch", got=epoch, expected="--pack beside it: which pack of that epoch")
-    _check_batch_options(pack, step, batch, all_tokens, backend)
+    _check_batch_options(pack, step, batch, all_tokens, attn_implementation)
     if step is not None and batch:
-        _inspect_step_batches(plan, step, costs, backend, all_tokens, as_json)
+        _inspect_step_batches(plan, step, costs, attn_implementation, all_tokens, as_json)
     elif step is not None:
         _inspect_step(plan, step, costs, as_json)
     elif pack is not None and batch:
-        _inspect_batch(plan, costs, pack, epoch or 0, backend or "sdpa", all_tokens, as_json)
+        _inspect_batch(plan, costs, pack, epoch or 0, attn_implementation or "sdpa", all_tokens, as_json)
     elif pack is not None:
         found, table = looking.open_plan(plan, costs)
         samples = looking.pack_samples(found, table, pack, epoch or 0)
@@ -129,11 +129,11 @@ def inspect(
 
 
 def _check_batch_options(
-    pack: int | None, step: int | None, batch: bool, all_tokens: bool, backend: str | None
+    pack: int | None, step: int | None, batch: bool, all_tokens: bool, attn_implementation: str | None
 ) -> None:
     if batch and pack is None and step is None:
         raise ConfigError("--batch", got="no --pack", expected="--pack or --step beside it: what to decode")
-    for option, given in (("--all-tokens", all_tokens), ("--backend", backend is not None)):
+    for option, given in (("--all-tokens", all_tokens), ("--attn-implementation", attn_implementation is not None)):
         if given and not batch:
             raise ConfigError(option, got="no --batch", expected="--batch beside it: the pack as the model gets it")
 
@@ -150,7 +150,7 @@ def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> No
 
 
 def _inspect_step_batches(
-    run: Path, step: int, costs: Path | None, backend: str | None, all_tokens: bool, as_json: bool
+    run: Path, step: int, costs: Path | None, attn_implementation: str | None, all_tokens: bool, as_json: bool
 ) -> None:
     from packtrain.app.inspection.step import inspect_step, step_batches
     from packtrain.cli.show.batch import batch_json, show_batch
@@ -159,7 +159,9 @@ def _inspect_step_batches(
 
     seen = inspect_step(run, step, costs)
     with interruptible("nothing was changed"):
-        batches = list(step_batches(run, seen, costs, backend=backend, cache=cache_dir() / "rows"))
+        batches = list(
+            step_batches(run, seen, costs, attn_implementation=attn_implementation, cache=cache_dir() / "rows")
+        )
     if as_json:
         print_json({**step_json(seen), "batches": [batch_json(one) for one in batches]})
         return
@@ -170,7 +172,7 @@ def _inspect_step_batches(
 
 
 def _inspect_batch(
-    plan: Path, costs: Path | None, pack: int, epoch: int, backend: str, all_tokens: bool, as_json: bool
+    plan: Path, costs: Path | None, pack: int, epoch: int, attn_implementation: str, all_tokens: bool, as_json: bool
 ) -> None:
     from packtrain.app.inspection.batch import inspect_batch
     from packtrain.app.inspection.plan import open_plan
@@ -179,7 +181,9 @@ def _inspect_batch(
 
     found, table = open_plan(plan, costs)
     with interruptible("nothing was changed"):
-        seen = inspect_batch(found, table, pack, epoch, backend=backend, cache=cache_dir() / "rows")
+        seen = inspect_batch(
+            found, table, pack, epoch, attn_implementation=attn_implementation, cache=cache_dir() / "rows"
+        )
     if as_json:
         print_json(batch_json(seen))
     else:

@@ -17,7 +17,7 @@ def verify(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A model folder with weights, a hub name, or tiny:FAMILY.")
     ],
-    backend: Annotated[
+    attn_implementation: Annotated[
         str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex, sdpa or eager.")
     ] = "auto",
     data: Annotated[
@@ -46,13 +46,13 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Prove that packing is correct for a model and an attention backend.
+    """Prove that packing is correct for a model and an attention implementation.
 
     Packed logits, loss and gradients are compared with those of each sample alone, and nothing may move in a sample
     when its neighbour is changed. Exit code 0: all checks passed, 1: one failed, 3: none failed, but one could not
     have (a change hardly moves the changed sample itself).
 
-    Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --backend varlen --data train.jsonl
+    Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --attn-implementation varlen --data train.jsonl
     """
     from packtrain.app.verify import verify as prove
     from packtrain.cli.show.verify import show_verdict
@@ -62,7 +62,7 @@ def verify(
             status.stop()
         verdict = prove(
             model,
-            backend=backend,
+            attn_implementation=attn_implementation,
             data=data,
             samples=samples,
             dtype=dtype,

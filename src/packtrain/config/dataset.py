@@ -149,7 +149,7 @@ class DatasetConfig(DatasetSection):
         seed = self.seed if self.object_ordering == "random" else 0
         given = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
         found = SchemaOptions(**given)
-        if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting is None:
+        if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting_func is None:
             return replace(found, schema="text")
         return found
 

@@ -142,10 +142,9 @@ class DatasetSection(Section):
     strict_columns: bool | None = key(
         FLAG, "Refuse records with columns or keys that nothing reads.", default=False, verbs=_MEASURE
     )
-    formatting: str | None = key(
+    formatting_func: str | None = key(
         WORD,
         "Your own module:function that turns a raw record into messages. It is imported and run.",
-        aliases=("formatting_func",),
         verbs=_MEASURE,
     )
     object_ordering: str | None = key(
@@ -483,12 +482,11 @@ class StepSection(Section):
         "without it they are fsdp, and so is zero3.",
         default="ddp",
     )
-    attention: str | None = key(
+    attn_implementation: str | None = key(
         WORD,
         "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that "
         "is exact for the model, eager where attention scores are capped or have sinks.",
         default="auto",
-        aliases=("attn_implementation",),
     )
     compile: bool | None = key(FLAG, "Compile decoder layers, for static shapes.", shown="on a GPU, for packs")
     early_stopping_patience: int | None = key(COUNT, "Stop after so many evaluations without a better loss.")

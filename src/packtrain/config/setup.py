@@ -59,7 +59,7 @@ def model_settings(config: RunConfig) -> ModelSettings:
         method=_method(model),  # type: ignore[arg-type]  # the settings check it themselves
         lora_target_modules=_targets(model.lora_target_modules),
         dtype=_DTYPES.get(dtype, dtype),  # type: ignore[arg-type]
-        attention=training.attention or "auto",
+        attn_implementation=training.attn_implementation or "auto",
         **found,
     )
 
@@ -88,9 +88,11 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
     model = model_settings(replace(config, model=replace(config.model, **flags, **own)))
     training, step = config.training, step_settings(config)
     kernels = (*ATTENTION, *CHOICES["attention"])
-    if model.attention not in kernels:
-        fix = nearest(model.attention, kernels)
-        raise ConfigError("training.attention", got=model.attention, expected=", ".join(kernels), fix=fix)
+    if model.attn_implementation not in kernels:
+        fix = nearest(model.attn_implementation, kernels)
+        raise ConfigError(
+            "training.attn_implementation", got=model.attn_implementation, expected=", ".join(kernels), fix=fix
+        )
     checkpointing = checkpoints(config)
     found: dict[str, Any] = {
         "method": model.method,
@@ -107,7 +109,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
         "vision_batch_patches": step.vision_batch_patches,
         "chunked_loss": step.chunked_loss,
         "loss_chunk": step.loss_chunk,
-        "attention": ATTENTION.get(model.attention, model.attention),
+        "attention": ATTENTION.get(model.attn_implementation, model.attn_implementation),
         "compiled": bool(step.compile),
     }
     return TrainingSetup(**{**found, **wanted})

@@ -10,7 +10,7 @@ from typing import Any
 
 _COUNTED = re.compile(r"(?:HF::)?([^#]+?)(?::([\w.-]+))?(?:#(\d+))?")
 _ROLES = {"role": ("role", "from"), "content": ("content", "value")}
-_TEMPLATE = "columns are named by data.columns, and data.formatting takes a function of your own"
+_TEMPLATE = "columns are named by data.columns, and data.formatting_func takes a function of your own"
 
 
 @dataclass(frozen=True, slots=True)

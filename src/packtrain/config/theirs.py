@@ -233,8 +233,12 @@ THEIRS: Mapping[str, Meant] = {
     "use_liger_kernel": _liger,
     "fsdp": _fsdp,
     "deepspeed": _deepspeed,
-    "flash_attn": _among({name: {"attention": ours} for name, ours in _ATTENTION.items()}, ", ".join(_ATTENTION)),
-    "attn_impl": _among({name: {"attention": ours} for name, ours in _ATTENTION.items()}, ", ".join(_ATTENTION)),
+    "flash_attn": _among(
+        {name: {"attn_implementation": ours} for name, ours in _ATTENTION.items()}, ", ".join(_ATTENTION)
+    ),
+    "attn_impl": _among(
+        {name: {"attn_implementation": ours} for name, ours in _ATTENTION.items()}, ", ".join(_ATTENTION)
+    ),
     "load_in_4bit": _switch({"quantization_bit": 4}),
     "load_in_8bit": _only_off("weights in eight bits are not trained; load_in_4bit is"),
     # LLaMA-Factory
@@ -254,10 +258,10 @@ THEIRS: Mapping[str, Meant] = {
     "test_datasets": _evaluated,
     "lora_target_linear": _switch({"lora_target_modules": "all-linear"}),
     "train_on_inputs": _switch(_ALL),
-    "flash_attention": _switch({"attention": "flash_attention_2"}),
-    "sdp_attention": _switch({"attention": "sdpa"}),
-    "eager_attention": _switch({"attention": "eager"}),
-    "flex_attention": _switch({"attention": "flex"}),
+    "flash_attention": _switch({"attn_implementation": "flash_attention_2"}),
+    "sdp_attention": _switch({"attn_implementation": "sdpa"}),
+    "eager_attention": _switch({"attn_implementation": "eager"}),
+    "flex_attention": _switch({"attn_implementation": "flex"}),
     "saves_per_epoch": _per_epoch("save"),
     "evals_per_epoch": _per_epoch("eval"),
     "excess_length_strategy": _among(
@@ -287,7 +291,7 @@ THEIRS: Mapping[str, Meant] = {
         "delete, left, right, split or raise",
     ),
     "output_root": _folder_of_runs,
-    "json_format": _only("standard", "other forms of objects are not known; data.formatting takes your own"),
+    "json_format": _only("standard", "other forms of objects are not known; data.formatting_func takes your own"),
     # lmms-engine
     "trainer_type": _among(
         {"hf_trainer": {}, "fsdp2_trainer": {"sharding": "fsdp"}}, "only hf_trainer and fsdp2_trainer are known"
@@ -330,7 +334,8 @@ THEIRS: Mapping[str, Meant] = {
         ("lora_model_dir", "adapter_name_or_path", "adapters"), _only_off("adapters begin again; merge them first")
     ),
     **dict.fromkeys(
-        ("xformers_attention", "s2_attention", "shift_attn"), _only_off("not here; leave it out, or set attention")
+        ("xformers_attention", "s2_attention", "shift_attn"),
+        _only_off("not here; leave it out, or set attn_implementation"),
     ),
     **dict.fromkeys(
         ("special_tokens", "tokens", "resize_vocab", "eos_token", "added_tokens_overrides", "new_special_tokens"),
@@ -432,7 +437,7 @@ THEIRS: Mapping[str, Meant] = {
         ),
     ),
     **_without_effect(
-        "kernels are chosen by training.attention and training.compile, and change no result",
+        "kernels are chosen by training.attn_implementation and training.compile, and change no result",
         (
             *(
                 "monkey_patch_kwargs",

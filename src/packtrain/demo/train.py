@@ -71,7 +71,7 @@ def train_demo(
     from packtrain.app.verify import verify
 
     say(f"Proving that packed samples do not see each other in {model}")
-    verdict = verify(model, backend="varlen", device="cpu", dtype="fp32")
+    verdict = verify(model, attn_implementation="varlen", device="cpu", dtype="fp32")
     held_out = write_dataset(folder / "held-out", max(pictures // _HELD_OUT, 4), seed=1)
     name = f"{pictures} pictures"  # other pictures lie in the same files
     configs = {mode: demo_config(data, held_out, folder, model=model, mode=mode, name=name) for mode in MODES}
@@ -101,7 +101,7 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
         "report_to": "none",
         "seed": 0,
         # Without a GPU a dense mask costs as much as padding saves: each sample is attended to by itself.
-        "attention": "varlen",
+        "attn_implementation": "varlen",
     }
     packing: dict[str, Any] = {"packing": True} if mode == "packed" else {"packing": False, "pad_packs": True}
     sections = {

@@ -27,7 +27,8 @@ class Converter:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._formatting = load_formatting(request.schema.formatting)[0] if request.schema.formatting else None
+        function = request.schema.formatting_func
+        self._formatting = load_formatting(function)[0] if function else None
         self.unread = Unread(strict=request.strict_columns)
         self.schemas: Counter[str] = Counter()  # what records were read as
         self._text_only = _text_only(request)

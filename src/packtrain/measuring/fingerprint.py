@@ -30,7 +30,7 @@ def inputs_of(request: Request, *, content_hash: bool = False, by_processor: boo
 
     Nothing here says where model and data lie: see `Request.places`.
     """
-    formatting = load_formatting(request.schema.formatting)[1] if request.schema.formatting else None
+    formatting = load_formatting(request.schema.formatting_func)[1] if request.schema.formatting_func else None
     request = request.dated()
     settings = request.settings()
     inputs = {
@@ -39,7 +39,7 @@ def inputs_of(request: Request, *, content_hash: bool = False, by_processor: boo
         "request": request.describe(),
         "settings": settings_state(settings),
         "date": None,  # the request has it, where the chat template writes one
-        "formatting": digest(formatting) if formatting is not None else None,
+        "formatting_func": digest(formatting) if formatting is not None else None,
         "data": _data_state(named_files(request.specs), content=content_hash),
         "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},
         "transformers": metadata.version("transformers") if by_processor else None,

@@ -125,6 +125,6 @@ def refuse_uncompiled(error: BaseException) -> None:
             "attention backend or compiled layers",
             got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
             expected="a backend that runs on this device",
-            fix="set training.attention: varlen or sdpa, since flex is compiled for every model and shape; with them, "
-            "set training.compile: false",
+            fix="set training.attn_implementation: varlen or sdpa, since flex is compiled for every model and shape; "
+            "with them, set training.compile: false",
         ) from error

@@ -16,7 +16,7 @@ from packtrain.modeling.four_bits import keep_four_bits
 def prepare_model(
     model: Any,
     *,
-    attention: str = "auto",
+    attn_implementation: str = "auto",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> str:
@@ -36,6 +36,6 @@ def prepare_model(
         )
     keep_four_bits(model)
     contract = contract_for(model.config.to_dict())
-    used = set_attention(model, attention, contract, device=device, dtype=dtype)
+    used = set_attention(model, attn_implementation, contract, device=device, dtype=dtype)
     add_empty_media_hook(model, contract)
     return used

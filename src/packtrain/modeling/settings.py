@@ -27,7 +27,7 @@ class ModelSettings:
     train_vision: bool | None = None
     train_projector: bool | None = None
     dtype: Dtype = "auto"  # of weights; auto: bf16 on a GPU that has it, else fp32; fp16: frozen ones
-    attention: str = "auto"
+    attn_implementation: str = "auto"
 
     def __post_init__(self) -> None:
         for name, allowed in (("method", CHOICES["method"]), ("dtype", get_args(Dtype))):

@@ -19,7 +19,7 @@ _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "ad
 _OF_MODEL = ("method", "lora_rank", "train_vision", "train_projector")
 _OF_TRAINING = (
     *("master_weights", "sharding", "gradient_checkpointing", "vision_checkpointing", "vision_batch_patches"),
-    *("chunked_loss", "attention"),
+    "chunked_loss",
 )
 # Ways to say the size of a step that samples of a step replace.
 _STEP_SIZES = ("packs_per_step", "effective_batch_unit", "gradient_accumulation_steps")
@@ -154,6 +154,8 @@ def _training(draft: Draft, intervals: Intervals, *, packed: bool) -> dict[str, 
         if isinstance(given := said.get(name), float) and given < 1:  # a share of all steps, which holds as it is
             found[name] = given
     found |= _different(question, _OF_TRAINING)
+    if setup.attention != question.own.attention:
+        found["attn_implementation"] = setup.attention
     if setup.optimizer != question.own.optimizer:
         found["optim"] = _OPTIMIZERS[setup.optimizer]
     compiled = setup.compiled if packed else question.baseline.compiled

@@ -89,7 +89,7 @@ def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list
         given = entry.get(part) or {}
         for key, value in given.items() if isinstance(given, Mapping) else ():
             if value is not None and value not in table.get(key, ()):
-                way = "data.columns renames it" if key in _COLUMNS else "data.formatting takes a function of your own"
+                way = "data.columns renames it" if key in _COLUMNS else "data.formatting_func takes your own function"
                 problems.append(f"{name}.{part}.{key}: {brief(value)} is not read as {key}; {way}")
     if entry.get("formatting", "alpaca") not in ("alpaca", "sharegpt", "openai"):
         problems.append(

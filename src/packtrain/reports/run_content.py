@@ -20,7 +20,8 @@ MOST_RUNS = 8  # as many as there are colours
 # Settings of a config that a loss does not depend on, or of which the page says it in words of their own.
 _NO_CAUSE = frozenset(
     (
-        *("model_name_or_path", "name", "attention", "packing", "pad_packs", "packing_length", "packing_strategy"),
+        *("model_name_or_path", "name", "attn_implementation", "packing", "pad_packs", "packing_length"),
+        "packing_strategy",
         *("packs_per_step", "effective_batch_size", "per_device_train_batch_size", "balance", "output_dir", "run_name"),
         *("cache_dir", "costs", "plan", "cache_tokens", "eval_packing", "logging_steps", "logging_dir", "report_to"),
         *("save_steps", "save_strategy", "save_delay_steps", "save_total_limit", "eval_steps", "eval_strategy"),

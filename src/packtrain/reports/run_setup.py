@@ -42,7 +42,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
         yield "Optimizer", optimizer
     if (step := _step(run)) is not None:
         yield "Step", step
-    kernels = [_text(derived.get("attention")), "compiled layers" if derived.get("compiled") else None]
+    kernels = [_text(derived.get("attn_implementation")), "compiled layers" if derived.get("compiled") else None]
     kernels += [f"weights in {dtype}"] if (dtype := _text(derived.get("dtype"))) is not None else []
     if any(kernels):
         yield "Computed with", ", ".join(kernel for kernel in kernels if kernel)

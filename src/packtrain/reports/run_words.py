@@ -58,7 +58,7 @@ def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None, o
 
     `others`: settings that differ and that a loss depends on, beside model, kernels and what shares a step.
     """
-    kernels = [run.about.derived.get("attention") for run in runs]
+    kernels = [run.about.derived.get("attn_implementation") for run in runs]
     named = _listed(
         [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _named(labels), strict=True)]
     )

@@ -41,7 +41,7 @@ class ReadyModel:
     """A model and what was decided about it."""
 
     model: Any
-    attention: str  # that really runs
+    attn_implementation: str  # that really runs
     learns: Trainable
     dtype: torch.dtype
     compiled: bool
@@ -69,10 +69,10 @@ def require_kernel(attention: str, device: torch.device) -> None:
     """Refuse an attention that does not train on this device; varlen does on a CPU, sample by sample."""
     if attention in _ON_GPUS and device.type == "cpu":
         raise ConfigError(
-            "training.attention",
+            "training.attn_implementation",
             got=f"{attention} on a CPU, {_ON_GPUS[attention]}",
             expected="an attention that trains here",
-            fix="leave it out to use what runs here, or set training.attention: sdpa",
+            fix="leave it out to use what runs here, or set training.attn_implementation: sdpa",
         )
 
 
@@ -86,15 +86,15 @@ def ready_model(
     compile: bool | None = None,
 ) -> ReadyModel:
     """Load a model and set it up for packs, or for padded rows; the trainer moves it to its device."""
-    require_kernel(settings.attention, device)
+    require_kernel(settings.attn_implementation, device)
     dtype = weights_dtype(settings, device)
     compiled = compile if compile is not None else device.type == "cuda" and packing
     model = load_model(settings.name, dtype=dtype, seed=seed, quantize=settings.method == "qlora")
-    attention = settings.attention
+    attention = settings.attn_implementation
     if attention == "auto" and not packing:
         # What padded rows are usually trained with: they are the baseline.
         attention = dense_backend(model, contract_for(model.config.to_dict()))
-    used = prepare_model(model, attention=attention, device=device, dtype=dtype)
+    used = prepare_model(model, attn_implementation=attention, device=device, dtype=dtype)
     multiply_patches(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)
@@ -103,7 +103,7 @@ def ready_model(
         compile_layers(model, constant=packing)
     return ReadyModel(
         model=model,
-        attention=used,
+        attn_implementation=used,
         learns=describe_trainable(model),
         dtype=dtype,
         compiled=compiled,
@@ -130,7 +130,7 @@ def collator_of(
     """What makes batches of a dataset: packs for this attention, of static shapes where asked for; or padded rows."""
     options: dict[str, Any] = {"loss_weighting": weighting, "dtype": ready.dtype if ready.is_half else None}
     if dataset.config.packing:
-        options |= {"boundaries": ready.attention.startswith(_BOUNDARIES), "constant": constant}
+        options |= {"boundaries": ready.attn_implementation.startswith(_BOUNDARIES), "constant": constant}
     return dataset.get_collator(**options)
 
 

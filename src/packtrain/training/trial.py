@@ -175,7 +175,7 @@ def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[A
     """The model as training has it."""
     setup = trial.setup
     model = build(trial.config, device, dtype)
-    prepare_model(model, attention=setup.attention)
+    prepare_model(model, attn_implementation=setup.attention)
     multiply_patches(model)
     sees = shape_from_config(trial.config).vision is not None
     settings = ModelSettings(

@@ -75,7 +75,7 @@ def quick_check(
     shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
     return Verdict(
         model=type(model).__name__,
-        backend="as the model came",
+        attn_implementation="as the model came",
         device=str(weight.device),
         dtype=str(dtype).removeprefix("torch."),
         samples=tuple(dict.fromkeys(described(sample) for sample in shown)),

@@ -66,7 +66,7 @@ def verify_model(
     contract: BatchContract,
     collate: Collate,
     *,
-    backend: str | None = None,
+    attn_implementation: str | None = None,
     backward: bool = True,
     costs: Sequence[Cost] = (),
     patch_size: int = 0,
@@ -77,7 +77,7 @@ def verify_model(
 ) -> Verdict:
     """Prove that samples in one row come out as each of them does alone.
 
-    The reference runs on the model's own attention, everything else on `backend`; None leaves it as it is. `rows` are
+    The reference runs on the model's own attention, the rest on `attn_implementation`; None leaves it. `rows` are
     further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
     """
     if len(samples) < 2:
@@ -88,7 +88,7 @@ def verify_model(
     left_out = [] if backward else ["gradients: this backend has no backward pass on this device"]
     with exact_products():
         say("each sample alone")
-        judge, used = _judge(model, samples, contract, backend, backward)
+        judge, used = _judge(model, samples, contract, attn_implementation, backward)
         findings = [compare_costs(samples, costs, patch_size)] if costs else []
         findings.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
         findings += _forwards(model, samples, collate, judge, say)
@@ -109,7 +109,7 @@ def verify_model(
         findings += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
     return Verdict(
         model=name or type(model).__name__,
-        backend=used,
+        attn_implementation=used,
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
         samples=(*map(described, samples), *_forward_only(rows, samples)),
@@ -122,12 +122,18 @@ def verify_model(
 
 
 def _judge(
-    model: Any, samples: Sequence[EncodedSample], contract: BatchContract, backend: str | None, backward: bool
+    model: Any,
+    samples: Sequence[EncodedSample],
+    contract: BatchContract,
+    attn_implementation: str | None,
+    backward: bool,
 ) -> tuple[Judge, str]:
     """Runs every sample alone; leaves the model on its backend, and says which one that is."""
     half = next(model.parameters()).dtype != torch.float32
     # What is refused is refused before anything runs.
-    used = set_attention(model, backend, contract) if backend is not None else "as the model came"
+    used = (
+        set_attention(model, attn_implementation, contract) if attn_implementation is not None else "as the model came"
+    )
     with in_full_precision(model) if half else nullcontext(), stock_attention(model):
         reference = _alone(model, samples, contract, backward=backward)
     if not half:

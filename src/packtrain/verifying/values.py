@@ -61,7 +61,7 @@ class Verdict:
     """All findings of one model on one backend, and how they were judged."""
 
     model: str
-    backend: str  # what really ran, in words
+    attn_implementation: str  # what really ran, in words
     device: str
     dtype: str
     samples: tuple[str, ...]  # what was packed, in words

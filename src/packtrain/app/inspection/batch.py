@@ -96,7 +96,7 @@ class SeenBatch:
     epoch: int
     model: str
     model_type: str
-    backend: str
+    attn_implementation: str
     packing_length: int
     num_tokens: int  # of samples
     padding: int
@@ -112,20 +112,28 @@ class SeenBatch:
 
 
 def inspect_batch(
-    plan: PackPlan, table: CostTable, number: int, epoch: int = 0, *, backend: str = "sdpa", cache: Path
+    plan: PackPlan, table: CostTable, number: int, epoch: int = 0, *, attn_implementation: str = "sdpa", cache: Path
 ) -> SeenBatch:
     """Read, encode and collate one pack as a loader does; `cache` is where the table's rows are kept for delivery."""
-    (seen,) = inspect_batches(plan, table, (number,), epoch, backend=backend, cache=cache)
+    (seen,) = inspect_batches(plan, table, (number,), epoch, attn_implementation=attn_implementation, cache=cache)
     return seen
 
 
 def inspect_batches(
-    plan: PackPlan, table: CostTable, numbers: Sequence[int], epoch: int = 0, *, backend: str = "sdpa", cache: Path
+    plan: PackPlan,
+    table: CostTable,
+    numbers: Sequence[int],
+    epoch: int = 0,
+    *,
+    attn_implementation: str = "sdpa",
+    cache: Path,
 ) -> Iterator[SeenBatch]:
     """Several packs of an epoch, one after another."""
-    if backend not in BACKENDS:
-        fix = nearest(backend, BACKENDS) or "leave it out"
-        raise ConfigError("--backend", got=backend, expected="one of " + ", ".join(BACKENDS), fix=fix)
+    if attn_implementation not in BACKENDS:
+        fix = nearest(attn_implementation, BACKENDS) or "leave it out"
+        raise ConfigError(
+            "--attn-implementation", got=attn_implementation, expected="one of " + ", ".join(BACKENDS), fix=fix
+        )
     # Which says what is wrong with the numbers.
     planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
     _quieten()
@@ -137,10 +145,10 @@ def inspect_batches(
 
     request = table.request()
     encoder = SampleEncoder(request, measured_settings=table.summary["inputs"]["settings"])
-    reason = encoder.contract.refused_backends.get(backend)
+    reason = encoder.contract.refused_backends.get(attn_implementation)
     if reason is not None:
-        got = f"{backend} for {encoder.contract.model_type}: {reason}"
-        raise ConfigError("--backend", got=got, fix="leave it out, or use sdpa")
+        got = f"{attn_implementation} for {encoder.contract.model_type}: {reason}"
+        raise ConfigError("--attn-implementation", got=got, fix="leave it out, or use sdpa")
     rows, files = RowTable.make(table, cache), LocalFiles()
     headers, texts = _measured_headers(table, sorted(planned)), _TokenTexts(request.settings())
     try:
@@ -148,7 +156,9 @@ def inspect_batches(
             noting = _Noting(encoder, headers)
             source = PackSource(plan, rows, RecordReader(request, rows, files), noting)
             row = source[PackKey(epoch=epoch, pack=number)]
-            yield _seen(plan, row, noting, _collated(plan, row, encoder, backend), backend, texts)
+            yield _seen(
+                plan, row, noting, _collated(plan, row, encoder, attn_implementation), attn_implementation, texts
+            )
     finally:
         files.close()
 
@@ -176,7 +186,7 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
     return {row: tuple(headers[index]) for row, index in zip(rows, indices, strict=True)}
 
 
-def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, backend: str) -> Batch:
+def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
     from packtrain.delivery.collate.packed import PackCollator
 
     collator = PackCollator(
@@ -184,7 +194,7 @@ def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, backend: s
         pad_id=encoder.pad_id,
         capacity=plan.config.packing_length,
         alignment=plan.config.pack_alignment,
-        boundaries=backend.startswith(("varlen", "flash")),
+        boundaries=attn_implementation.startswith(("varlen", "flash")),
         patch_size=_patch_size(encoder.request.settings().config),
     )
     return collator([row])
@@ -274,7 +284,9 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
 # ---- telling
 
 
-def _seen(plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, backend: str, texts: _TokenTexts) -> SeenBatch:
+def _seen(
+    plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, attn_implementation: str, texts: _TokenTexts
+) -> SeenBatch:
     from packtrain.delivery.collate.packed import offsets_of
 
     info, encoder = batch.info, noting.encoder
@@ -300,7 +312,7 @@ def _seen(plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, backend
         epoch=row.key.epoch,
         model=encoder.request.model,
         model_type=encoder.contract.model_type,
-        backend=backend,
+        attn_implementation=attn_implementation,
         packing_length=plan.config.packing_length,
         num_tokens=info.tokens,
         padding=info.padding,

@@ -101,7 +101,12 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
 
 
 def step_batches(
-    run: str | Path, seen: StepSeen, costs: str | Path | None = None, *, backend: str | None = None, cache: Path
+    run: str | Path,
+    seen: StepSeen,
+    costs: str | Path | None = None,
+    *,
+    attn_implementation: str | None = None,
+    cache: Path,
 ) -> Iterator[SeenBatch]:
     """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
     from packtrain.app.inspection.batch import BACKENDS, inspect_batches
@@ -115,10 +120,10 @@ def step_batches(
             fix="leave it out: --step names the samples",
         )
     schedule, table = _schedule(found, costs)
-    trained = str(found.about.derived.get("attention", "")).removesuffix("-loop")
-    chosen = backend or (trained if trained in BACKENDS else "sdpa")
+    trained = str(found.about.derived.get("attn_implementation", "")).removesuffix("-loop")
+    chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
     numbers = [one.pack for one in seen.packs]
-    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, backend=chosen, cache=cache)
+    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
 
 
 def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:

@@ -67,11 +67,11 @@ def train(
         given = with_overrides(
             RunConfig(), (*overrides, *((f"data.max_samples={max_samples}",) if max_samples else ()))
         )
-        _require_attention(given.training.attention, use_cpu=bool(given.training.use_cpu))
+        _require_attention(given.training.attn_implementation, use_cpu=bool(given.training.use_cpu))
         config, measured = config_from_data(given, here, watched)
         overrides = ()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
-    _require_attention(run.model.attention, use_cpu=bool(run.arguments.get("use_cpu")))
+    _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
     run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
     contract_for(read_settings(str(resolve(run.model.name, cache_dir() / "models"))))  # refused before it is measured
     folder = RunFolder(run.folder)

@@ -120,7 +120,9 @@ class Session:
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = machine_of(prepared, gpu=gpu, attention=made.attention, compiled=made.compiled, bf16=made.is_half)
+        machine = machine_of(
+            prepared, gpu=gpu, attention=made.attn_implementation, compiled=made.compiled, bf16=made.is_half
+        )
         notes = run.notes
         masters = made.trains_half and run.setup.has_masters
         if run.arguments.get("tf32") and device.type == "cpu":
@@ -154,7 +156,7 @@ class Session:
             warnings=prepared.warnings,
             risks=(*too_large(predicted, prepared), *room_for(course, machine, run.folder)),
             course=course,
-            attention=made.attention,
+            attn_implementation=made.attn_implementation,
             learns=tuple(
                 Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.learns.parts
             ),
@@ -505,7 +507,7 @@ def _derived(ready: Ready) -> dict[str, Any]:
     """The numbers of run.json."""
     found: dict[str, Any] = {
         **asdict(ready.numbers),
-        "attention": ready.attention,
+        "attn_implementation": ready.attn_implementation,
         "dtype": ready.dtype,
         "master_weights": ready.masters,
         "compiled": ready.compiled,

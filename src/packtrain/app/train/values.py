@@ -55,7 +55,7 @@ class Ready:
     numbers: RunNumbers
     done: tuple[str, ...]  # what was reused, and what was made
     notes: tuple[str, ...]
-    attention: str  # that really runs
+    attn_implementation: str  # that really runs
     learns: tuple[Learning, ...]
     dtype: str
     masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn

@@ -75,7 +75,7 @@ def _head(seen: SeenBatch, console: Console) -> None:
         *([patches] if seen.images or seen.videos else []),
         *([f"{seen.padding:,} tokens of padding"] if seen.padding else []),
     ]
-    title = f"Pack {seen.pack} of epoch {seen.epoch} as {seen.model_type} gets it ({seen.backend})"
+    title = f"Pack {seen.pack} of epoch {seen.epoch} as {seen.model_type} gets it ({seen.attn_implementation})"
     console.print(f"{escape(title)}: {', '.join(counts)}", soft_wrap=True)
     table = Table(title="Arguments of the forward pass", title_justify="left")
     for name in ("argument", "shape", "type"):

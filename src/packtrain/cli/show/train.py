@@ -74,7 +74,10 @@ def show_ready(ready: Ready, console: Console) -> None:
 def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
     numbers, run = ready.numbers, ready.run
     masters = " with fp32 masters" if ready.masters else ""
-    yield "model", f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attention}{_compiled(ready)}"
+    yield (
+        "model",
+        f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiled(ready)}",
+    )
     yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
     tokens = f"{counted(numbers.tokens, 'token')} ({numbers.supervised_tokens:,} supervised)"
     data = f"{counted(numbers.samples, 'sample')}, {tokens}"
@@ -315,7 +318,7 @@ def ready_json(ready: Ready) -> dict[str, Any]:
         "model": {
             "name": ready.run.model.name,
             "method": ready.run.model.method,
-            "attention": ready.attention,
+            "attn_implementation": ready.attn_implementation,
             "dtype": ready.dtype,
             "master_weights": ready.masters,
             "compiled": ready.compiled,

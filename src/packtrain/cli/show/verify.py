@@ -18,7 +18,7 @@ _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a mod
 def show_verdict(verdict: Verdict, console: Console, data: str | None = None) -> None:
     """What was checked, how far apart packed and alone are, and how that was judged."""
     model = shown(verdict.model, _WHERE)
-    about = ", ".join((model, verdict.backend, verdict.dtype, verdict.device))
+    about = ", ".join((model, verdict.attn_implementation, verdict.dtype, verdict.device))
     table = Table(title=escape(f"Packed against alone, largest differences: {about}"), title_justify="left")
     table.add_column("check", no_wrap=True)
     table.add_column("difference", justify="right")
@@ -61,7 +61,11 @@ def show_verdict(verdict: Verdict, console: Console, data: str | None = None) ->
         " packed training with this model and backend would be wrong",
         soft_wrap=True,
     )
-    other = "another version of transformers" if verdict.backend in ("sdpa", "eager") else "--backend sdpa"
+    other = (
+        "another version of transformers"
+        if verdict.attn_implementation in ("sdpa", "eager")
+        else "--attn-implementation sdpa"
+    )
     console.print(f"next: try {other}, and report this table with the versions in use", soft_wrap=True)
 
 

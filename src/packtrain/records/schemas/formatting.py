@@ -14,7 +14,7 @@ Formatting = Callable[[dict[str, Any]], Any]
 
 def load_formatting(name: str) -> tuple[Formatting, str]:
     """The function behind "module:function" and its source text."""
-    return load_function(name, where="data.formatting", example="my_data:to_messages")
+    return load_function(name, where="data.formatting_func", example="my_data:to_messages")
 
 
 def apply_formatting(function: Formatting, value: Mapping[str, Any]) -> dict[str, Any]:

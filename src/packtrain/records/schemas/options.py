@@ -24,7 +24,7 @@ class SchemaOptions:
     object_template: str | None = None  # jinja2 over `objects`
     object_prompt: str | None = None  # what the user message asks about the image; "" for the image alone
     coord_tokens: bool = False
-    formatting: str | None = None  # module:function
+    formatting_func: str | None = None  # module:function
     columns: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
@@ -42,8 +42,8 @@ class SchemaOptions:
             )
         if self.object_template is not None:
             compile_template(self.object_template)
-        if self.formatting is not None and not all(self.formatting.partition(":")):
-            raise ConfigError("data.formatting", got=self.formatting, expected="module:function", fix="")
+        if self.formatting_func is not None and not all(self.formatting_func.partition(":")):
+            raise ConfigError("data.formatting_func", got=self.formatting_func, expected="module:function", fix="")
         for theirs, ours in self.columns.items():
             if ours not in known_columns():
                 raise ConfigError(

@@ -44,7 +44,7 @@ LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask
 OTHER_COLUMNS = ("system", "input", "history", "width", "height", "labels", *LOSS_MASKS, *ID_COLUMNS)
 # By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
 ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
-OWN_FUNCTION = "a function of your own makes messages of it: --formatting module:function"
+OWN_FUNCTION = "a function of your own makes messages of it: --formatting-func module:function"
 # How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
 LOSS_FLAGS: Mapping[str, bool] = {
     **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
@@ -131,7 +131,7 @@ def refuse_columns(plan: Plan, value: Mapping[str, Any], schema: str | None) -> 
                 raise RecordError("schema", _PREFERENCES, f"column label is {item}, as in KTO; {_KEEP}")
         elif column == "objects":
             if schema not in (None, "objects") and isinstance(item, Mapping) and ("ref" in item or "bbox" in item):
-                detail = "objects of ref and bbox: write them into the texts, for example with --formatting"
+                detail = "objects of ref and bbox: write them into the texts, for example with --formatting-func"
                 raise RecordError("schema", "grounding objects are not supported", detail)
         elif item:
             reason, schemas = REFUSED_COLUMNS[column]
