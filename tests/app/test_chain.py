@@ -131,7 +131,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def same_samples(table: CostTable, prepared: Any) -> None:
     """The very table is trained: its rows, its tokens, its labels."""
-    assert prepared.dataset.plan.summary["cost_table"] == str(table.folder.resolve())
+    assert prepared.dataset.plan.summary.cost_table == str(table.folder.resolve())
     assert any("cost table reused" in line for line in prepared.done), prepared.done
     numbers = prepared.numbers
     assert numbers.samples == len(table)
@@ -184,7 +184,7 @@ def test_what_is_held_out_is_not_trained(tmp_path: Path) -> None:
     dataset, prepared = trained(recommended)
     assert (dataset.eval_size, dataset.seed) == (0.25, 3)
     same_samples(table, prepared)
-    evaluated = CostTable.load(prepared.evaluation.plan.summary["cost_table"])
+    evaluated = CostTable.load(prepared.evaluation.plan.summary.cost_table)
     assert not {*table.column("id").tolist()} & {*evaluated.column("id").tolist()}
     numbers = prepared.numbers
     assert (numbers.held_out, numbers.evaluation_samples, numbers.not_drawn, numbers.left_out) == (20, 20, 20, 0)

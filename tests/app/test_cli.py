@@ -221,7 +221,7 @@ def test_a_narrow_terminal_cuts_no_number(data: Path, model: Path, tmp_path: Pat
         show_measured(outcome, terminal)
         pages[columns] = terminal.file.getvalue()  # type: ignore[attr-defined]
         cells = {cell.strip() for line in pages[columns].splitlines() for cell in re.split(r" {2,}|[│┃]", line)}
-        table = outcome.table.summary["statistics"]["columns"]["tokens"]
+        table = outcome.table.summary.statistics.columns["tokens"]
         assert {f"{table[name]:,.0f}" for name in ("min", "median", "p95", "p99", "max", "total")} <= cells
         assert "…" not in pages[columns]
     assert [page.count("per record") > 1 for page in pages.values()] == [True, False, False], "columns that moved below"

@@ -151,7 +151,7 @@ def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest
         "pack": plan_json(first.packed.plan),
     }
     _check_report(said, tmp_path / "demo")
-    assert first.measured.table.summary["counts"]["failed"] == BROKEN
+    assert first.measured.table.summary.counts.failed == BROKEN
     assert second.planned.study == first.planned.study
     assert first.trained is None
     config = load_config(tmp_path / "demo" / "report" / "recommended.yaml")

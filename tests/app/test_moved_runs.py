@@ -50,9 +50,9 @@ def known_by(found: Prepared) -> dict[str, Any]:
     plan, tokens = found.dataset.plan, found.dataset.tokens
     assert plan.folder is not None
     assert tokens is not None
-    table = CostTable.load(plan.summary["cost_table"])
+    table = CostTable.load(plan.summary.cost_table)
     return {
-        "table": (table.folder.name, table.summary["inputs"], inputs_of(table)),
+        "table": (table.folder.name, table.summary.inputs, inputs_of(table)),
         "plan": (plan.folder.name, plan.fingerprint, found.dataset.schedule.hash),
         "tokens": (tokens.folder.name, tokens.fingerprint),
     }
@@ -83,7 +83,7 @@ def test_moved_data_have_the_same_plan_and_a_table_of_their_own(home: Path, monk
     after = prepared(config, there)
     assert after.dataset.plan.folder == before.dataset.plan.folder
     assert after.dataset.schedule.hash == before.dataset.schedule.hash
-    tables = [one.dataset.plan.summary["cost_table"] for one in (before, after)]
+    tables = [one.dataset.plan.summary.cost_table for one in (before, after)]
     assert tables[0] != tables[1]
     assert CostTable.load(tables[1]).files[0].file == str(home / "mount" / "train.jsonl")
     (home / "train.jsonl").unlink()
@@ -102,7 +102,7 @@ def test_clearing_what_moved_data_made_clears_the_plan_they_share(home: Path, mo
     there = f"data.dataset_path={shutil.copy2(home / 'train.jsonl', home / 'mount')}"
     prepared(config, there)
     clear_run(resolve_run(load_config(config), overrides=(there,)))
-    assert Path(before.dataset.plan.summary["cost_table"]).is_dir(), "of other data"
+    assert Path(before.dataset.plan.summary.cost_table).is_dir(), "of other data"
     assert not Path(str(before.dataset.plan.folder)).exists()
 
 

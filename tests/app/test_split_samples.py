@@ -78,9 +78,9 @@ def test_a_dataset_and_a_plan_say_so(run: Run, tmp_path: Path, monkeypatch: pyte
     seen = [batch.info for batch in dataset.loader(num_workers=0)]
     planned = packs.load("supervised_tokens").tolist()
     assert [info.supervised_tokens for info in seen] == [planned[info.keys[0].pack] for info in seen], "to the label"
-    counts = dataset.plan.summary["epochs"][0]
+    counts = dataset.plan.summary.epochs[0]
     assert min(planned) > 0
-    assert counts["unlabelled"] > 0, "some pieces are questions alone"
+    assert counts.unlabelled > 0, "some pieces are questions alone"
     assert "carry no loss" in (dataset.plan.folder / "ledger.jsonl").read_text()
     assert sum(info.samples for info in seen) == packs.num_entries
     assert sum(info.whole_samples for info in seen) == SAMPLES

@@ -314,7 +314,7 @@ def test_a_template_of_ones_own(home: Path, family: str) -> None:
     settings: dict[str, Any] = {"model": str(model), "out": home / "costs", "workers": 1}
     outcome = measure_outcome(data, chat_template=str(template), check=3, **settings)
     table = outcome.table
-    assert (len(table), table.summary["check"]["records"]) == (6, 3)
+    assert (len(table), table.summary.check.records) == (6, 3)
     config = DatasetConfig(dataset_path=str(data), model=str(model), chat_template=str(template), packing_length=512)
     dataset = MultiModalDataset(config)
     dataset.build()

@@ -116,9 +116,9 @@ def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_pat
     (note,) = said(found, "leaves out")
     assert "of 40 samples" in note
     outcome = measure_outcome(tmp_path / "train.jsonl", model=str(model), out=tmp_path / "costs", workers=1, check=0)
-    counts = outcome.table.summary["counts"]
+    counts = outcome.table.summary.counts
     assert outcome.notes
-    assert (counts["without_end"], counts["shortened"] > 0) == (40, True)
+    assert (counts.without_end, counts.shortened > 0) == (40, True)
     assert set(data_notes(outcome.table.summary)) <= set(outcome.notes) & set(found.run.notes)
     ended = prepared(config, f"model.model_name_or_path={model}", "data.add_eos=true")
     assert not said(ended, "end token")

@@ -91,11 +91,11 @@ def as_measured(table: CostTable) -> list[tuple[Record, int]]:
 
 class TestEveryFormat:
     def test_the_data_hold_what_they_should(self, measured: CostTable) -> None:
-        counts = measured.summary["statistics"]["sources"]
-        assert {name: found["rows"] for name, found in counts.items()} == {
+        counts = measured.summary.statistics.sources
+        assert {name: found.rows for name, found in counts.items()} == {
             name: RECORDS * (PER_TAR if name.startswith("tar") else 1) for name in SOURCES
         }
-        assert measured.summary["counts"]["ledger"] == 3, "the broken lines"
+        assert measured.summary.counts.ledger == 3, "the broken lines"
 
     @pytest.mark.parametrize("how", ["local", "cached", "copied", "opened"])
     def test_every_row_is_what_was_measured(self, measured: CostTable, tmp_path: Path, how: str) -> None:
@@ -271,9 +271,9 @@ def test_what_is_measured_of_damaged_files_is_delivered(tmp_path: Path, model: M
         (tmp_path / "data" / f"{number}.png").write_bytes(picture(number))
     options: dict[str, Any] = {"workers": 1, "check": 0, "max_failure_rate": 1.0, "out": tmp_path / "costs"}
     table = measure_outcome(tmp_path / "data", model=str(model("qwen2_5_vl")), **options).table
-    counts = table.summary["counts"]
-    assert counts["entries"] == counts["rows"] + counts["ledger"]
-    assert counts["ledger"]
+    counts = table.summary.counts
+    assert counts.entries == counts.rows + counts.ledger
+    assert counts.ledger
     for reader in (
         reader_of(table, tmp_path),
         reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 26), copy_local=True)),

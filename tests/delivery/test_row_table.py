@@ -15,6 +15,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "packing"))  # tables made from arrays, as the tests of plans make them
 
+from dataclasses import replace
+
 from tables import write_table
 
 from packtrain.core.checksums import FileSum
@@ -34,7 +36,7 @@ def table(tmp_path: Path) -> CostTable:
     counts = {name: numbers.integers(0, 9, COUNT) for name in ("images", "videos", "frames")}
     files = np.arange(COUNT) // 300
     made = write_table(tmp_path / "costs", {**columns, **places, **counts, "file": files}, row_group=128)
-    found = {**made.summary, "files": [[0, "a.jsonl"], [0, "b.jsonl"], [1, "ü\udcff.tar"], [2, "d"]]}
+    found = replace(made.summary, files=((0, "a.jsonl"), (0, "b.jsonl"), (1, "ü\udcff.tar"), (2, "d")))
     return CostTable(made.folder, found)
 
 

@@ -67,7 +67,7 @@ def test_settings_that_change_tokens_have_their_own(data: Path, model: Folder, o
 def test_rows_that_come_or_go_with_their_media_are_noticed(data: Path, model: Folder) -> None:
     given = config(data, model("qwen3_vl"), workers=1, check=0, max_failure_rate=1.0)
     (data.parent / "large.png").rename(data.parent / "away.png")
-    table = built(given).plan.summary["cost_table"]
+    table = built(given).plan.summary.cost_table
     (data.parent / "away.png").rename(data.parent / "large.png")
     shutil.rmtree(table)
     found = told(given)

@@ -47,7 +47,11 @@ def of_plan(folder: Path) -> Any:
     plan = PackPlan.load(folder)
     packs = [plan.epoch(number) for number in range(plan.num_epochs)]
     loads = [one.load(name).tolist() for one in packs for name in ("end", "tokens", "patches", "images")]
-    return digest(plan.summary), loads, [one.pack(number).rows.tolist() for one in packs for number in range(5)]
+    return (
+        digest(plan.summary.to_json()),
+        loads,
+        [one.pack(number).rows.tolist() for one in packs for number in range(5)],
+    )
 
 
 def of_rows(folder: Path) -> Any:
@@ -58,7 +62,11 @@ def of_rows(folder: Path) -> Any:
 def of_costs(folder: Path) -> Any:
     table = CostTable.load(folder)
     columns = [np.asarray(table.column(name)).tolist() for name in COST_SCHEMA.names]
-    return digest(table.summary), columns, table.rows(["tokens", "id"], np.arange(0, len(table), 7))["tokens"].tolist()
+    return (
+        digest(table.summary.to_json()),
+        columns,
+        table.rows(["tokens", "id"], np.arange(0, len(table), 7))["tokens"].tolist(),
+    )
 
 
 OPENED: dict[str, Callable[[Path], Any]] = {"plan": of_plan, "rows": of_rows, "costs": of_costs}

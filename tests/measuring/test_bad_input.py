@@ -23,6 +23,7 @@ from measuring import chat, chats, command, ledger, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError
+from packtrain.measuring.measure_summary import UnreadName
 from packtrain.measuring.run import Outcome
 from packtrain.records.formats import compression
 
@@ -206,11 +207,11 @@ def test_one_line_in_the_ledger(place: Place, name: str) -> None:
 
 def test_nothing_is_lost_and_nobody_else_suffers(place: Place) -> None:
     table = place.measure(place.out).table
-    counts = table.summary["counts"]
-    assert counts["entries"] == counts["rows"] + counts["ledger"] == place.neighbours * 2
-    assert counts["ledger"] == counts["failed"] == len(BAD)
+    counts = table.summary.counts
+    assert counts.entries == counts.rows + counts.ledger == place.neighbours * 2
+    assert counts.ledger == counts.failed == len(BAD)
     assert {f"good {n}" for n in range(place.neighbours)} | set(ODD) == set(table.column("id").tolist())
-    assert sum(counts["reasons"].values()) == len(BAD)
+    assert sum(counts.reasons.values()) == len(BAD)
 
 
 def test_allowed_outside_the_root(place: Place, tmp_path: Path) -> None:
@@ -294,8 +295,8 @@ def test_a_cut_shard(
     )
     lines = {line["origin"]: (line["stage"], line["reason"]) for line in ledger(tmp_path / "out")}
     assert lines == {f"a.tar:{key}": ("read", reason), "missing.tar": ("read", "file cannot be read")}
-    counts = outcome.table.summary["counts"]
-    assert (counts["rows"], counts["entries"]) == (rows + 5, rows + 7)
+    counts = outcome.table.summary.counts
+    assert (counts.rows, counts.entries) == (rows + 5, rows + 7)
 
 
 @pytest.mark.parametrize(
@@ -324,11 +325,11 @@ def test_what_cannot_be_delivered_is_not_measured(
     (tmp_path / "data" / f"good.{kind}").write_bytes(pack(plain))
     options: dict[str, Any] = {"model": str(qwen), "out": tmp_path / "out", "workers": 1, "check": 0}
     table = measure_outcome(tmp_path / "data", **options, max_failure_rate=1.0).table
-    counts, lines = table.summary["counts"], ledger(tmp_path / "out")
+    counts, lines = table.summary.counts, ledger(tmp_path / "out")
     assert {file.file for file in table.files} == {str(tmp_path / "data" / f"good.{kind}")}
-    assert counts["rows"] == 60
-    assert counts["entries"] == 60 + len(lines)
-    assert counts["cut_short"] == 1
+    assert counts.rows == 60
+    assert counts.entries == 60 + len(lines)
+    assert counts.cut_short == 1
     assert {line["reason"] for line in lines} <= {compression.SPOILT, compression.CUT_OFF, compression.DAMAGED}
     if kind.endswith("gz"):
         assert sum(line["reason"] == compression.SPOILT for line in lines) > 20
@@ -356,9 +357,9 @@ def test_what_nothing_reads_is_counted_and_said(tmp_path: Path, qwen: Path) -> N
     options: dict[str, Any] = {"model": str(qwen), "workers": 1, "check": 0, "max_failure_rate": 1.0}
     path = write_lines(tmp_path / "data.jsonl", records)
     outcome = measure_outcome(path, out=tmp_path / "out", **options)
-    assert outcome.table.summary["unread"] == {
-        "reflection": {"records": 2, "example": "r1"},
-        "messages[].name": {"records": 1, "example": "r2"},
+    assert outcome.table.summary.unread == {
+        "reflection": UnreadName(records=2, example="r1"),
+        "messages[].name": UnreadName(records=1, example="r2"),
     }
     assert "reflection (2 records, first r1), messages[].name (1 records, first r2)" in outcome.notes[-1]
     measure_outcome(path, out=tmp_path / "strict", strict_columns=True, **options)

@@ -37,6 +37,7 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.families.internvl import InternVL
 from packtrain.families.qwen_vl import Qwen2VL
 from packtrain.families.settings import read_settings
+from packtrain.measuring.measure_summary import DriftCheck
 from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.media import MediaStore
@@ -282,14 +283,14 @@ def broken_by_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rule_that_is_wrong_by_one_token_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, folder = small_dataset(tmp_path), tiny.write("qwen2_5_vl", tmp_path / "model")
     right = packtrain.measure(data, model=str(folder), out=tmp_path / "right", workers=1)
-    assert right.summary["check"] == {"records": 3, "note": ""}
+    assert right.summary.check == DriftCheck(records=3)
     broken_by_one_token(monkeypatch)
     with pytest.raises(DriftError, match=r"(?s)record r1 .*data\.jsonl:2.*tokens = \d+ from the real processor"):
         packtrain.measure(data, model=str(folder), out=tmp_path / "wrong", workers=1)
     with pytest.raises(packtrain.PacktrainError):
         CostTable.load(tmp_path / "wrong")
     unchecked = packtrain.measure(data, model=str(folder), out=tmp_path / "unchecked", workers=1, check=0)
-    assert unchecked.summary["check"] == {"records": 0, "note": "turned off"}
+    assert unchecked.summary.check == DriftCheck(note="turned off")
     assert (unchecked.column("tokens") - right.column("tokens")).tolist() == [0, 1, 0]
 
 
@@ -337,9 +338,9 @@ def test_a_family_without_a_rule_is_measured_by_its_processor(tmp_path: Path) ->
     folder = without_a_rule(tiny.write("qwen2_5_vl", tmp_path / "model"))
     records = conversations(20, images=whole_patches(tmp_path), seed=4)
     table = measured(tmp_path, records, folder, check=32)
-    assert table.summary["measured_by"] == "processor"
+    assert table.summary.measured_by == "processor"
     assert json.loads((tmp_path / "out" / "measure.json").read_text())["measured_by"] == "processor"
-    assert table.summary["check"]["records"] == 0
+    assert table.summary.check.records == 0
     processor = load(folder)
     truth = [reality(processor, folder, messages, tmp_path) for messages in records]
     assert len({row["patches"] for row in truth}) > 4
@@ -351,7 +352,7 @@ def test_a_family_without_a_rule_is_measured_by_its_processor(tmp_path: Path) ->
         workers=1,
         check=0,
     )
-    assert ruled.summary["measured_by"] == "rule"
+    assert ruled.summary.measured_by == "rule"
     assert table.column("supervised_tokens").tolist() == ruled.column("supervised_tokens").tolist()
 
 
@@ -362,7 +363,7 @@ def test_what_the_processor_cannot_measure_is_said(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "data.jsonl", [good, silent])
     options: dict[str, Any] = {"model": str(folder), "workers": 1, "max_failure_rate": 1.0}
     outcome = measure_outcome(data, out=tmp_path / "out", **options)
-    assert outcome.table.summary["counts"]["reasons"] == {"loss: no supervised tokens": 1}
+    assert outcome.table.summary.counts.reasons == {"loss: no supervised tokens": 1}
     with pytest.raises(ConfigError, match="max_pixels"):
         packtrain.measure(data, out=tmp_path / "limited", processor_config={"max_pixels": 10_000}, **options)
     with pytest.raises(ConfigError, match="measure again"):
@@ -397,7 +398,7 @@ def test_a_processor_that_has_no_family_here(tmp_path: Path) -> None:
     (folder / "processor_config.json").write_text(json.dumps(processor_config))
     records = conversations(12, images=write_images(tmp_path), most_images=2, seed=6)
     table = measured(tmp_path, records, folder)
-    assert table.summary["measured_by"] == "processor"
+    assert table.summary.measured_by == "processor"
     processor = load(folder)
     assert type(processor).__name__ == "AyaVisionProcessor"
     assert_columns(table, [reality(processor, folder, messages, tmp_path) for messages in records])

@@ -23,6 +23,7 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, MediaRef
 from packtrain.families.tiny import write
 from packtrain.families.tokenizer import LightTokenizer
+from packtrain.measuring.measure_summary import DriftCheck
 from packtrain.measuring.measurer import Measurer, _characters
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.work import work_items
@@ -58,7 +59,7 @@ def test_a_medium_damaged_where_no_header_shows_it_does_not_end_the_check(tmp_pa
         data, model="tiny:qwen2_5_vl", out=tmp_path / "o", workers=1, progress=lambda now: said.append(now.checking)
     )
     assert said[-2:] == [0, 4], "what is done after the last record"
-    assert outcome.table.summary["check"] == {"records": 3, "note": "1 more could not be decoded"}
+    assert outcome.table.summary.check == DriftCheck(records=3, note="1 more could not be decoded")
     page = io.StringIO()
     show_measured(outcome, Console(file=page, width=200))
     assert "3 random records match the real processor exactly (1 more could not be decoded)" in page.getvalue()
@@ -70,7 +71,7 @@ def test_entries_of_a_source_that_is_not_wanted_are_never_failures(tmp_path: Pat
     (tmp_path / "mix.yaml").write_text("datasets: [{path: a.jsonl}, {path: b.jsonl}]")
     options: dict[str, Any] = {"model": "tiny:llama", "workers": 1, "check": 0, "sources": ["a"]}
     table = packtrain.measure(tmp_path / "mix.yaml", out=tmp_path / "o", **options)
-    assert (len(table), table.summary["counts"]["failed"], table.summary["counts"]["filtered"]) == (8, 0, 20)
+    assert (len(table), table.summary.counts.failed, table.summary.counts.filtered) == (8, 0, 20)
     drawn = packtrain.measure(tmp_path / "mix.yaml", out=tmp_path / "p", max_samples=5, **options)
     assert len(drawn) == 5, "the sample is drawn from the sources that are wanted"
 
@@ -83,7 +84,7 @@ def test_shares_of_a_mixture_change_nothing_that_was_measured(tmp_path: Path) ->
         mixture.write_text(f"datasets: [{{path: a.jsonl, weight: {weight}}}]")
         outcome = measure_outcome(mixture, model="tiny:llama", out=tmp_path / "o", workers=1, check=0)
         reused.append(outcome.reused)
-        assert outcome.table.summary["mixture"] == {"a": {"repeats": None, "weight": weight}}
+        assert outcome.table.summary.mixture == {"a": {"repeats": None, "weight": weight}}
     assert reused == [False, True]
 
 
@@ -122,14 +123,14 @@ def test_results_inside_the_data_folder_are_not_data(tmp_path: Path) -> None:
         table = packtrain.measure(
             tmp_path / "data", model="tiny:llama", out=tmp_path / "data" / "costs", workers=1, check=0
         )
-        assert table.summary["counts"]["entries"] == 32
+        assert table.summary.counts.entries == 32
 
 
 def test_a_file_that_ends_early_is_said_to_lose_more(tmp_path: Path) -> None:
     records = json.dumps([chat(str(n)) for n in range(100)])
     (tmp_path / "d.json").write_text(records[: len(records) // 2])
     table = packtrain.measure(tmp_path / "d.json", model="tiny:llama", out=tmp_path / "o", workers=1, check=0)
-    assert table.summary["counts"]["cut_short"] == 1
+    assert table.summary.counts.cut_short == 1
     assert 40 < len(table) < 60
 
 

@@ -96,7 +96,7 @@ def test_media_that_are_missing_elsewhere_are_noticed(home: Path) -> None:
     (there / "data" / IMAGES[1]).unlink()
     again = measured(there, max_failure_rate=0.5)
     assert not again.reused
-    assert again.table.summary["counts"]["rows"] < 30
+    assert again.table.summary.counts.rows < 30
 
 
 def test_another_text_of_the_same_size_and_time_elsewhere(home: Path) -> None:
@@ -114,7 +114,7 @@ def test_files_of_sources_that_could_be_called_the_same(home: Path) -> None:
     for name in ("one/b", "two"):
         write_lines(home / name / "x.jsonl", chats(5, seed=len(name)))
     (home / "mix.yaml").write_text("datasets:\n  - {path: one, name: a}\n  - {path: two, name: a/b}\n")
-    assert len(measured(home, "mix.yaml").table.summary["inputs"]["data"]) == 2
+    assert len(measured(home, "mix.yaml").table.summary.data) == 2
     for name in ("one/b", "two"):
         write_lines(home / name / "x.jsonl", chats(6, seed=len(name)))
         assert not measured(home, "mix.yaml").reused
@@ -159,7 +159,7 @@ def test_a_copy_of_a_table_with_another_time_is_the_same_data(home: Path) -> Non
     first = measured(home, "rows.parquet").table
     os.utime(home / "rows.parquet", ns=(1, 1))
     again = measured(home, "rows.parquet")
-    assert first.summary["content"]["unchecked"] == 0
+    assert first.summary.content.unchecked == 0
     assert not again.reused
     assert changes(first, again.table) == set()
 
@@ -174,7 +174,7 @@ def test_rows_without_a_checksum_are_known_by_their_file(
     first = measured(home, "rows.parquet", content_hash=hashed).table
     os.utime(home / "rows.parquet", ns=(1, 1))
     again = measured(home, "rows.parquet", content_hash=hashed)
-    assert first.summary["content"]["unchecked"] == 8
+    assert first.summary.content.unchecked == 8
     assert again.reused == hashed
     assert changes(first, again.table) == (set() if hashed else {"measured.data.rows.parquet.mtime_ns"})
 
@@ -208,9 +208,9 @@ def test_content_does_not_show_in_which_pieces_it_came(home: Path, monkeypatch: 
     pieces = measured(home, out=home / "pieces", progress=lambda now: seen.append(now.units)).table
     assert seen[-1] > 3
     assert len(pieces) == len(whole)
-    assert whole.summary["content"] == pieces.summary["content"]
+    assert whole.summary.content == pieces.summary.content
     out = home / "pieces"
-    assert content_of(out / "costs.parquet", out / "media.parquet") == pieces.summary["content"]
+    assert content_of(out / "costs.parquet", out / "media.parquet") == pieces.summary.content
 
 
 def test_a_journal_of_another_place_is_not_gone_on_with(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

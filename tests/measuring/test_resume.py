@@ -40,8 +40,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory, data: Path, qwen: Path) -
     """The hashes of a run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     table = measure_outcome(data, model=str(qwen), out=folder, workers=1, check=0).table
-    counts = table.summary["counts"]
-    assert (counts["rows"], counts["ledger"]) == (FILES * RECORDS, FILES)
+    counts = table.summary.counts
+    assert (counts.rows, counts.ledger) == (FILES * RECORDS, FILES)
     return hashes(folder)
 
 

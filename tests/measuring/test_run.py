@@ -103,8 +103,8 @@ def measured(data: Path, out: Path, model: Path, **options: Any) -> CostTable:
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, qwen: Path, kind: str) -> None:
     data = DATASETS[kind](tmp_path)
     table = measured(data, tmp_path / "1", qwen)
-    counts = table.summary["counts"]
-    assert (counts["entries"], counts["rows"], counts["failed"]) == (RECORDS, RECORDS - BROKEN, BROKEN)
+    counts = table.summary.counts
+    assert (counts.entries, counts.rows, counts.failed) == (RECORDS, RECORDS - BROKEN, BROKEN)
     assert table.column("images").sum() > 100
     again = measured(data, tmp_path / "2", qwen, workers=2)
     assert hashes(tmp_path / "2") == hashes(tmp_path / "1")
@@ -147,7 +147,7 @@ def test_limit_draws_exactly_so_many(tmp_path: Path, qwen: Path, kind: str) -> N
         assert all(line["filtered"] for line in not_drawn)
         drawn = min(limit, RECORDS)
         assert len(not_drawn) == RECORDS - drawn
-        assert len(table) + len(lines) == table.summary["counts"]["entries"] == RECORDS
+        assert len(table) + len(lines) == table.summary.counts.entries == RECORDS
         assert len(table) + sum(not line["filtered"] for line in lines) == drawn
         chosen = dict(zip(table.column("index").tolist(), table.column("tokens").tolist(), strict=True))
         assert chosen.items() <= known.items(), "a drawn record costs something else than in the whole"
@@ -172,8 +172,8 @@ def test_what_is_held_out_is_in_no_other_part(
 
     def part(name: str, *, seed: int = 0) -> tuple[set[int], list[dict[str, object]]]:
         table = measured(data, tmp_path / f"{name}-{seed}", qwen, part=name, seed=seed, **given)
-        assert table.summary["told"]["data"]["eval_size"] == size
-        assert "part" not in table.summary["told"]["data"]
+        assert table.summary.told["data"]["eval_size"] == size
+        assert "part" not in table.summary.told["data"]
         return set(table.column("index").tolist()), ledger(tmp_path / f"{name}-{seed}")
 
     (train, of_train), (evaluated, of_eval) = part("train"), part("eval")
@@ -195,7 +195,7 @@ def test_a_number_of_samples_of_one_source(tmp_path: Path, qwen: Path) -> None:
     mixture = tmp_path / "mix.yaml"
     mixture.write_text(f"- {data.name}#30\n- {{path: {data.name}, name: whole}}\n")
     table = measured(mixture, tmp_path / "out", qwen, max_failure_rate=0.9)
-    assert table.summary["counts"]["reasons"]["filter: not drawn by limit"] == RECORDS - 30
+    assert table.summary.counts.reasons["filter: not drawn by limit"] == RECORDS - 30
     again = measured(mixture, tmp_path / "again", qwen, max_failure_rate=0.9, seed=1)
     assert again.column("id").tolist() != table.column("id").tolist(), "drawn by the seed"
     mixture.write_text(f"- {data.name}#{RECORDS + 5}\n")

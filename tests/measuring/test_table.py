@@ -14,6 +14,7 @@ from measuring import chats, write_image, write_lines
 from packtrain.app.measure import measure, measure_outcome
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.measuring.measure_summary import SourceTotals
 from packtrain.measuring.table import CostTable
 
 
@@ -49,13 +50,13 @@ def test_columns(folder: Path) -> None:
 def test_the_summary_describes_the_columns(folder: Path) -> None:
     table = CostTable.load(folder)
     tokens = table.column("tokens")
-    said = table.summary["statistics"]["columns"]["tokens"]
+    said = table.summary.statistics.columns["tokens"]
     assert said["total"] == tokens.sum()
     assert said["median"] == np.median(tokens)
     assert (said["min"], said["max"]) == (tokens.min(), tokens.max())
-    assert table.summary["statistics"]["sources"] == {"data": {"rows": 12, "tokens": int(tokens.sum())}}
-    counts = table.summary["counts"]
-    assert counts["entries"] == counts["rows"] + counts["ledger"] == 13
+    assert table.summary.statistics.sources == {"data": SourceTotals(rows=12, tokens=int(tokens.sum()))}
+    counts = table.summary.counts
+    assert counts.entries == counts.rows + counts.ledger == 13
 
 
 def test_the_file_inside_is_as_good_as_the_folder(folder: Path) -> None:

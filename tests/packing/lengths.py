@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from packtrain.packing.arrays import pack_matrix
 from packtrain.packing.config import PackingConfig
 from packtrain.packing.greedy import next_fit
 from packtrain.packing.plan import ENTRY_SCHEMA, PACK_SCHEMA, EpochPacks, PackPlan
+from packtrain.packing.plan_summary import EpochCounts, PlanSummary
 from packtrain.predicting.flops import WorkModel
 
 KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none")
@@ -74,13 +74,15 @@ def made_plan(epochs: list[dict[str, Any]], **config: Any) -> PackPlan:
         filled |= {"end": np.arange(1, count + 1), "samples": columns.get("samples", np.ones(count))}
         packs = pa.table([pa.array(filled[f.name]).cast(f.type) for f in PACK_SCHEMA], schema=PACK_SCHEMA)
         files.append(EpochPacks(pa.table([pa.array(np.arange(count))], schema=ENTRY_SCHEMA), packs))
-    summary = {
-        "config": PackingConfig(**{"packing_length": 10**9, "epochs": len(files), **config}).describe(),
-        "inputs": {},
-        "packer_version": 1,
-        "work": asdict(WORK),
-        "epochs": [{"packs": file.num_packs, "entries": file.num_entries} for file in files],
-    }
+    summary = PlanSummary(
+        config=PackingConfig(**{"packing_length": 10**9, "epochs": len(files), **config}),
+        inputs={},
+        packer_version=1,
+        cost_table="",
+        work=WORK,
+        files=len(files),
+        epochs=tuple(EpochCounts(packs=file.num_packs, entries=file.num_entries) for file in files),
+    )
     return PackPlan(summary, files)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pyarrow.parquet as pq
 
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary
+from packtrain.measuring.places import Places
 from packtrain.measuring.statistics import summarise
-from packtrain.measuring.table import COSTS, LEDGER, MEDIA, SUMS, CostTable, write_summary
+from packtrain.measuring.table import COSTS, LEDGER, MEDIA, CostTable, write_summary
 
 
 def spread_runs(tail: int, supervised: int, turns: int = 8) -> str:
@@ -60,21 +63,16 @@ def write_table(
     )
     pq.write_table(MEDIA_SCHEMA.empty_table(), folder / MEDIA)
     (folder / LEDGER).write_text("")
-    summary: dict[str, Any] = {
-        "inputs": inputs or {"request": {"limits": {}}, "settings": {"model_type": "text"}},
-        "places": {"model": model} if inputs is None else {},
-        "mixture": mixture or {name: {"repeats": None, "weight": None} for name in sorted(set(filled["source"]))},
-        "counts": {"entries": count, "rows": count, "ledger": 0, "failed": 0, "filtered": 0, "reasons": {}},
-        "files": [[0, "data.jsonl"]],
-        "statistics": {},
-        "measured_by": "rule",
-        "check": {"records": 0, "note": ""},
-        "versions": {},
-        "seconds": 0.0,
-        SUMS: sums_of(folder, (COSTS, MEDIA)),
-    }
+    summary = MeasureSummary(
+        inputs=inputs or {"request": {"limits": {}}, "settings": {"model_type": "text"}},
+        places=Places(model=model) if inputs is None else Places(),
+        mixture=mixture or {name: {"repeats": None, "weight": None} for name in sorted(set(filled["source"]))},
+        counts=EntryCounts(entries=count, rows=count),
+        files=((0, "data.jsonl"),),
+        sums=sums_of(folder, (COSTS, MEDIA)),
+    )
     if count:
         write_summary(folder, summary)
-        summary["statistics"] = summarise(CostTable.load(folder))
+        summary = replace(summary, statistics=summarise(CostTable.load(folder)))
     write_summary(folder, summary)
     return CostTable.load(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_without_shares_every_row_is_used_once(tmp_path: Path) -> None:
 
 def test_a_table_without_a_mixture_is_used_once(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": 3}, {"a": share()})
-    assert not is_mixed(CostTable(table.folder, {**table.summary, "mixture": None}))
+    assert not is_mixed(CostTable(table.folder, replace(table.summary, mixture=None)))
 
 
 def test_repeats_of_one_are_plain(tmp_path: Path) -> None:

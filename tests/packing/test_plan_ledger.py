@@ -19,7 +19,7 @@ import packtrain.packing.build as build_module
 from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
-from packtrain.packing.blocked import PROBES, Blocked
+from packtrain.packing.blocked import PROBES, Blocked, BlockedCount
 from packtrain.packing.build import BEYOND, TAIL, build_plan
 from packtrain.packing.overlong import UNFIT, UNLABELLED
 from packtrain.packing.resources import samples_of
@@ -61,13 +61,13 @@ def test_entries_are_packed_or_in_the_ledger(
     assert sorted(line["row"] for line in lines if line["reason"] == UNFIT) == sorted(unfit), "once for all epochs"
     tailed = Counter[int]()
     for epoch in range(2):
-        counts = plan.summary["epochs"][epoch]
+        counts = plan.summary.epochs[epoch]
         entries = [entry for pack in packs(plan, epoch) for entry in pack]
         left = [line["row"] for line in lines if line["reason"] == TAIL and line["epoch"] == epoch]
         tailed[epoch] = len(left)
-        assert counts["tail"] == len(left)
-        assert counts["entries"] == len(entries)
-        assert counts["drawn"] == counts["entries"] + counts["dropped"] + counts["tail"]
+        assert counts.tail == len(left)
+        assert counts.entries == len(entries)
+        assert counts.drawn == counts.entries + counts.dropped + counts.tail
         pieces = [1 + (overlong == "split" and n > 1_001) for n in tokens.tolist()]
         used = Counter(row for row, _, _ in entries) + Counter(left)
         assert not unfit & set(used)
@@ -82,19 +82,19 @@ def test_entries_are_packed_or_in_the_ledger(
         assert times.sum() == sum(drawn), "a fraction is one of what can be packed"
         single = [row for row in range(150) if overlong == "split" and tokens[row] == 1_001 and row not in unfit]
         unlabelled = sum(used[row] for row in single)
-        assert (counts["dropped"], counts["unlabelled"]) == (len(unfit) + unlabelled, unlabelled)
-        assert counts["waiting"] == (0 if repeats is None else fitting[1] - drawn[1])
+        assert (counts.dropped, counts.unlabelled) == (len(unfit) + unlabelled, unlabelled)
+        assert counts.waiting == (0 if repeats is None else fitting[1] - drawn[1])
         assert drop_last or plan.epoch(epoch).num_samples == times.sum()
-        assert counts["packs"] == len(packs(plan, epoch))
-        assert counts["packs"] % 8 == 0 or not drop_last
-        assert counts["totals"]["tokens"] == int(plan.epoch(epoch).load("tokens").sum())
-        assert counts["most"]["tokens"] == int(plan.epoch(epoch).load("tokens").max()) <= 1_000
-        assert counts["fill"] == pytest.approx(counts["totals"]["tokens"] / 1_000 / counts["packs"])
-        assert counts["bound"] == -(-counts["totals"]["tokens"] // 1_000) <= counts["packs"]
+        assert counts.packs == len(packs(plan, epoch))
+        assert counts.packs % 8 == 0 or not drop_last
+        assert counts.totals["tokens"] == int(plan.epoch(epoch).load("tokens").sum())
+        assert counts.most["tokens"] == int(plan.epoch(epoch).load("tokens").max()) <= 1_000
+        assert counts.fill == pytest.approx(counts.totals["tokens"] / 1_000 / counts.packs)
+        assert counts.bound == -(-counts.totals["tokens"] // 1_000) <= counts.packs
     assert (sum(tailed.values()) > 0) == drop_last
     reasons = Counter(f"pack: {line['reason']}" for line in lines)
-    assert plan.summary["ledger"]["reasons"] == dict(reasons)
-    assert plan.summary["epochs"][0]["tokens_lost"] == (
+    assert plan.summary.ledger.reasons == dict(reasons)
+    assert plan.summary.epochs[0].tokens_lost == (
         sum(int(n) - 1_000 for row, n in enumerate(tokens) if n > 1_000 and row not in unfit)
         if overlong == "truncate"
         else 0
@@ -130,7 +130,7 @@ def test_pieces_that_only_one_epoch_leaves_out_are_in_its_ledger(tmp_path: Path)
     plan = build_plan(table, config(packing_length=50, packing_strategy="wrapped", epochs=2), WORK, tmp_path / "plan")
     lines = ledger(tmp_path / "plan")
     found = [{(line["row"], line["detail"]) for line in lines if line["epoch"] == epoch} for epoch in range(2)]
-    assert [len(one) for one in found] == [plan.summary["epochs"][epoch]["unlabelled"] for epoch in range(2)]
+    assert [len(one) for one in found] == [plan.summary.epochs[epoch].unlabelled for epoch in range(2)]
     assert found[0] != found[1]
     assert {line["reason"] for line in lines} == {UNLABELLED}
 
@@ -159,7 +159,7 @@ def test_a_long_ledger_is_written_in_parts(table: CostTable, tmp_path: Path, mon
     by_row = [sorted(ledger(tmp_path / name), key=lambda line: int(line["row"])) for name in ("whole", "parts")]
     assert len(by_row[0]) > 60
     assert by_row[0] == by_row[1]
-    assert plan.summary["ledger"]["reasons"] == {f"pack: {UNFIT}": len(by_row[0])}
+    assert plan.summary.ledger.reasons == {f"pack: {UNFIT}": len(by_row[0])}
 
 
 def test_an_entry_lost_on_the_way_is_noticed(table: CostTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_packs_make_whole_steps_where_the_tail_is_dropped(
         plan = None
     else:
         assert plan.epoch(0).num_packs % size == 0
-        assert plan.summary["epochs"][0]["tail"] + plan.epoch(0).num_entries == len(tokens)
+        assert plan.summary.epochs[0].tail + plan.epoch(0).num_entries == len(tokens)
         assert {frozenset(pack) for pack in packs(plan)} <= {frozenset(pack) for pack in packs(kept)}
     if ratio == 0:
         assert (0 if plan is None else plan.num_packs) == kept.num_packs // size * size
@@ -251,7 +251,7 @@ def test_steps_are_whole_even_if_the_last_window_is_left_out(tmp_path: Path) -> 
         WORK,
     )
     assert plan.num_packs == 4
-    assert plan.summary["epochs"][0]["tail"] == 8
+    assert plan.summary.epochs[0].tail == 8
 
 
 def test_the_emptiest_packs_make_up_the_tail(tmp_path: Path) -> None:
@@ -280,10 +280,10 @@ def test_blocked_counts_are_those_of_offering_samples(table: CostTable) -> None:
             stopped.update(stops)
             alone.update(stops if len(stops) == 1 else [])
             refused += bool(stops)
-    found = plan.summary["blocked"]
-    assert (found["offers"], found["refused"]) == (plan.num_packs * PROBES, refused)
+    found = plan.summary.blocked
+    assert (found.offers, found.refused) == (plan.num_packs * PROBES, refused)
     for name in capacities:
-        assert found[name] == {"stopped": stopped[name], "alone": alone[name], "fullest": fullest[name]}
+        assert found.limits[name] == BlockedCount(stopped=stopped[name], alone=alone[name], fullest=fullest[name])
     assert sum(fullest.values()) == plan.num_packs
     assert all(stopped[name] for name in capacities), "every limit stops something here"
 
@@ -291,9 +291,9 @@ def test_blocked_counts_are_those_of_offering_samples(table: CostTable) -> None:
 def test_blocked_counts_do_not_depend_on_how_many_packs_are_looked_at_at_once(
     table: CostTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = build_plan(table, config(max_patches_per_pack=18_000), WORK).summary["blocked"]
+    whole = build_plan(table, config(max_patches_per_pack=18_000), WORK).summary.blocked
     monkeypatch.setattr("packtrain.packing.blocked._AT_ONCE", 3)
-    assert build_plan(table, config(max_patches_per_pack=18_000), WORK).summary["blocked"] == whole
+    assert build_plan(table, config(max_patches_per_pack=18_000), WORK).summary.blocked == whole
 
 
 def test_nothing_is_offered_where_there_are_no_packs(table: CostTable) -> None:

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.table import COSTS, LEDGER, MEDIA, SUMS, CostTable, write_summary
+from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary
+from packtrain.measuring.places import Places, SourcePlace
+from packtrain.measuring.table import COSTS, LEDGER, MEDIA, CostTable, write_summary
 from packtrain.predicting.values import LanguageShape, ModelShape, ParameterCounts, VisionShape
 
 Columns = Mapping[str, np.ndarray]
@@ -49,17 +51,16 @@ def write_table(
     (folder / LEDGER).write_text("")
     left_out = dict(reasons or {})
     lost = sum(left_out.values())
-    counts = {"entries": rows + lost, "rows": rows, "ledger": lost, "reasons": left_out}
+    counts = EntryCounts(entries=rows + lost, rows=rows, ledger=lost, reasons=left_out)
     request = {"specs": [{"name": "data", "format": "jsonl", "media_root": "."}], "limits": {}}
-    places = {"model": "model", "sources": [{"path": "data.jsonl", "media_root": "."}]}
-    summary = {
-        "inputs": {"request": request},
-        "places": places,
-        "mixture": dict(mixture or {"data": {"repeats": None, "weight": None}}),
-        "counts": counts,
-        "files": [[0, "data.jsonl"]],
-        SUMS: sums_of(folder, (COSTS, MEDIA)),
-    }
+    summary = MeasureSummary(
+        inputs={"request": request},
+        places=Places(model="model", sources=(SourcePlace(path="data.jsonl", media_root="."),)),
+        mixture=dict(mixture or {"data": {"repeats": None, "weight": None}}),
+        counts=counts,
+        files=((0, "data.jsonl"),),
+        sums=sums_of(folder, (COSTS, MEDIA)),
+    )
     write_summary(folder, summary)
     return CostTable.load(folder)
 

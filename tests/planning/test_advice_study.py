@@ -42,13 +42,13 @@ def check(found: StudyOutcome) -> None:
     """What every study must satisfy."""
     study, plan = found.study, found.plan
     recommendation, chosen = study.recommendation, study.simulations[study.recommendation.simulation]
-    counts = plan.summary["epochs"][0]
-    assert (counts["packs"], counts["bound"], counts["dropped"]) == (chosen.packs, chosen.bound, chosen.samples_dropped)
-    assert counts["fill"] == pytest.approx(chosen.fill)
+    counts = plan.summary.epochs[0]
+    assert (counts.packs, counts.bound, counts.dropped) == (chosen.packs, chosen.bound, chosen.samples_dropped)
+    assert counts.fill == pytest.approx(chosen.fill)
     assert study.memory.estimate.total == chosen.memory_bytes
     assert study.ledger.get("pack: fits no pack", 0) == chosen.samples_dropped
     own, best = study.padded[0], study.padded[-1]
-    assert own.real_tokens >= best.real_tokens == counts["totals"]["tokens"]
+    assert own.real_tokens >= best.real_tokens == counts.totals["tokens"]
     assert (own.kernels, best.kernels) == ("own", "packs")
     assert study.gain == pytest.approx(chosen.tokens_per_second / best.tokens_per_second)
     fitting = max(run.tokens_per_second for run in study.padded if run.fits or run is own)
@@ -336,8 +336,8 @@ def test_a_part_of_a_large_table_is_simulated_and_all_of_it_packed(tmp_path: Pat
     found = outcome(tmp_path / "t", detection(5000), lengths=[12_000, 16_000], most_rows=1000)
     study, plan = found.study, found.plan
     chosen = study.simulations[study.recommendation.simulation]
-    counts = plan.summary["epochs"][0]
-    assert (counts["packs"], counts["dropped"]) == (chosen.packs, chosen.samples_dropped)
+    counts = plan.summary.epochs[0]
+    assert (counts.packs, counts.dropped) == (chosen.packs, chosen.samples_dropped)
     assert chosen.samples_packed + chosen.samples_dropped == 5000
     packed = study.dataset.tokens - chosen.tokens_dropped
     assert chosen.fill * chosen.packs * chosen.packing_length == pytest.approx(packed)

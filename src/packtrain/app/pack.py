@@ -112,7 +112,8 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
     }
     if work is not GENERIC_WORK:  # a model that has been deleted since does not change the packs
         wanted["work"] = asdict(work)
-    changed = differences({name: plan.summary.get(name) for name in wanted}, wanted)
+    before = plan.summary.to_json()
+    changed = differences({name: before[name] for name in wanted}, wanted)
     if changed:
         raise ArtifactError(
             str(folder),

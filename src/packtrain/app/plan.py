@@ -225,7 +225,7 @@ def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
 
 def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The costs under the config's own media limits, where the dataset was measured under others."""
-    measured = {**table.summary["inputs"].get("request", {}).get("limits", {}), **table.limits.given()}
+    measured = {**table.summary.limits.given(), **table.limits.given()}
     wanted = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
     changed = {name: value for name, value in wanted.items() if measured.get(name) != value}
     if not changed:
@@ -238,7 +238,7 @@ def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[st
 
 def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShape) -> tuple[RunConfig, str]:
     """The config for a model of another family than was measured, without limits that it has not, and a warning."""
-    measured = table.summary["inputs"].get("settings", {}).get("model_type", shape.model_type)
+    measured = table.summary.model_type or shape.model_type
     if measured == shape.model_type:
         return run, ""
     given = run.data.processor_config or {}
@@ -270,12 +270,12 @@ def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
 
 def _cut_note(plan: PackPlan) -> tuple[str, ...]:
     """What an epoch of the recommended packs cuts off, as `pack` and `train` count it."""
-    counts = plan.summary["epochs"][0]
-    if not counts["cut_rows"]:
+    counts = plan.summary.epochs[0]
+    if not counts.cut_rows:
         return ()
-    lost = f"{counts['tokens_lost']:,} tokens and {counts['supervised_lost']:,} labels are trained nowhere"
-    bare = f"; {counts['unlabelled']:,} pieces have no label and are left out" if counts["unlabelled"] else ""
-    return (f"{counts['cut_rows']:,} samples are cut, {lost}{bare}",)
+    lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are trained nowhere"
+    bare = f"; {counts.unlabelled:,} pieces have no label and are left out" if counts.unlabelled else ""
+    return (f"{counts.cut_rows:,} samples are cut, {lost}{bare}",)
 
 
 def _baseline(
@@ -331,7 +331,7 @@ def _held(given: DataSection, table: CostTable) -> float:
         fits = np.minimum(table.column("tokens"), given.cutoff_len or 2**62) <= given.packing_length
     if not fits.any():
         return 1.0
-    known = table.summary["statistics"]["columns"]
+    known = table.summary.statistics.columns
     used = [(limit, LIMITS[name]) for name, limit in given.given(*LIMITS).items() if LIMITS[name] in known]
     means = [(limit, float(table.column(resource)[fits].mean())) for limit, resource in used]
     return min(limit / mean for limit, mean in means if mean)

@@ -13,6 +13,7 @@ from packtrain.modeling.known_shapes import known_config
 from packtrain.packing.balance import balance_table
 from packtrain.packing.config import PackingConfig
 from packtrain.packing.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.packing.plan_summary import EpochCounts, PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.packing.windows import pack_windows
 from packtrain.predicting.flops import WorkModel, work_model
@@ -47,13 +48,15 @@ def plan_of(samples: Samples, config: PackingConfig, work: WorkModel) -> PackPla
     }
     packs = pa.table({name: np.concatenate(parts) for name, parts in columns.items()}, schema=PACK_SCHEMA)
     rows = np.concatenate([window.entries.rows for window in windows])
-    summary = {
-        "config": config.describe(),
-        "inputs": {"rows": len(samples)},
-        "packer_version": PACKER_VERSION,
-        "work": asdict(work),
-        "epochs": [{"packs": packs.num_rows, "entries": len(rows)}],
-    }
+    summary = PlanSummary(
+        config=config,
+        inputs={"rows": len(samples)},
+        packer_version=PACKER_VERSION,
+        cost_table="",
+        work=work,
+        files=1,
+        epochs=(EpochCounts(packs=packs.num_rows, entries=len(rows)),),
+    )
     return PackPlan(summary, [EpochPacks(pa.table({"row": rows}, schema=ENTRY_SCHEMA), packs)])
 
 

@@ -30,7 +30,7 @@ from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
 from packtrain.measuring.content import content_of
 from packtrain.measuring.fingerprint import inputs_of
 from packtrain.measuring.statistics import count_copies, summarise
-from packtrain.measuring.table import COSTS, MEDIA, SUMS, CostTable, write_summary
+from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
 
 PICTURES = 64
 SHARDS = 4
@@ -120,12 +120,12 @@ def write_long(root: Path, rows: int, config: DatasetConfig, images: list[str]) 
     dataset = MultiModalDataset(config)
     dataset.build()
     seconds = time.perf_counter() - begun
-    epoch = dataset.plan.summary["epochs"][0]
+    epoch = dataset.plan.summary.epochs[0]
     return LongData(
         config=config,
         rows=len(CostTable.load(table.folder)),
-        packs=epoch["packs"],
-        fill=epoch["fill"],
+        packs=epoch.packs,
+        fill=epoch.fill,
         prepare_seconds=seconds,
         data_bytes=path.stat().st_size,
         made_bytes=sum(file.stat().st_size for file in _made(dataset)),
@@ -136,12 +136,12 @@ def _table_of(config: DatasetConfig) -> CostTable:
     """The cost table of a dataset, measured now."""
     dataset = MultiModalDataset(config)
     dataset.build()
-    return CostTable.load(dataset.plan.summary["cost_table"])
+    return CostTable.load(dataset.plan.summary.cost_table)
 
 
 def _made(dataset: MultiModalDataset) -> list[Path]:
     """The files that a dataset is delivered from, beside its data."""
-    table, plan = Path(dataset.plan.summary["cost_table"]), dataset.plan.folder
+    table, plan = Path(dataset.plan.summary.cost_table), dataset.plan.folder
     assert plan is not None, "plans of datasets are in folders"
     found = (Path(str(dataset.config.cache_dir)) / "rows").glob("rows-*.arrow")
     rows = max(found, key=lambda file: file.stat().st_size)  # the block alone has its rows there as well
@@ -161,7 +161,7 @@ def repeat_file(path: Path, times: int) -> None:
 def repeat_table(table: CostTable, times: int) -> CostTable:
     """The cost table of a file whose lines were repeated, as measuring it would make it; every line must have a row."""
     folder, entries = table.folder, len(table)
-    block_bytes = int(next(iter(table.summary["inputs"]["data"].values()))["size"])
+    block_bytes = int(next(iter(table.summary.data.values()))["size"])
     costs, media = pq.read_table(folder / COSTS), pq.read_table(folder / MEDIA)
     name = str(costs["origin"][0]).rpartition(":")[0]
     with (
@@ -179,14 +179,18 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
             cost_file.write_table(rows.set_column(rows.schema.get_field_index("origin"), "origin", origins))
             media_file.write_table(pa.concat_tables(shifted(media, "record", turn * entries) for turn in turns))
     request = table.request()
-    counts = {**table.summary["counts"], "entries": entries * times, "rows": entries * times}
+    counts = replace(table.summary.counts, entries=entries * times, rows=entries * times)
     content = content_of(folder / COSTS, folder / MEDIA)
-    schemas = {name: number * times for name, number in table.summary["schemas"].items()}
-    summary = {**table.summary, "inputs": inputs_of(request), "counts": counts, "schemas": schemas, "content": content}
+    schemas = {name: number * times for name, number in table.summary.schemas.items()}
+    summary = replace(table.summary, inputs=inputs_of(request), counts=counts, schemas=schemas, content=content)
     longer = CostTable(folder, summary)
-    summary["statistics"] = summarise(longer)
-    summary["copies"] = count_copies(longer.column("check"), longer.column("tokens"))
-    write_summary(folder, {**summary, SUMS: sums_of(folder, (COSTS, MEDIA))})
+    summary = replace(
+        summary,
+        statistics=summarise(longer),
+        copies=count_copies(longer.column("check"), longer.column("tokens")),
+        sums=sums_of(folder, (COSTS, MEDIA)),
+    )
+    write_summary(folder, summary)
     return CostTable.load(folder)
 
 

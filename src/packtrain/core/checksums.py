@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packtrain.core.artifacts import open_own
 from packtrain.core.errors import ArtifactError
@@ -55,7 +54,7 @@ class FileSum:
             os.close(descriptor)
 
     @classmethod
-    def from_plain(cls, found: Any) -> FileSum:
+    def from_plain(cls, found: object) -> FileSum:
         """As JSON has it; ValueError where it is something else."""
         if not isinstance(found, dict) or set(found) != {"bytes", "checksum"}:
             raise ValueError("a file without its size and checksum")
@@ -63,7 +62,7 @@ class FileSum:
             raise ValueError("a file whose size or checksum is none")
         return cls(**found)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, int | str]:
         """For JSON."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
@@ -83,12 +82,12 @@ def checks_here() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
     """Of some files of a folder, for its JSON."""
     return {name: FileSum.of(folder / name).plain() for name in sorted(names)}
 
 
-def require_sums(folder: Path, found: Mapping[str, Any], *, fix: str) -> None:
+def require_sums(folder: Path, found: Mapping[str, object], *, fix: str) -> None:
     """Refuse a folder of which a file is not as it was written; `found` has what its JSON says, by name."""
     for name, plain in found.items():
         try:

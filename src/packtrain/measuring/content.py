@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.fingerprint import digest
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.measuring.measure_summary import MeasureSummary, TableContent
 
 _UNCHECKED = 0  # the check of a row that was made by `load_dataset`, which has none
 
@@ -32,10 +32,10 @@ class Content:
                 for chunk in table[name].chunks:
                     self._take(f"{kind}.{name}", chunk)
 
-    def summary(self) -> dict[str, Any]:
-        """For measure.json; `unchecked` counts the rows whose text is not covered."""
+    def summary(self) -> TableContent:
+        """One hash of what was added."""
         columns = {name: found.hexdigest() for name, found in self._hashes.items()}
-        return {"digest": digest(columns), "unchecked": self._unchecked}
+        return TableContent(digest=digest(columns), unchecked=self._unchecked)
 
     def _take(self, name: str, column: pa.Array) -> None:
         if not len(column):  # nor has it a hash: whether empty pieces came must not be seen
@@ -51,7 +51,7 @@ class Content:
         found.update(np.ascontiguousarray(values).tobytes())
 
 
-def content_of(costs: Path, media: Path) -> dict[str, Any]:
+def content_of(costs: Path, media: Path) -> TableContent:
     """The content of a table's files, row group by row group."""
     found = Content()
     rows, seen = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
@@ -62,17 +62,17 @@ def content_of(costs: Path, media: Path) -> dict[str, Any]:
     return found.summary()
 
 
-def identity_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(summary: MeasureSummary) -> dict[str, Any]:
     """What was measured, and how: the inputs of a table without where its media lay and when its files were written.
 
     Rows carry a checksum of their text, so that their hash stands for the data. Where some do not, as rows that
     `load_dataset` makes, the states of the data files stay as they are.
     """
-    inputs, content = summary["inputs"], summary.get("content")
+    inputs, content = summary.inputs, summary.content
     if content is None:
         return dict(inputs)
     request, data = inputs["request"], inputs["data"]
     specs = [{name: value for name, value in spec.items() if name != "media_root"} for spec in request["specs"]]
-    if not content["unchecked"]:
+    if not content.unchecked:
         data = {name: {"size": state["size"]} if "size" in state else state for name, state in data.items()}
-    return {**inputs, "request": {**request, "specs": specs}, "data": data, "content": content["digest"]}
+    return {**inputs, "request": {**request, "specs": specs}, "data": data, "content": content.digest}

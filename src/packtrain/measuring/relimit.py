@@ -16,7 +16,7 @@ from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
 from packtrain.measuring.fingerprint import settings_state
-from packtrain.measuring.places import Places
+from packtrain.measuring.measure_summary import MeasureSummary
 
 if TYPE_CHECKING:
     from packtrain.measuring.table import CostTable
@@ -52,24 +52,24 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     the change of its expansion alone. Media of the same shape are priced once. `tail_tokens` stays as measured: what a
     family writes after the last run of a medium is the same for every size and under all limits.
     """
-    inputs = table.summary["inputs"]
-    if table.summary["counts"]["reasons"].get("filter: longer than max_sample_length"):
+    summary = table.summary
+    if summary.counts.reasons.get("filter: longer than max_sample_length"):
         raise ConfigError(
             "with_limits", got="a table from which max_sample_length left out records", fix="measure again"
         )
     for reason, names in _REFUSED_BY_LIMITS.items():
-        if names & limits.given().keys() and (left_out := table.summary["counts"]["reasons"].get(reason)):
+        if names & limits.given().keys() and (left_out := summary.counts.reasons.get(reason)):
             raise ConfigError(
                 "with_limits",
                 got=f"a table from which its own limits left out records ({left_out} x {reason})",
                 fix="measure again",
             )
-    before = MediaLimits(**inputs["request"]["limits"])
-    after = MediaLimits(**{**inputs["request"]["limits"], **limits.given()})
+    before = summary.limits
+    after = MediaLimits(**{**before.given(), **limits.given()})  # type: ignore[arg-type]
     index = table.column("index")
     media = _media_of(table, index)
     shapes, shape_of = _shapes(media, len(index))
-    pricer = _Pricer(inputs, table.places, before, after)
+    pricer = _Pricer(summary, before, after)
     prices = [pricer.prices(header, images) for header, images in shapes]
 
     columns = {name: table.column(name).copy() for name in _CHANGED}
@@ -94,7 +94,7 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
         np.maximum.at(largest, rows, most[shape_of])
     columns["max_patches_per_image"] = largest
 
-    too_long = inputs["request"]["filters"]["max_sample_length"]
+    too_long = summary.max_sample_length
     if too_long is not None:
         keep &= columns["tokens"] <= too_long
     dropped = {int(index[row]): refused.get(int(row), "longer than max_sample_length") for row in np.flatnonzero(~keep)}
@@ -103,15 +103,15 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
 
 def largest_image(table: CostTable) -> int | None:
     """Patches of the table's largest image, all its tiles together; None where headers or their rule are not there."""
-    inputs, index = table.summary["inputs"], table.column("index")
+    index = table.column("index")
     media = _media_of(table, index)
     shapes = [(header, beside) for header, beside in _shapes(media, len(index))[0] if header.kind == "image"]
     if not shapes:
         return None
-    before = MediaLimits(**inputs["request"]["limits"])
-    after = MediaLimits(**{**inputs["request"]["limits"], **table.limits.given()})
+    before = table.summary.limits
+    after = MediaLimits(**{**before.given(), **table.limits.given()})  # type: ignore[arg-type]
     try:
-        pricer = _Pricer(inputs, table.places, before, after)
+        pricer = _Pricer(table.summary, before, after)
     except PacktrainError:  # the model is no longer there, or has no rule
         return None
     prices = [pricer.prices(header, count) for header, count in shapes]
@@ -161,7 +161,8 @@ def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, 
 class _Pricer:
     """Prices of media under the old and the new limits, each distinct shape computed once."""
 
-    def __init__(self, inputs: Mapping[str, Any], places: Places, before: MediaLimits, after: MediaLimits) -> None:
+    def __init__(self, summary: MeasureSummary, before: MediaLimits, after: MediaLimits) -> None:
+        inputs, places = summary.inputs, summary.places
         settings = with_tokenizer(read_settings(places.model), places.tokenizer)
         settings = with_template(settings, inputs["request"].get("chat_template"))
         changed = differences(inputs["settings"], settings_state(settings))

@@ -20,6 +20,7 @@ from packtrain.measuring.engines import Engine
 from packtrain.measuring.fingerprint import inputs_of
 from packtrain.measuring.journal import Journal, UnitResult
 from packtrain.measuring.judge import FailureBudget, Judge
+from packtrain.measuring.measure_summary import DriftCheck, MeasureSummary
 from packtrain.measuring.moved import others_there
 from packtrain.measuring.remedies import Remedies, remedies_of
 from packtrain.measuring.statistics import count_copies, summarise
@@ -29,7 +30,6 @@ from packtrain.measuring.table import (
     LEDGER,
     MEDIA,
     SUMMARY,
-    SUMS,
     CostTable,
     read_summary,
     write_summary,
@@ -135,29 +135,29 @@ def run(
         counts = write_table(out, journal)
         if counts.rows == 0:
             raise _nothing_left(counts, remedies, [str(spec.path) for spec in task.request.specs])
-        table = CostTable(out, {"inputs": inputs, "counts": counts.as_dict()})
+        table = CostTable(out, MeasureSummary(inputs=inputs, counts=counts.totals()))
         if policy.check and not by_processor:
             progress.checking = min(policy.check, counts.rows)
             report(progress)
-        checked, note = _check(task, table, counts, policy, reference)
-        summary = {
-            "inputs": inputs,
-            "places": places.plain(),
-            "mixture": task.request.mixture(),
-            "told": told,
-            "counts": counts.as_dict(),
-            "unread": counts.unread_by_name(),
-            "schemas": dict(counts.schemas.most_common()),
-            "content": counts.content.summary(),
-            "files": [[file.source, places.sources[file.source].name_of(file.file)] for file in counts.files],
-            "statistics": summarise(table),
-            "copies": count_copies(table.column("check"), table.column("tokens")),
-            "measured_by": "rule" if task.rule == FAMILY_RULE else "processor",
-            "check": {"records": checked, "note": note},
-            "versions": _versions(),
-            "seconds": round(time.monotonic() - started, 3),
-            SUMS: sums_of(out, (COSTS, MEDIA)),
-        }
+        check = _check(task, table, counts, policy, reference)
+        summary = MeasureSummary(
+            inputs=inputs,
+            places=places,
+            mixture=task.request.mixture(),
+            told=told,
+            counts=counts.totals(),
+            unread=counts.unread_by_name(),
+            schemas=dict(counts.schemas.most_common()),
+            content=counts.content.summary(),
+            files=tuple((file.source, places.sources[file.source].name_of(file.file)) for file in counts.files),
+            statistics=summarise(table),
+            copies=count_copies(table.column("check"), table.column("tokens")),
+            measured_by="rule" if task.rule == FAMILY_RULE else "processor",
+            check=check,
+            versions=_versions(),
+            seconds=round(time.monotonic() - started, 3),
+            sums=sums_of(out, (COSTS, MEDIA)),
+        )
         write_summary(out, summary)
         journal.remove()
     finally:
@@ -197,14 +197,14 @@ def _finished_before(
         return None, []
     try:
         summary = read_summary(out)
-        changed = differences(summary["inputs"], inputs)
+        changed = differences(summary.inputs, inputs)
         if changed:
             return None, changed
         table = CostTable.load(out)
         if changed := others_there(task, table):
             return None, changed
-        now = {**summary, "mixture": request.mixture(), "places": request.places().plain()}
-        now |= {"told": told} if told is not None else {}
+        now = replace(summary, mixture=request.mixture(), places=request.places())
+        now = replace(now, told=told) if told is not None else now
         if now != summary:
             with suppress(OSError):  # a table that may only be read; ours knows it
                 write_summary(out, now)
@@ -253,20 +253,20 @@ def _failed_by_media(unit: UnitResult) -> bool:
 
 def _check(
     task: Task, table: CostTable, counts: Counts, policy: Policy, reference: Callable[[], Reference | str]
-) -> tuple[int, str]:
+) -> DriftCheck:
     """How many records were compared with the real processor, and why none were."""
     if policy.check == 0:
-        return 0, "turned off"
+        return DriftCheck(note="turned off")
     if task.rule != FAMILY_RULE:
-        return 0, "not needed: the real processor measured every record"
+        return DriftCheck(note="not needed: the real processor measured every record")
     processor = reference()
     if isinstance(processor, str):
-        return 0, processor
-    if inputs_of(task.request, content_hash=policy.content_hash)["data"] != table.summary["inputs"]["data"]:
+        return DriftCheck(note=processor)
+    if inputs_of(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
         raise DataError("the data", got="files that changed while they were measured", fix="measure again")
     compared = check_drift(task, table, counts.unit_entries, processor, policy.check)
     broken = min(policy.check, len(table)) - compared
-    return compared, f"{broken} more could not be decoded" if broken else ""
+    return DriftCheck(records=compared, note=f"{broken} more could not be decoded" if broken else "")
 
 
 def _nothing_left(counts: Counts, remedies: Remedies, paths: Sequence[str]) -> DataError:

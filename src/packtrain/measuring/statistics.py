@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from packtrain.measuring.measure_summary import MeasureSummary, SourceTotals, TableStatistics, UnreadName
 
 if TYPE_CHECKING:
     from packtrain.measuring.table import CostTable
@@ -50,16 +52,15 @@ def describe(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def unread_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which columns and keys of the data nothing reads; `summary` as measure.json has it.
+def unread_note(unread: Mapping[str, UnreadName]) -> tuple[str, ...]:
+    """Which columns and keys of the data nothing reads.
 
-    >>> unread_note({"unread": {"mood": {"records": 2, "example": "a7"}}})[0].partition(";")[0]
+    >>> unread_note({"mood": UnreadName(records=2, example="a7")})[0].partition(";")[0]
     'nothing reads these columns or keys of the data: mood (2 records, first a7)'
     """
-    found = summary.get("unread") or {}
-    if not found:
+    if not unread:
         return ()
-    named = [f"{name} ({one['records']:,} records, first {one['example']})" for name, one in found.items()]
+    named = [f"{name} ({one.records:,} records, first {one.example})" for name, one in unread.items()]
     more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
     return (
         f"nothing reads these columns or keys of the data: {', '.join(named[:_NAMED])}{more}; "
@@ -67,42 +68,41 @@ def unread_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a user should know about what is trained; `summary` as measure.json has it."""
-    counts, columns = summary["counts"], summary["statistics"]["columns"]
-    rows, notes = counts["rows"], []
+def data_notes(summary: MeasureSummary) -> tuple[str, ...]:
+    """What a user should know about what is trained."""
+    counts, columns, copies = summary.counts, summary.statistics.columns, summary.copies
+    rows, notes = counts.rows, []
     learned, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
     if learned < _FEW_SUPERVISED * tokens:
         notes.append(
             f"only {learned / tokens:.1%} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
             "answers are short beside their prompts and media"
         )
-    copies = summary.get("copies", 0)
     if copies > _MANY_COPIES * rows:
         notes.append(f"{copies:,} of {rows:,} records have the very text of another one")
-    if number := counts.get("without_end", 0):
+    if number := counts.without_end:
         whose = "any sample" if number == rows else f"{number:,} of {rows:,} samples"
         notes.append(
             f"nothing that carries loss in {whose} ends in an end token, so it does not teach the model to stop: "
             "add_eos appends one, except to input_ids"
         )
-    if number := counts.get("shortened", 0):
+    if number := counts.shortened:
         notes.append(
             f"the chat template leaves out a part of answers (reasoning, as a rule) in {number:,} of {rows:,} samples: "
             "that part is not trained"
         )
-    return (*notes, *unread_note(summary))
+    return (*notes, *unread_note(summary.unread))
 
 
-def summarise(table: CostTable) -> dict[str, Any]:
+def summarise(table: CostTable) -> TableStatistics:
     """Statistics of every described column, one column in memory at a time, and the sources' shares."""
     tokens = table.column("tokens")
     sources = table.source_codes()
     by_source = {
-        name: {"rows": int((sources.codes == code).sum()), "tokens": int(tokens[sources.codes == code].sum())}
+        name: SourceTotals(rows=int((sources.codes == code).sum()), tokens=int(tokens[sources.codes == code].sum()))
         for code, name in enumerate(sources.names)
     }
-    return {"columns": {name: describe(table.column(name)) for name in DESCRIBED}, "sources": by_source}
+    return TableStatistics(columns={name: describe(table.column(name)) for name in DESCRIBED}, sources=by_source)
 
 
 def count_copies(checks: np.ndarray, tokens: np.ndarray) -> int:

@@ -19,13 +19,13 @@ from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
+from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.places import Places
 
 if TYPE_CHECKING:
     from packtrain.measuring.request import Request
 
 KIND, VERSION = "cost-table", 8
-SUMS = "sums"
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 JOURNAL = ".measure.journal"  # of a measurement that is not complete
 _TABLE = "a folder written by packtrain measure"
@@ -49,7 +49,7 @@ class DataFile(NamedTuple):
 class CostTable:
     """Costs of a measured dataset. Columns are read when they are asked for."""
 
-    def __init__(self, folder: Path, summary: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, summary: MeasureSummary) -> None:
         self.folder = folder
         self.summary = summary
         self._columns: dict[str, np.ndarray] = {}
@@ -68,25 +68,25 @@ class CostTable:
         summary = read_summary(folder)
         for name, schema in ((COSTS, COST_SCHEMA), (MEDIA, MEDIA_SCHEMA)):
             rows = _check_columns(folder / name, schema)
-            if name == COSTS and rows != summary["counts"]["rows"]:
+            if name == COSTS and rows != summary.counts.rows:
                 raise ArtifactError(
                     str(folder / name),
                     got=f"{rows:,} rows",
-                    expected=f"the {summary['counts']['rows']:,} rows of {SUMMARY}",
+                    expected=f"the {summary.counts.rows:,} rows of {SUMMARY}",
                     fix="measure again",
                 )
         if checks_here():  # pages have checksums of their own, but what describes them has none
-            require_sums(folder, {name: summary[SUMS].get(name) for name in (COSTS, MEDIA)}, fix="measure again")
+            require_sums(folder, {name: summary.sums.get(name) for name in (COSTS, MEDIA)}, fix="measure again")
         return cls(folder, summary)
 
     def __repr__(self) -> str:
-        counts = self.summary.get("counts", {})
-        return f"CostTable({str(self.folder)!r}: {len(self):,} samples, {counts.get('ledger', 0):,} in the ledger)"
+        ledger = self.summary.counts.ledger
+        return f"CostTable({str(self.folder)!r}: {len(self):,} samples, {ledger:,} in the ledger)"
 
     def __len__(self) -> int:
         if self._rows is not None:
             return len(self._rows)
-        return int(self.summary["counts"]["rows"])
+        return self.summary.counts.rows
 
     def column(self, name: str) -> np.ndarray:
         """One column; strings as an object array."""
@@ -117,24 +117,24 @@ class CostTable:
         """The data files that the `file` column numbers, in reading order."""
         places = self.places.sources
         if not places:  # a table that was not measured
-            return tuple(DataFile(*file) for file in self.summary["files"])
-        return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary["files"])
+            return tuple(DataFile(*file) for file in self.summary.files)
+        return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary.files)
 
     @property
     def told(self) -> Mapping[str, Mapping[str, Any]]:
         """The settings that it was measured with, as a config says them, by section."""
-        return dict(self.summary.get("told", {}))
+        return self.summary.told
 
     @property
     def places(self) -> Places:
         """Where model and data lay when the table was last measured or found unchanged."""
-        return Places.from_plain(self.summary.get("places", {}))
+        return self.summary.places
 
     def request(self) -> Request:
         """What was asked of the measurement, with the shares and the limits that hold now: the way back to the data."""
         from packtrain.measuring.request import Request
 
-        described, mixture = self.summary["inputs"]["request"], self.summary.get("mixture")
+        described, mixture = self.summary.inputs["request"], self.summary.mixture
         measured = Request.from_description(described, self.places, mixture)
         return replace(measured, limits=MediaLimits(**{**measured.limits.given(), **self._limits.given()}))  # type: ignore[arg-type]
 
@@ -213,14 +213,14 @@ class CostTable:
         return table
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> MeasureSummary:
     """measure.json of a folder, as it was written."""
-    return read_json(folder / SUMMARY, KIND, VERSION, checked=True, fix="measure again")
+    return MeasureSummary.from_json(read_json(folder / SUMMARY, KIND, VERSION, checked=True, fix="measure again"))
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(folder: Path, summary: MeasureSummary) -> None:
     """measure.json of a folder, with a checksum of itself."""
-    write_json(folder / SUMMARY, KIND, VERSION, summary, checked=True)
+    write_json(folder / SUMMARY, KIND, VERSION, summary.to_json(), checked=True)
 
 
 def _numpy(path: Path, name: str) -> np.ndarray:

@@ -19,6 +19,7 @@ from packtrain.core.values import LedgerEntry
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, ledger_lines, shifted, to_ipc
 from packtrain.measuring.content import Content
 from packtrain.measuring.journal import Journal, UnitResult
+from packtrain.measuring.measure_summary import EntryCounts, UnreadName
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, DataFile
 from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import loses_more
@@ -56,10 +57,10 @@ class Counts:
             known = self.unread.setdefault(name, [0, example])
             known[0] += records
 
-    def unread_by_name(self) -> dict[str, dict[str, object]]:
-        """For measure.json, the most frequent first."""
+    def unread_by_name(self) -> dict[str, UnreadName]:
+        """The most frequent first."""
         found = sorted(self.unread.items(), key=lambda item: (-item[1][0], item[0]))
-        return {name: {"records": records, "example": example} for name, (records, example) in found}
+        return {name: UnreadName(records=records, example=example) for name, (records, example) in found}
 
     def check(self) -> None:
         """Entries read = rows + ledger lines, or something was lost."""
@@ -68,10 +69,19 @@ class Counts:
                 "ledger", got=f"{self.rows} rows + {self.ledger} ledger lines", expected=f"{self.entries} entries read"
             )
 
-    def as_dict(self) -> dict[str, object]:
+    def totals(self) -> EntryCounts:
         """For measure.json."""
-        names = ("entries", "rows", "ledger", "failed", "filtered", "cut_short", "without_end", "shortened")
-        return {**{name: getattr(self, name) for name in names}, "reasons": dict(sorted(self.reasons.items()))}
+        return EntryCounts(
+            entries=self.entries,
+            rows=self.rows,
+            ledger=self.ledger,
+            failed=self.failed,
+            filtered=self.filtered,
+            cut_short=self.cut_short,
+            without_end=self.without_end,
+            shortened=self.shortened,
+            reasons=dict(sorted(self.reasons.items())),
+        )
 
 
 def write_table(out: Path, journal: Journal) -> Counts:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ from packtrain.packing.draw import Draw, draw_of_table, is_mixed
 from packtrain.packing.overlong import Dropped
 from packtrain.packing.own import packer_source
 from packtrain.packing.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, PackPlan, inputs_of
+from packtrain.packing.plan_summary import BlockedSummary, EpochCounts, LedgerCounts, PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.packing.sinks import FolderSink, MemorySink, Sink
 from packtrain.packing.tail import Tail, kept_packs
@@ -71,7 +71,7 @@ class _Builder:
     rows: TableRows = field(init=False)
     blocked: Blocked = field(init=False)
     reasons: Counter[str] = field(default_factory=Counter)
-    epochs: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[EpochCounts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rows = TableRows(self.table)
@@ -105,7 +105,7 @@ class _Builder:
         self._ledger(sink, unfit, None)
         self._ledger(sink, [Dropped(row, TAIL, "") for row in tail.rows], number)
         self._ledger(sink, [Dropped(row, BEYOND, "") for row in tail.beyond], number)
-        self.epochs.append(totals.as_dict(tail, 0 if counts is None else int((counts == 0).sum())))
+        self.epochs.append(totals.counts(tail, 0 if counts is None else int((counts == 0).sum())))
 
     def _ledger(self, sink: Sink, dropped: list[Dropped], epoch: int | None) -> None:
         """One line for each row or piece that no epoch can pack, or for each entry that one epoch leaves out."""
@@ -121,13 +121,13 @@ class _Builder:
     def check_anything(self) -> None:
         """A plan without packs trains nothing."""
         first = self.epochs[0]
-        if first["packs"]:
+        if first.packs:
             return
         limits = ", ".join(f"{name} {limit:,}" for name, limit in self.config.capacities().items())
         tokens = self.table.column("tokens")
         raise DataError(
             f"{self.table.folder}",
-            got=f"no pack at all: {first['dropped']:,} of {first['drawn']:,} entries fit none ({limits}); "
+            got=f"no pack at all: {first.dropped:,} of {first.drawn:,} entries fit none ({limits}); "
             f"they have {tokens.min():,} to {tokens.max():,} tokens",
             expected="at least one sample within the limits"
             + (
@@ -136,33 +136,32 @@ class _Builder:
             fix="raise the limits" + (", or turn packing_drop_last off" if self.config.packing_drop_last else ""),
         )
 
-    def summary(self, files: int) -> dict[str, Any]:
+    def summary(self, files: int) -> PlanSummary:
         """plan.json."""
         epochs = self.epochs if self.config.repack_each_epoch else self.epochs * self.config.epochs
         for number, counts in enumerate(epochs):
-            if counts["drawn"] != counts["entries"] + counts["dropped"] + counts["tail"]:
+            if counts.drawn != counts.entries + counts.ledger:
                 raise ArtifactError(
                     f"ledger of epoch {number}",
-                    got=f"{counts['entries']} packed + {counts['dropped'] + counts['tail']} in the ledger",
-                    expected=f"{counts['drawn']} entries",
+                    got=f"{counts.entries} packed + {counts.ledger} in the ledger",
+                    expected=f"{counts.drawn} entries",
                 )
-        measured = self.table.summary["counts"]
-        return {
-            "config": self.config.describe(),
-            "inputs": inputs_of(self.table),
-            "packer_version": PACKER_VERSION,
-            "packer_source": packer_source(self.config.packing_strategy),
-            "cost_table": str(self.table.folder.resolve()),
-            "work": asdict(self.work),
-            "files": files,
-            "epochs": epochs,
-            "blocked": {
-                "offers": self.blocked.offers,
-                "refused": self.blocked.refused,
-                **{name: asdict(count) for name, count in self.blocked.counts().items()},
-            },
-            "ledger": {"measured": measured["ledger"], "reasons": {k: n for k, n in sorted(self.reasons.items()) if n}},
-        }
+        blocked = self.blocked
+        return PlanSummary(
+            config=self.config,
+            inputs=inputs_of(self.table),
+            packer_version=PACKER_VERSION,
+            packer_source=packer_source(self.config.packing_strategy),
+            cost_table=str(self.table.folder.resolve()),
+            work=self.work,
+            files=files,
+            epochs=tuple(epochs),
+            blocked=BlockedSummary(offers=blocked.offers, refused=blocked.refused, limits=blocked.counts()),
+            ledger=LedgerCounts(
+                measured=self.table.summary.counts.ledger,
+                reasons={reason: number for reason, number in sorted(self.reasons.items()) if number},
+            ),
+        )
 
 
 @dataclass(slots=True)
@@ -200,29 +199,29 @@ class _Totals:
         for name in self.most:
             self.most[name] = max(self.most[name], int(window.loads[name].max(initial=0)))
 
-    def as_dict(self, tail: Tail, waiting: int) -> dict[str, Any]:
+    def counts(self, tail: Tail, waiting: int) -> EpochCounts:
         """For plan.json; `waiting` rows are not used in this epoch, because their source is used in part."""
         capacities = self.config.capacities()
         bound = max(-(-self.sums[name] // limit) for name, limit in capacities.items())
-        return {
-            "packs": self.packs,
-            "entries": self.entries,
-            "drawn": self.drawn,
-            "dropped": self.dropped,
-            "unlabelled": self.unlabelled,
-            "tail": len(tail),
-            "waiting": waiting,
-            "cut_rows": self.cut_rows,
-            "tokens_lost": self.tokens_lost,
-            "supervised_lost": self.supervised_lost,
-            "tokens_drawn": self.tokens_drawn,
-            "windows": self.windows,
-            "fill": self.sums["tokens"] / (self.packs * self.config.packing_length) if self.packs else 0.0,
-            "bound": bound,
-            "of_bound": bound / self.packs if self.packs else 0.0,
-            "totals": self.sums,
-            "most": self.most,
-        }
+        return EpochCounts(
+            packs=self.packs,
+            entries=self.entries,
+            drawn=self.drawn,
+            dropped=self.dropped,
+            unlabelled=self.unlabelled,
+            tail=len(tail),
+            waiting=waiting,
+            cut_rows=self.cut_rows,
+            tokens_lost=self.tokens_lost,
+            supervised_lost=self.supervised_lost,
+            tokens_drawn=self.tokens_drawn,
+            windows=self.windows,
+            fill=self.sums["tokens"] / (self.packs * self.config.packing_length) if self.packs else 0.0,
+            bound=bound,
+            of_bound=bound / self.packs if self.packs else 0.0,
+            totals=self.sums,
+            most=self.most,
+        )
 
 
 def _entries(window: WindowPacks, cut: bool) -> pa.RecordBatch:

@@ -85,4 +85,4 @@ def draw_of_table(table: CostTable, fits: np.ndarray) -> Draw:
 
 def mixture_of(table: CostTable) -> Mapping[str, Mapping[str, float | None]]:
     """The shares of the sources of a table."""
-    return table.summary.get("mixture") or {}
+    return table.summary.mixture or {}

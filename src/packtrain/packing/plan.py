@@ -9,9 +9,8 @@ ledger.jsonl         samples that are in no pack, with the reason
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,15 @@ from packtrain.measuring.content import identity_of
 from packtrain.measuring.table import SUMMARY as TABLE
 from packtrain.measuring.table import CostTable
 from packtrain.packing.config import PackingConfig
+from packtrain.packing.plan_summary import PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.predicting.flops import WorkModel
 
 KIND, VERSION = "pack-plan", 4
 PACKER_VERSION = 3  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
-SUMS = "sums"
 _AGAIN = "pack again: packtrain pack COSTS --out NEW; one of the cache: packtrain cache clear --kind plans"
-_KEYS = ("config", "inputs", "packer_version", "cost_table", "work", "files", "epochs", "blocked", "ledger")
+_KEYS = tuple(one.name for one in fields(PlanSummary) if one.name != "packer_source")
 ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
 CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64()), ("first", pa.bool_())])
 PACK_SCHEMA = pa.schema(
@@ -116,7 +115,7 @@ class EpochPacks:
 class PackPlan:
     """Packs for every epoch of a run, and everything that was decided about them."""
 
-    def __init__(self, summary: Mapping[str, Any], files: list[EpochPacks], folder: Path | None = None) -> None:
+    def __init__(self, summary: PlanSummary, files: list[EpochPacks], folder: Path | None = None) -> None:
         self.summary = summary
         self.folder = folder
         self._files = files
@@ -137,26 +136,27 @@ class PackPlan:
                 expected="a folder written by packtrain pack",
                 fix="pack first: packtrain pack COSTS --packing-length N --out PLAN",
             )
-        summary = read_json(folder / PLAN, KIND, VERSION, checked=True, fix=_AGAIN)
-        missing = [name for name in (*_KEYS, SUMS) if name not in summary]
+        body = read_json(folder / PLAN, KIND, VERSION, checked=True, fix=_AGAIN)
+        missing = [name for name in _KEYS if name not in body]
         if missing:
             raise ArtifactError(str(folder / PLAN), got=f"no {', '.join(missing)}", expected="a whole plan.json")
+        summary = PlanSummary.from_json(body)
         if checks_here() if checked is None else checked:
-            names = (f"{kind}-{n:04d}.arrow" for n in range(summary["files"]) for kind in ("entries", "packs"))
-            require_sums(folder, {name: summary[SUMS].get(name) for name in (*names, LEDGER)}, fix=_AGAIN)
+            names = (f"{kind}-{n:04d}.arrow" for n in range(summary.files) for kind in ("entries", "packs"))
+            require_sums(folder, {name: summary.sums.get(name) for name in (*names, LEDGER)}, fix=_AGAIN)
         files = [
             EpochPacks(
                 _mapped(folder / f"entries-{n:04d}.arrow", ENTRY_SCHEMA, CUT_SCHEMA),
                 _mapped(folder / f"packs-{n:04d}.arrow", PACK_SCHEMA),
             )
-            for n in range(summary["files"])
+            for n in range(summary.files)
         ]
-        for number, (found, counts) in enumerate(zip(files, summary["epochs"], strict=False)):
-            if (found.num_packs, found.num_entries) != (counts["packs"], counts["entries"]):
+        for number, (found, counts) in enumerate(zip(files, summary.epochs, strict=False)):
+            if (found.num_packs, found.num_entries) != (counts.packs, counts.entries):
                 raise ArtifactError(
                     f"{folder}: file {number}",
                     got=f"{found.num_packs} packs, {found.num_entries} entries",
-                    expected=f"{counts['packs']} packs, {counts['entries']} entries",
+                    expected=f"{counts.packs} packs, {counts.entries} entries",
                     fix=_AGAIN,
                 )
         return cls(summary, files, folder)
@@ -170,17 +170,17 @@ class PackPlan:
     @property
     def config(self) -> PackingConfig:
         """How it was packed."""
-        return PackingConfig.from_description(self.summary["config"])
+        return self.summary.config
 
     @property
     def work(self) -> WorkModel:
         """The coefficients that predict a pack's work."""
-        return WorkModel(**self.summary["work"])
+        return self.summary.work
 
     @property
     def num_epochs(self) -> int:
         """For how many epochs it has packs."""
-        return len(self.summary["epochs"])
+        return len(self.summary.epochs)
 
     def epoch(self, number: int) -> EpochPacks:
         """The packs of one epoch."""
@@ -191,13 +191,17 @@ class PackPlan:
     @property
     def num_packs(self) -> int:
         """Packs of all epochs."""
-        return sum(counts["packs"] for counts in self.summary["epochs"])
+        return sum(counts.packs for counts in self.summary.epochs)
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that decides the packs."""
-        known = {name: self.summary[name] for name in ("config", "inputs", "packer_version")}
-        own = self.summary.get("packer_source")
+        summary, own = self.summary, self.summary.packer_source
+        known = {
+            "config": summary.config.describe(),
+            "inputs": summary.inputs,
+            "packer_version": summary.packer_version,
+        }
         return digest({**known, "packer_source": own} if own is not None else known)
 
     def predicted_work(self, epoch: int) -> np.ndarray:
@@ -214,19 +218,18 @@ class PackPlan:
 
     def found_with(self, table: CostTable) -> PackPlan:
         """This plan, of a table with the same content that may lie elsewhere; noted where the other is gone."""
-        before, here = Path(self.summary["cost_table"]), str(table.folder.resolve())
+        before, here = Path(self.summary.cost_table), str(table.folder.resolve())
         if str(before) == here:
             return self
-        summary = {**self.summary, "cost_table": here}
+        summary = replace(self.summary, cost_table=here)
         if self.folder is not None and not (before / TABLE).is_file():
-            body = {name: value for name, value in summary.items() if name not in ("kind", "version")}
             with suppress(OSError):  # a plan that may only be read
-                write_json(self.folder / PLAN, KIND, VERSION, body, checked=True)
+                write_json(self.folder / PLAN, KIND, VERSION, summary.to_json(), checked=True)
         return PackPlan(summary, self._files, self.folder)
 
     def check_inputs(self, table: CostTable) -> None:
         """Refuse a cost table other than the one this plan was made from, naming what differs."""
-        found = differences(self.summary["inputs"], inputs_of(table))
+        found = differences(self.summary.inputs, inputs_of(table))
         if found:
             raise ArtifactError(
                 f"plan {self.folder or ''}".strip(),
@@ -243,7 +246,7 @@ def inputs_of(table: CostTable) -> dict[str, Any]:
     return {
         "measured": shown,
         "rows": len(table),
-        "mixture": table.summary.get("mixture"),
+        "mixture": table.summary.mixture,
         "limits": table.limits.given(),
     }
 

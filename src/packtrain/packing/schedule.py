@@ -89,7 +89,7 @@ class Schedule:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What the hash is of, by name: settings that can be told, data and model as hashes."""
-        config, inputs = (dict(self.plan.summary.get(name) or {}) for name in ("config", "inputs"))
+        config, inputs = self.plan.config.describe(), self.plan.summary.inputs
         own = {"packs_per_step": self.packs_per_step, "seed": self.seed, "balance": self.balance}
         found = {**inputs, **(inputs.get("measured") or {}), "work": asdict(self.plan.work)}
         hashes = {name: digest(value) for name, value in found.items() if name != "measured"}

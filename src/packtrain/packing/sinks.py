@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -12,7 +13,8 @@ from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError
 from packtrain.core.folders import whole_folder
-from packtrain.packing.plan import KIND, LEDGER, PLAN, SUMS, VERSION, EpochPacks
+from packtrain.packing.plan import KIND, LEDGER, PLAN, VERSION, EpochPacks
+from packtrain.packing.plan_summary import PlanSummary
 
 
 class Sink(Protocol):
@@ -38,7 +40,7 @@ class Sink(Protocol):
         """One sample that is in no pack."""
         ...
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: PlanSummary) -> None:
         """Everything is there."""
         ...
 
@@ -79,7 +81,7 @@ class MemorySink:
     def ledger(self, line: str) -> None:
         self.lines.append(line)
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: PlanSummary) -> None:
         pass
 
     def epochs(self) -> list[EpochPacks]:
@@ -128,10 +130,10 @@ class FolderSink:
     def ledger(self, line: str) -> None:
         self._ledger.write(line + "\n")
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: PlanSummary) -> None:
         self._ledger.close()
         sums = sums_of(self._work, (path.name for path in self._work.iterdir()))
-        write_json(self._work / PLAN, KIND, VERSION, {**summary, SUMS: sums}, checked=True)
+        write_json(self._work / PLAN, KIND, VERSION, replace(summary, sums=sums).to_json(), checked=True)
 
     def epochs(self) -> list[EpochPacks]:
         return []

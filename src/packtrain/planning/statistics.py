@@ -49,7 +49,7 @@ def dataset_stats(table: CostTable) -> DatasetStats:
         statistics["tiles"] = describe(tiles)
     by_kind = {kind: round(statistics[f"{kind}_tokens"].get("total", 0)) for kind in ("text", "image", "video")}
     shown = table.column("image_tokens")
-    counts = table.summary["counts"]
+    counts = table.summary.counts
     return DatasetStats(
         samples=len(table),
         tokens=total,
@@ -59,8 +59,8 @@ def dataset_stats(table: CostTable) -> DatasetStats:
         by_modality=by_modality.groups(total),
         modality_tokens={kind: tokens for kind, tokens in by_kind.items() if tokens},
         observations=observations(statistics, describe(shown[shown > 0])),
-        entries_read=int(counts["entries"]),
-        measured_ledger={name: int(count) for name, count in counts["reasons"].items()},
+        entries_read=counts.entries,
+        measured_ledger={name: int(count) for name, count in counts.reasons.items()},
     )
 
 

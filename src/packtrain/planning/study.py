@@ -175,9 +175,7 @@ def _study(found: Findings, plan: PackPlan) -> Study:
     """The findings as the value that is rendered."""
     question, table, passes = found.question, found.table, plan_passes(plan)
     dataset, memory = dataset_stats(table), memory_report(found, plan, passes)
-    ledger = (
-        Counter(dataset.measured_ledger) + Counter(table.dropped.values()) + Counter(plan.summary["ledger"]["reasons"])
-    )
+    ledger = Counter(dataset.measured_ledger) + Counter(table.dropped.values()) + Counter(plan.summary.ledger.reasons)
     return Study(
         costs=str(table.folder),
         model=question.model,
@@ -252,29 +250,29 @@ def _config(question: Question, chosen: Simulation) -> PackingConfig:
 
 def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simulation:
     """The chosen simulation, which was made on a part of the rows, with the numbers of all of them."""
-    counts, passes = plan.summary["epochs"][0], plan_passes(plan)
+    counts, passes = plan.summary.epochs[0], plan_passes(plan)
     worst = passes.worst()
     memory = question.memory_of(worst).total
     seconds = question.epoch_of_packs(passes, one.packing_length, one.packs_per_step)
     samples = plan.epoch(0).num_samples
     return replace(
         one,
-        packs=counts["packs"],
-        bound=counts["bound"],
-        of_bound=counts["of_bound"],
-        fill=counts["fill"],
+        packs=counts.packs,
+        bound=counts.bound,
+        of_bound=counts.of_bound,
+        fill=counts.fill,
         samples_packed=samples,
-        samples_dropped=counts["dropped"],
-        tokens_dropped=counts["tokens_drawn"] - counts["totals"]["tokens"],
-        samples_per_pack=samples / counts["packs"],
-        samples_per_step=one.packs_per_step * samples / counts["packs"],
-        steps=-(-counts["packs"] // one.packs_per_step),
+        samples_dropped=counts.dropped,
+        tokens_dropped=counts.tokens_drawn - counts.totals["tokens"],
+        samples_per_pack=samples / counts.packs,
+        samples_per_step=one.packs_per_step * samples / counts.packs,
+        steps=-(-counts.packs // one.packs_per_step),
         worst=worst,
         memory_bytes=memory,
         fits=memory <= question.usable_bytes,
         seconds=seconds,
-        tokens_per_second=counts["totals"]["tokens"] / seconds,
-        speedup=one.speedup * counts["totals"]["tokens"] / seconds / one.tokens_per_second,
+        tokens_per_second=counts.totals["tokens"] / seconds,
+        speedup=one.speedup * counts.totals["tokens"] / seconds / one.tokens_per_second,
     )
 
 
@@ -322,4 +320,4 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         found.append("Counts are without packing_drop_last, which leaves out less than one step.")
     if question.gpu.notes:
         found.append(f"{question.gpu.name}: {question.gpu.notes}.")
-    return (*found, *unread_note(table.summary))
+    return (*found, *unread_note(table.summary.unread))

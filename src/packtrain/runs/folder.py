@@ -31,43 +31,12 @@ from packtrain.core.locks import alone
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
 from packtrain.records.yaml_text import Dumper
+from packtrain.runs.run_facts import RunFacts, RunOutcome
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
 _LOCK = ".lock"
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunOutcome:
-    """How a run ended, or where it stands."""
-
-    status: str  # running, complete, interrupted, failed
-    step: int = 0
-    steps: int = 0
-    loss: float | None = None  # the final one: a mean over the last samples, as the page has it
-    loss_samples: int | None = None  # how many they are
-    eval_loss: float | None = None
-    samples_seen: int = 0
-    tokens_per_second: float | None = None  # without the steps that warm up, as the page has it
-    seconds: float = 0.0  # of the run: steps and evaluations of earlier processes, and all of this one
-    detail: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """For run.json; numbers that are not finite become words."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        return {name: _finite(value) for name, value in found.items()}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> RunOutcome:
-        """As run.json has it.
-
-        >>> RunOutcome.of(RunOutcome(status="complete", loss=float("inf")).plain()).loss
-        inf
-        """
-        numbers = ("loss", "eval_loss", "tokens_per_second", "seconds")
-        found: dict[str, Any] = {name: value for name, value in plain.items() if name in cls.__slots__}
-        return cls(**found | {name: float(found[name]) for name in numbers if isinstance(found.get(name), str)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +50,9 @@ class RunFolder:
         """Was a run begun here?"""
         return (self.path / RUN).is_file()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> RunFacts:
         """What run.json says."""
-        return read_json(self.path / RUN, KIND, VERSION)
+        return RunFacts.from_json(self._body())
 
     def check_resumed(self) -> None:
         """Refuse to go on in a folder with links, before anything in it is read: it may come from somebody else."""
@@ -105,7 +74,7 @@ class RunFolder:
         self.check_place()
         if self.holds_run and not resume:
             with self.alone():  # or it is still training, which is another matter
-                status = self.facts().get("outcome", {}).get("status", "begun")
+                status = self.facts().status
             ended = "was stopped in the middle" if status == "running" else status
             another = "name another output_dir"
             on = f"packtrain train --resume {self.path} continues it; or {another}"
@@ -149,7 +118,7 @@ class RunFolder:
             fix="name another output_dir",
         )
 
-    def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: RunFacts) -> None:
         """Write what is about to be trained."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.dump(
@@ -159,12 +128,11 @@ class RunFolder:
         )
         with atomic_path(self.path / CONFIG) as temporary:
             temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
-        began = facts.get("began") or _now()
-        self._write({**facts, "versions": versions(), "began": began, "started": _now()})
+        self._write({**facts.to_json(), "versions": versions(), "began": facts.began or _now(), "started": _now()})
 
     def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
         """Write how it ended, and everything that was not trained in one ledger."""
-        self._write({**self.facts(), "outcome": outcome.plain(), "ended": _now()})
+        self._write({**self._body(), "outcome": outcome.plain(), "ended": _now()})
         self.gather_ledgers((*ledgers, self.path / DELIVERY))
 
     def gather_ledgers(self, ledgers: Iterable[Path]) -> None:
@@ -174,6 +142,9 @@ class RunFolder:
                 if ledger.is_file():
                     with ledger.open("rb") as lines:
                         shutil.copyfileobj(lines, out)
+
+    def _body(self) -> dict[str, Any]:
+        return read_json(self.path / RUN, KIND, VERSION)
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         body = {name: value for name, value in facts.items() if name not in ("kind", "version")}
@@ -191,9 +162,9 @@ def origin(model: str, seed: int) -> dict[str, Any] | None:
         facts = RunFolder(weights.parent).facts()
     except ArtifactError:
         return None
-    ended = facts.get("outcome", {})
-    seen = {name: ended.get(name) for name in ("step", "samples_seen")} if weights.name == FINAL else {}
-    return {"run": str(weights.parent), "weights": weights.name, "model": facts.get("model"), **seen}
+    ended = facts.outcome if weights.name == FINAL else None
+    seen = {} if ended is None else {"step": ended.step, "samples_seen": ended.samples_seen}
+    return {"run": str(weights.parent), "weights": weights.name, "model": facts.model, **seen}
 
 
 def versions() -> dict[str, str]:
@@ -214,11 +185,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return os.fspath(value) if isinstance(value, Path) else value
-
-
-def _finite(value: Any) -> Any:
-    unusual = isinstance(value, float) and (value != value or value in (float("inf"), float("-inf")))
-    return str(value) if unusual else value
 
 
 def _now() -> str:

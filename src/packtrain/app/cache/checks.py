@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
 from packtrain.families.model_folder import known_as
 from packtrain.measuring.content import content_of
 from packtrain.measuring.fingerprint import inputs_of as measured_inputs
-from packtrain.measuring.places import Places
 from packtrain.measuring.statistics import summarise
 from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
 from packtrain.packing.plan import PACKER_VERSION, PackPlan, inputs_of
@@ -58,13 +58,13 @@ def _of_table(path: Path) -> str:
     if not (path / SUMMARY).is_file():
         return "a measurement that has not ended"
     summary = read_summary(path)
-    return f"{plural(summary['counts']['rows'], 'sample')} of {_names(path)}"
+    return f"{plural(summary.counts.rows, 'sample')} of {_names(path)}"
 
 
 def _names(table: Path) -> str:
     """Of which data and model a cost table is; its folder where it cannot be read."""
     try:
-        places = Places.from_plain(read_summary(table)["places"])
+        places = read_summary(table).places
     except (PacktrainError, OSError, KeyError, TypeError):
         return table.name
     specs = ["/".join(Path(source.path).parts[-2:]) for source in places.sources]
@@ -80,10 +80,10 @@ def _model_name(folder: str) -> str:
 
 def _of_plan(path: Path) -> str:
     plan = PackPlan.load(path, checked=False)
-    counts, config = plan.summary["epochs"][0], plan.config
+    counts, config = plan.summary.epochs[0], plan.config
     how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
-    about = _names(Path(plan.summary["cost_table"]))
-    return f"{plural(counts['entries'], 'sample')}, {how}, {plural(plan.num_epochs, 'epoch')}: {about}"
+    about = _names(Path(plan.summary.cost_table))
+    return f"{plural(counts.entries, 'sample')}, {how}, {plural(plan.num_epochs, 'epoch')}: {about}"
 
 
 def _of_rows(path: Path) -> str:
@@ -134,25 +134,25 @@ def _stale_table(path: Path, root: Path) -> Faults:
         yield "not complete; the same command continues it"
         return
     table = CostTable.load(path)
-    before = table.summary["inputs"]
+    before = table.summary.inputs
     states = before.get("data", {}).values()
     now = measured_inputs(
         table.request(),
         content_hash=any("sha256" in state for state in states),
-        by_processor=table.summary["measured_by"] == "processor",
+        by_processor=table.summary.measured_by == "processor",
     )
     yield from differences(before, now)[:5]
 
 
 def _stale_plan(path: Path, root: Path) -> Faults:
     plan = PackPlan.load(path, checked=False)
-    if plan.summary["packer_version"] != PACKER_VERSION:
-        yield f"packed by version {plan.summary['packer_version']} of the packer, now {PACKER_VERSION}"
-    folder = Path(plan.summary["cost_table"])
+    if plan.summary.packer_version != PACKER_VERSION:
+        yield f"packed by version {plan.summary.packer_version} of the packer, now {PACKER_VERSION}"
+    folder = Path(plan.summary.cost_table)
     if not (folder / SUMMARY).is_file():
         yield f"its cost table is gone ({folder})"
         return
-    yield from differences(plan.summary["inputs"], inputs_of(CostTable.load(folder)))[:5]
+    yield from differences(plan.summary.inputs, inputs_of(CostTable.load(folder)))[:5]
     if folder.parent == root / "measure" or folder.parent.resolve() == (root / "measure").resolve():
         yield from (f"its cost table is stale: {why}" for why in _stale_table(folder, root))
 
@@ -205,20 +205,20 @@ def _check_table(path: Path) -> Faults:
     if not (path / SUMMARY).is_file():
         return
     table = CostTable.load(path)
-    if table.summary.get("content") not in (None, content_of(path / COSTS, path / MEDIA)):
+    if table.summary.content not in (None, content_of(path / COSTS, path / MEDIA)):
         yield "its rows are not what was measured"
-    now = json.loads(json.dumps(summarise(table)))
-    yield from (f"statistics differ: {change}" for change in differences(table.summary["statistics"], now)[:3])
+    before, now = (asdict(one) for one in (table.summary.statistics, summarise(table)))
+    yield from (f"statistics differ: {change}" for change in differences(before, now)[:3])
 
 
 def _check_plan(path: Path) -> Faults:
     """Every byte against its checksum; totals of all packs, and every row within its cost table."""
     plan = PackPlan.load(path, checked=True)
-    rows = plan.summary["inputs"]["rows"]
-    for number, counts in enumerate(plan.summary["epochs"]):
+    rows = plan.summary.inputs["rows"]
+    for number, counts in enumerate(plan.summary.epochs):
         packs = plan.epoch(number)
         totals = {name: int(packs.load(name).sum()) for name in (*RESOURCES, "supervised_tokens")}
-        yield from (f"epoch {number}: {change}" for change in differences(counts["totals"], totals)[:3])
+        yield from (f"epoch {number}: {change}" for change in differences(counts.totals, totals)[:3])
         if packs.num_entries and not (packs.rows.min() >= 0 and packs.rows.max() < rows):
             yield f"epoch {number}: rows outside of the {rows:,} of its cost table"
         if (np.diff(packs.offsets) < 1).any() or (len(packs.ends) and packs.ends[-1] != packs.num_entries):

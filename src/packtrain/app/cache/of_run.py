@@ -59,5 +59,5 @@ def _is_plan(entry: Cached, table: Path, inputs: dict[str, Any] | None, config: 
     except (PacktrainError, OSError):
         return False
     padded = plan.config.packing_strategy == "none"
-    of_table = plan.summary["cost_table"] == str(table.resolve()) or plan.summary["inputs"] == inputs
+    of_table = plan.summary.cost_table == str(table.resolve()) or plan.summary.inputs == inputs
     return of_table and padded == (not config.has_packs)

@@ -25,6 +25,7 @@ from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
 from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import resolve
+from packtrain.measuring.measure_summary import EntryCounts
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.packing.config import PackingConfig
@@ -59,7 +60,7 @@ class _Packs:
         self.config = config
         self._built: tuple[PackSource, SampleEncoder] | None = None
         self._kept: TokenTable | None = None
-        self._counts: Mapping[str, Any] = {"rows": 0, "reasons": {}}  # what measuring has counted
+        self._counts = EntryCounts(entries=0, rows=0)  # what measuring has counted
         self._notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -82,7 +83,7 @@ class _Packs:
             self._kept = self._tokens(table, rows, root, progress) if self.config.caches_tokens else None
             encoder.cached = self._kept
             self._built = self._source(plan, table, rows, encoder, root), encoder
-            self._counts = table.summary["counts"]
+            self._counts = table.summary.counts
             self._notes = (*split_notes(table.request().specs), *data_notes(table.summary))
         for name in ("schedule", "_stream"):  # of what was built before
             self.__dict__.pop(name, None)
@@ -116,7 +117,7 @@ class _Packs:
         return (*said, *self._notes)
 
     @property
-    def measured(self) -> Mapping[str, Any]:
+    def measured(self) -> EntryCounts:
         """What measuring has counted."""
         self._parts()
         return self._counts
@@ -150,7 +151,7 @@ class _Packs:
             self.schedule,
             packing=bool(self.config.packing),
             rows_per_batch=self.rows_per_batch,
-            measured=self._counts["reasons"],
+            measured=self._counts.reasons,
             world=world,
         )
 
@@ -309,7 +310,7 @@ def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
 
     if plan.config.packing_window is not None or plan.config.packing_strategy.startswith("window_"):
         return
-    states = table.summary["inputs"]["data"]
+    states = table.summary.data
     fetched = {
         file: state for file, state in states.items() if is_remote(file) or file.endswith((".gz", ".tgz", ".zst"))
     }
@@ -336,7 +337,7 @@ def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Calla
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
     plan = PackPlan.load(str(config.plan)).found_with(table)
-    found = differences(plan.summary["inputs"], inputs_of(table))
+    found = differences(plan.summary.inputs, inputs_of(table))
     said = config.packing_config(plan.config.packing_length).describe()
     usual = PackingConfig(packing_length=plan.config.packing_length).describe()
     theirs = plan.config.describe()
@@ -376,7 +377,7 @@ def _rows(table: CostTable, root: Path) -> RowTable:
 def _encoder(table: CostTable) -> SampleEncoder:
     from packtrain.delivery.encode.encode import SampleEncoder
 
-    return SampleEncoder(table.request(), measured_settings=table.summary["inputs"]["settings"])
+    return SampleEncoder(table.request(), measured_settings=table.summary.settings)
 
 
 def _register(cls: type) -> None:

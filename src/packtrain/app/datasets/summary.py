@@ -40,7 +40,7 @@ def summarize(
 ) -> DatasetSummary:
     """The numbers of a plan and its schedule; `measured` is what measuring left out, by stage and reason."""
     plan = schedule.plan
-    packs, counts = plan.epoch(0), plan.summary["epochs"][0]
+    packs, counts = plan.epoch(0), plan.summary.epochs[0]
     tokens = packs.load("tokens")
     return DatasetSummary(
         packing=packing,
@@ -48,7 +48,7 @@ def summarize(
         packs=packs.num_packs,
         samples_per_pack=packs.num_samples / max(1, packs.num_packs),
         packing_length=plan.config.packing_length,
-        fill=float(counts["fill"]),
+        fill=float(counts.fill),
         padding=0.0 if packing else padding_share(schedule, rows_per_batch, world=world),
         tokens=int(tokens.sum()),
         supervised_tokens=int(packs.load("supervised_tokens").sum()),
@@ -62,5 +62,5 @@ def summarize(
         rows_per_batch=rows_per_batch,
         steps=schedule.num_steps(),
         order=schedule.balance,
-        left_out={**measured, **plan.summary["ledger"]["reasons"]},
+        left_out={**measured, **plan.summary.ledger.reasons},
     )

@@ -144,7 +144,7 @@ def inspect_batches(
     from packtrain.records.shards.files import LocalFiles
 
     request = table.request()
-    encoder = SampleEncoder(request, measured_settings=table.summary["inputs"]["settings"])
+    encoder = SampleEncoder(request, measured_settings=table.summary.settings)
     reason = encoder.contract.refused_backends.get(attn_implementation)
     if reason is not None:
         got = f"{attn_implementation} for {encoder.contract.model_type}: {reason}"

@@ -80,7 +80,7 @@ def plan_of_run(run: Run) -> Path:
 def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
     """A plan and the cost table it was made from; a table that has changed since is refused."""
     found = load_plan(plan)
-    folder = Path(costs) if costs is not None else Path(found.summary["cost_table"])
+    folder = Path(costs) if costs is not None else Path(found.summary.cost_table)
     try:
         table = CostTable.load(folder)
     except ArtifactError as error:
@@ -91,7 +91,7 @@ def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPl
             got=f"not the cost table that the plan was made from ({error.got})",
             fix="name its folder with --costs",
         ) from error
-    limits = found.summary["inputs"]["limits"]
+    limits = found.summary.inputs["limits"]
     table = table.with_limits(**limits) if limits else table
     found.check_inputs(table)
     return found, table

@@ -11,7 +11,8 @@ import yaml
 from packtrain.app.train.values import Ready
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
-from packtrain.runs.folder import RunOutcome, versions
+from packtrain.runs.folder import versions
+from packtrain.runs.run_facts import RunOutcome
 
 
 def model_card(ready: Ready, outcome: RunOutcome, *, merged: bool) -> str:

@@ -135,7 +135,7 @@ def _first_epoch(run: ResolvedRun) -> DatasetConfig:
 
 def _packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
     """A step of these packs, where its samples are said and an epoch has as many."""
-    packs, counts = dataset.plan.epoch(0), dataset.plan.summary["epochs"][0]
+    packs, counts = dataset.plan.epoch(0), dataset.plan.summary.epochs[0]
     wanted = run.size.samples
     if wanted is None or not run.data.has_packs or packs.num_samples < wanted:
         return None
@@ -143,8 +143,8 @@ def _packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
         wanted=wanted,
         world=run.world,
         samples_per_pack=packs.num_samples / packs.num_packs,
-        tokens_per_sample=counts["totals"]["tokens"] / packs.num_samples,
-        longest=counts["most"]["longest"],
+        tokens_per_sample=counts.totals["tokens"] / packs.num_samples,
+        longest=counts.most["longest"],
         samples=packs.num_samples,
     )
 
@@ -156,8 +156,8 @@ def _keeping_samples(run: ResolvedRun, first: Dataset, builder: _Builder) -> tup
         return run, first
     evaluation = run.evaluation
     if evaluation is not None:
-        evaluated = builder.build(evaluation, "evaluation data", counting=True).plan.summary["epochs"][0]
-        step = replace(step, longest=max(step.longest, evaluated["most"]["longest"]))
+        evaluated = builder.build(evaluation, "evaluation data", counting=True).plan.summary.epochs[0]
+        step = replace(step, longest=max(step.longest, evaluated.most["longest"]))
     if step.kept_length >= length:
         return run, first
     run = replace(
@@ -236,7 +236,7 @@ class _Builder:
         key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
         with data_of(self.config, key, str(config.dataset_path)):
             dataset.build(watch)
-        table, plan = str(dataset.plan.summary["cost_table"]), str(dataset.plan.folder)
+        table, plan = str(dataset.plan.summary.cost_table), str(dataset.plan.folder)
         if Measuring in seen:
             self.measured[table] = seen[Measuring].changed
         if Packing in seen:
@@ -273,26 +273,26 @@ class _Builder:
 
 def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> RunNumbers:
     plan, schedule, config = dataset.plan, dataset.schedule, run.data
-    counts, totals = plan.summary["epochs"][0], plan.summary["epochs"][0]["totals"]
+    counts, totals = plan.summary.epochs[0], plan.summary.epochs[0].totals
     by_epoch = [schedule.num_steps(epoch) for epoch in range(plan.num_epochs)]
     samples = plan.epoch(0).num_samples
-    samples_per_pack = samples / counts["packs"]
+    samples_per_pack = samples / counts.packs
     steps = run.length.steps_of(by_epoch)
     return RunNumbers(
         mode=run.mode,
         samples=samples,
         left_out=_left_out(dataset),
-        too_large=counts["dropped"] - counts["unlabelled"],
-        unlabelled=counts["unlabelled"],
-        cut=counts["cut_rows"],
-        cut_tokens=counts["tokens_lost"],
-        cut_supervised=counts["supervised_lost"],
+        too_large=counts.dropped - counts.unlabelled,
+        unlabelled=counts.unlabelled,
+        cut=counts.cut_rows,
+        cut_tokens=counts.tokens_lost,
+        cut_supervised=counts.supervised_lost,
         not_drawn=_counted(dataset, NOT_DRAWN),
         held_out=_counted(dataset, OTHER_PART),
-        waiting=counts["waiting"],
-        packs=counts["packs"],
+        waiting=counts.waiting,
+        packs=counts.packs,
         packing_length=plan.config.packing_length,
-        fill=counts["fill"] if config.packing else 1 - padding_share(schedule, config.rows_per_batch, world=run.world),
+        fill=counts.fill if config.packing else 1 - padding_share(schedule, config.rows_per_batch, world=run.world),
         samples_per_pack=samples_per_pack,
         packs_per_step=config.packs_per_step,
         samples_per_step=config.packs_per_step * samples_per_pack,
@@ -304,7 +304,7 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         epochs=run.length.epochs if run.length.epochs is not None else steps / by_epoch[0],
         tokens=totals["tokens"],
         supervised_tokens=totals["supervised_tokens"],
-        longest=counts["most"]["longest"],
+        longest=counts.most["longest"],
         images=totals["images"],
         videos=totals["videos"],
         frames=totals["frames"],
@@ -333,13 +333,13 @@ def _first_packs(schedule: Schedule) -> tuple[tuple[int, float], ...]:
 
 
 def _left_out(dataset: Dataset) -> int:
-    counts, ledger = dataset.plan.summary["epochs"][0], dataset.plan.summary["ledger"]
+    counts, ledger = dataset.plan.summary.epochs[0], dataset.plan.summary.ledger
     chosen = _counted(dataset, NOT_DRAWN) + _counted(dataset, OTHER_PART)
-    return int(counts["dropped"] + counts["tail"] + ledger["measured"]) - chosen
+    return counts.ledger + ledger.measured - chosen
 
 
 def _counted(dataset: Dataset, reason: str) -> int:
-    return int(dataset.measured["reasons"].get(reason, 0))
+    return int(dataset.measured.reasons.get(reason, 0))
 
 
 def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -30,13 +30,13 @@ from packtrain.families.contracts import contract_for
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.runs.folder import CONFIG, RUN, RunFolder, RunOutcome
+from packtrain.runs.folder import CONFIG, RUN, RunFolder
+from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _NAMED = 5  # settings that have changed
-_SECRET = "urls_with_secrets"  # in run.json: settings that have to be given again
 
 
 def train(
@@ -100,13 +100,16 @@ def train(
             require_weights(local)  # said before the data are measured
         prepared = prepare(run, watched, measured=measured)
         urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
-        written: dict[str, Any] = {
-            "written": _written(config),
-            "overrides": [override_without_secrets(one) for one in overrides],
-        }
-        written |= {_SECRET: urls, "command": _command(), "host": platform.node(), "planned_in": _study_of(config)}
+        invocation = Invocation(
+            written=_written(config),
+            overrides=tuple(override_without_secrets(one) for one in overrides),
+            urls_with_secrets=tuple(urls),
+            command=_command(),
+            host=platform.node(),
+            planned_in=_study_of(config),
+        )
         session = Session.open(
-            prepared, here, resume=resume, batch_stats=batch_stats, written=written, progress=watched
+            prepared, here, resume=resume, batch_stats=batch_stats, invocation=invocation, progress=watched
         )
         if here.first:
             ready(session.ready)
@@ -190,7 +193,7 @@ def _resolved(
         return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins again"))
     facts = before.facts()
     if not _has_checkpoint(run.folder):  # it begins again, with whatever settings, where there is nothing to lose
-        if facts.get("outcome", {}).get("status") == "complete":
+        if facts.status == "complete":
             raise ConfigError(
                 str(run.folder),
                 got="a run that is complete and has no checkpoint",
@@ -199,22 +202,22 @@ def _resolved(
             )
         return run
     # The others are in its config already.
-    new = [one for one in overrides if override_without_secrets(one) not in facts.get("overrides", ())]
+    new = [one for one in overrides if override_without_secrets(one) not in facts.invocation.overrides]
     had = config_of_run(run.folder, run.config)
     _require_secrets(facts, had)
     begun = resolve_run(had, world=world, overrides=new, name=name)
-    begun = replace(begun, length=replace(begun.length, planned=int(facts.get("planned_epochs") or 1)))
+    begun = replace(begun, length=replace(begun.length, planned=facts.planned_epochs or 1))
     refuse_changes(had, begun.config)
     taken = changes_note(had, begun.config)
-    changed = differences(facts.get("written", {}), _written(given)) if moved is None else ()
+    changed = differences(facts.invocation.written, _written(given)) if moved is None else ()
     said = "the run continues as it was begun; what has changed in the config since is not taken over: "
     notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
     return replace(begun, folder=run.folder, notes=(*begun.notes, *taken, *notes))
 
 
-def _require_secrets(facts: Mapping[str, Any], config: RunConfig) -> None:
+def _require_secrets(facts: RunFacts, config: RunConfig) -> None:
     """Refuse to go on without what was kept apart of the URLs that a run was begun with; it is written nowhere."""
-    missing = [name for name in facts.get(_SECRET, ()) if not has_secrets(str(getattr(config.data, name)))]
+    missing = [name for name in facts.invocation.urls_with_secrets if not has_secrets(str(getattr(config.data, name)))]
     if missing:
         url = getattr(config.data, missing[0])
         raise ConfigError(

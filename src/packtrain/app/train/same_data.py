@@ -32,7 +32,7 @@ def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
     """Refuse to go on with other data or another model than the run was begun with, and name what differs."""
     if not folder.holds_run:
         return
-    before = folder.facts().get("measured")
+    before = folder.facts().measured
     if before is None:  # its plan is known by other things than ours
         raise ArtifactError(
             str(folder.path),
@@ -64,7 +64,7 @@ def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: Tr
         progress.on_train_begin(args, TrainerState.load_from_json(str(saved)), TrainerControl())
     except ArtifactError as error:
         facts = folder.facts()
-        before = {**facts.get("derived", {}), **{name: facts.get(name) for name in _OF_PLAN}}
+        before = {**facts.derived, **{name: getattr(facts, name) for name in _OF_PLAN}}
         changed = differences({name: before.get(name) for name in (*_OF_PLAN, *_COUNTED)}, _of_plan(prepared))
         raise ArtifactError(
             str(checkpoint),
@@ -98,7 +98,7 @@ def _of_plan(prepared: Prepared) -> dict[str, Any]:
 
 def other_evaluation(folder: RunFolder, inputs: Mapping[str, Any] | None) -> tuple[str, ...]:
     """A note where a run goes on with other evaluation data: it may, but losses before and after do not compare."""
-    before = folder.facts().get("evaluated") if folder.holds_run else None
+    before = folder.facts().evaluated if folder.holds_run else None
     if before is None or inputs is None:
         return ()
     changed = differences(before, json.loads(json.dumps(inputs)))
@@ -108,7 +108,7 @@ def other_evaluation(folder: RunFolder, inputs: Mapping[str, Any] | None) -> tup
 
 def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
     """Refuse to go on with adapters beside other weights than they were begun with: no checkpoint has those."""
-    before = folder.facts().get("frozen") if folder.holds_run else None
+    before = folder.facts().frozen if folder.holds_run else None
     if isinstance(before, Mapping) and any(before[dtype] != frozen[dtype] for dtype in before.keys() & frozen.keys()):
         raise ArtifactError(
             str(folder.path),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,9 @@ from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
-from packtrain.runs.folder import DELIVERY, FINAL, RunFolder, RunOutcome, origin
+from packtrain.runs.folder import DELIVERY, FINAL, RunFolder, origin
 from packtrain.runs.read import read_run
+from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
 from packtrain.runs.summary import Summary, summarise
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
@@ -74,7 +75,7 @@ class Session:
     checkpoint: Checkpoint | None
     ready: Ready
     frozen: Mapping[str, str]  # by what the weights beside adapters are known
-    written: Mapping[str, Any]  # what the user's config and command line say
+    invocation: Invocation
 
     @classmethod
     def open(
@@ -84,7 +85,7 @@ class Session:
         *,
         resume: bool,
         batch_stats: int,
-        written: Mapping[str, Any],
+        invocation: Invocation,
         progress: Callable[[Any], None] = lambda _: None,
     ) -> Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
@@ -103,7 +104,7 @@ class Session:
         check_same_data(prepared)
         checkpoint = checkpoint_to_resume(resume and find_latest(run.folder) is not None, run.folder, progress)
         if checkpoint is not None:
-            check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary["inputs"])
+            check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary.inputs)
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
             check_length(checkpoint.step, prepared.numbers.steps)
         progress("loading the model")
@@ -177,7 +178,7 @@ class Session:
             checkpoint=checkpoint,
             ready=ready,
             frozen=frozen,
-            written=written,
+            invocation=invocation,
         )
 
     def ended_before(self) -> TrainOutcome | None:
@@ -185,7 +186,7 @@ class Session:
         folder, run = RunFolder(self.prepared.run.folder), self.prepared.run
         if self.checkpoint is None or not folder.holds_run:
             return None
-        ended = RunOutcome.of(folder.facts().get("outcome", {"status": "running"}))
+        ended = folder.facts().outcome or RunOutcome(status="running")
         final, report = folder.path / FINAL, Path(run.config.report.out or folder.path / PAGE).expanduser()
         if ended.status != "complete" or ended.steps != self.prepared.numbers.steps or not final.is_dir():
             return None
@@ -234,32 +235,33 @@ class Session:
         """Leave word of what is about to be trained."""
         prepared, run = self.prepared, self.prepared.run
         plan, schedule = prepared.dataset.plan, prepared.dataset.schedule
-        facts = {
-            "title": run.config.report.title,
-            "model": run.model.name,
-            "origin": origin(run.model.name, run.arguments["seed"]),
-            "mode": run.mode,
-            "plan": str(plan.folder),
-            "cost_table": plan.summary["cost_table"],
-            "planned_epochs": plan.num_epochs,
-            "packs_per_step": run.data.packs_per_step,
-            "rows_per_batch": run.data.rows_per_batch,
-            "seed": run.data.seed,
-            "balance": run.data.order,
-            "world": run.world,
-            "fingerprints": {"plan": plan.fingerprint, "schedule": schedule.hash},
-            "measured": plan.summary["inputs"],
-            "evaluated": _evaluated(prepared),
-            "frozen": dict(self.frozen),
-            "derived": _derived(self.ready),
-            "notes": [*self.ready.warnings, *self.ready.notes, *self.ready.risks],
-            "prepared": list(self.ready.done),
-            **self.written,
-            "outcome": RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps).plain(),
-        }
+        facts = RunFacts(
+            title=run.config.report.title,
+            model=run.model.name,
+            origin=origin(run.model.name, run.arguments["seed"]),
+            mode=run.mode,
+            plan=str(plan.folder),
+            cost_table=plan.summary.cost_table,
+            planned_epochs=plan.num_epochs,
+            packs_per_step=run.data.packs_per_step,
+            rows_per_batch=run.data.rows_per_batch,
+            seed=run.data.seed,
+            balance=run.data.order,
+            world=run.world,
+            fingerprints={"plan": plan.fingerprint, "schedule": schedule.hash},
+            measured=plan.summary.inputs,
+            evaluated=_evaluated(prepared),
+            frozen=dict(self.frozen),
+            derived=_derived(self.ready),
+            notes=(*self.ready.warnings, *self.ready.notes, *self.ready.risks),
+            prepared=self.ready.done,
+            invocation=self.invocation,
+            outcome=RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps),
+        )
         if self.checkpoint is not None and folder.holds_run:
-            before = folder.facts()
-            facts |= {name: before.get(name) for name in ("began", "planned_in")}  # the run was, not this process
+            before = folder.facts()  # the run was begun and planned, not this process
+            invocation = replace(self.invocation, planned_in=before.invocation.planned_in)
+            facts = replace(facts, began=before.began, invocation=invocation)
         folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
         folder.gather_ledgers(self._ledgers())
 
@@ -278,7 +280,7 @@ class Session:
     def _ledgers(self) -> tuple[Path, ...]:
         plan = self.prepared.dataset.plan
         assert plan.folder is not None, "plans of runs are in the cache"
-        return Path(plan.summary["cost_table"]) / MEASURED, plan.folder / PACKED
+        return Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED
 
     def _outcome(
         self, status: str, detail: str, trainer: PackedTrainer | None, watch: RunWatch, started: float
@@ -462,7 +464,7 @@ def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
 
 def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
     """What the evaluation data are known by."""
-    return prepared.evaluation.plan.summary["inputs"] if prepared.evaluation is not None else None
+    return prepared.evaluation.plan.summary.inputs if prepared.evaluation is not None else None
 
 
 def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:

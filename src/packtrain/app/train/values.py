@@ -11,7 +11,7 @@ from packtrain.app.train.course import Course
 from packtrain.app.train.expected import Expected
 from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.settings import ResolvedRun
-from packtrain.runs.folder import RunOutcome
+from packtrain.runs.run_facts import RunOutcome
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.values import BatchInfo

@@ -38,11 +38,12 @@ class PackBar(Bar):
 
 def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, Any]:
     """A plan for machines."""
+    said = plan.summary.to_json()
     keys = ("config", "epochs", "blocked", "ledger", "packer_version", "cost_table")
     return {
         "folder": str(plan.folder) if plan.folder else None,
         "fingerprint": plan.fingerprint,
-        **{key: plan.summary[key] for key in keys},
+        **{key: said[key] for key in keys},
         "balance": [asdict(line) for line in balance],
     }
 
@@ -67,7 +68,7 @@ def show_plan(plan: PackPlan, balance: Sequence[BalanceLine], console: Console) 
         console.print(line, soft_wrap=True)
     if balance:
         console.print(_balance_table(balance))
-    reasons = plan.summary["ledger"]["reasons"]
+    reasons = plan.summary.ledger.reasons
     if reasons:
         table = Table(title="In no pack", title_justify="left")
         table.add_column("stage: reason")
@@ -83,17 +84,17 @@ def _epochs_table(plan: PackPlan) -> Table:
     table = Table(title=escape(title), title_justify="left")
     for name in ("epoch", "packs", "bound", "of bound", "fill", "samples", "per pack", "dropped"):
         table.add_column(name, justify="right")
-    for number, counts in enumerate(plan.summary["epochs"][:8]):
+    for number, counts in enumerate(plan.summary.epochs[:8]):
         samples = plan.epoch(number).num_samples
         table.add_row(
             str(number),
-            f"{counts['packs']:,}",
-            f"{counts['bound']:,}",
-            f"{counts['of_bound']:.4f}",
-            f"{counts['fill']:.2%}",
+            f"{counts.packs:,}",
+            f"{counts.bound:,}",
+            f"{counts.of_bound:.4f}",
+            f"{counts.fill:.2%}",
             f"{samples:,}",
-            f"{samples / max(counts['packs'], 1):.1f}",
-            f"{counts['dropped'] + counts['tail']:,}",
+            f"{samples / max(counts.packs, 1):.1f}",
+            f"{counts.ledger:,}",
         )
     more = plan.num_epochs - 8
     if more > 0:
@@ -106,42 +107,42 @@ def _limits_table(plan: PackPlan) -> Table:
     table.add_column("limit")
     for name in ("allowed", "largest pack", "fullest in", "rejects", "only by it"):
         table.add_column(name, justify="right")
-    counts, blocked = plan.summary["epochs"][0], plan.summary["blocked"]
-    offers = max(blocked["offers"], 1)
+    counts, blocked = plan.summary.epochs[0], plan.summary.blocked
+    offers = max(blocked.offers, 1)
     for resource, limit in plan.config.capacities().items():
-        found = blocked[resource]
+        found = blocked.limits[resource]
         table.add_row(
             SETTING_OF[resource],
             f"{limit:,}",
-            f"{counts['most'][resource]:,}",
-            plural(found["fullest"], "pack"),
-            f"{found['stopped'] / offers:.1%}",
-            f"{found['alone'] / offers:.1%}",
+            f"{counts.most[resource]:,}",
+            plural(found.fullest, "pack"),
+            f"{found.stopped / offers:.1%}",
+            f"{found.alone / offers:.1%}",
         )
     return table
 
 
 def _sentences(plan: PackPlan) -> list[str]:
-    counts, blocked = plan.summary["epochs"][0], plan.summary["blocked"]
+    counts, blocked = plan.summary.epochs[0], plan.summary.blocked
     found = [
-        f"rejects: share of {plural(blocked['offers'], 'probe sample')} that this limit keeps out of finished packs;"
+        f"rejects: share of {plural(blocked.offers, 'probe sample')} that this limit keeps out of finished packs;"
         " only by it: no other limit does"
     ]
     for resource in plan.config.capacities():
-        alone = blocked[resource]["alone"] / max(blocked["offers"], 1)
-        if resource != "tokens" and counts["fill"] < _POOR_FILL and alone > _HALF:
+        alone = blocked.limits[resource].alone / max(blocked.offers, 1)
+        if resource != "tokens" and counts.fill < _POOR_FILL and alone > _HALF:
             found.append(
-                f"{SETTING_OF[resource]} keeps packs at {counts['fill']:.1%} of their tokens: "
+                f"{SETTING_OF[resource]} keeps packs at {counts.fill:.1%} of their tokens: "
                 "raise it, or choose a shorter packing_length"
             )
-    if counts["cut_rows"]:
-        lost = f"{counts['tokens_lost']:,} tokens and {counts['supervised_lost']:,} labels are used nowhere"
-        found.append(f"{plural(counts['cut_rows'], 'sample')} cut; {lost}.")
-    if counts["waiting"]:
-        found.append(f"{plural(counts['waiting'], 'sample')} left for later epochs: their source is used in part.")
-    total = counts["entries"] + counts["dropped"] + counts["tail"]
-    ledger = counts["dropped"] + counts["tail"]
-    found.append(f"{counted(total, 'entry', 'entries')} = {counts['entries']:,} packed + {ledger:,} in the ledger")
+    if counts.cut_rows:
+        lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are used nowhere"
+        found.append(f"{plural(counts.cut_rows, 'sample')} cut; {lost}.")
+    if counts.waiting:
+        found.append(f"{plural(counts.waiting, 'sample')} left for later epochs: their source is used in part.")
+    total = counts.entries + counts.ledger
+    ledger = counts.ledger
+    found.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
     return found
 
 
@@ -210,6 +211,6 @@ def show_blocked(plan: PackPlan, console: Console) -> None:
     """Which limit stopped how many placements."""
     console.print(_limits_table(plan))
     console.print(_sentences(plan)[0], soft_wrap=True)
-    blocked = plan.summary["blocked"]
-    taken = blocked["offers"] - blocked["refused"]
-    console.print(f"{taken:,} of {blocked['offers']:,} offers would still have fitted.", soft_wrap=True)
+    blocked = plan.summary.blocked
+    taken = blocked.offers - blocked.refused
+    console.print(f"{taken:,} of {blocked.offers:,} offers would still have fitted.", soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from packtrain.cli.show.bars import Bar
 from packtrain.core.words import counted
+from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.run import Outcome
 from packtrain.measuring.run import Progress as Measured
 
@@ -51,27 +52,25 @@ class MeasureBar(Bar):
 
 def measured_json(outcome: Outcome) -> dict[str, Any]:
     """A measurement for machines."""
-    summary = outcome.table.summary
+    said = outcome.table.summary.to_json()
     return {
         "folder": str(outcome.table.folder),
         "reused": outcome.reused,
         "changed": outcome.changed,
         "resumed_units": outcome.resumed_units,
         "notes": list(outcome.notes),
-        "unread": summary.get("unread", {}),
-        "schemas": summary.get("schemas", {}),
-        **{key: summary[key] for key in ("counts", "statistics", "measured_by", "check", "seconds")},
-        "family": summary["inputs"]["settings"]["model_type"],
+        **{key: said[key] for key in ("unread", "schemas", "counts", "statistics", "measured_by", "check", "seconds")},
+        "family": outcome.table.summary.model_type,
     }
 
 
 def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> None:
     """A measurement for people."""
     summary = outcome.table.summary
-    counts = summary["counts"]
+    counts = summary.counts
     if outcome.reused:
         console.print("Nothing has changed since this was measured, so the table is used as it is.")
-        if any(reason.startswith("media: ") for reason in counts["reasons"]):
+        if any(reason.startswith("media: ") for reason in counts.reasons):
             console.print("Media are not looked at again: to try those that failed, measure into another folder.")
     if outcome.resumed_units:
         console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
@@ -79,19 +78,19 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(_statistics_table(summary))
     console.print(
-        f"{counted(counts['entries'], 'entry', 'entries')} read = {counts['rows']:,} measured + "
-        f"{counts['ledger']:,} in the ledger ({counts['failed']:,} unusable, {counts['filtered']:,} filtered out)"
+        f"{counted(counts.entries, 'entry', 'entries')} read = {counts.rows:,} measured + "
+        f"{counts.ledger:,} in the ledger ({counts.failed:,} unusable, {counts.filtered:,} filtered out)"
     )
-    if schemas := summary.get("schemas"):
-        read = (f"{name} {count:,}" for name, count in schemas.items())
+    if summary.schemas:
+        read = (f"{name} {count:,}" for name, count in summary.schemas.items())
         console.print(f"read as {escape(', '.join(read))}", soft_wrap=True)
-    if counts["cut_short"]:
+    if counts.cut_short:
         console.print(
-            f"[bold red]{counts['cut_short']:,} files could not be read, or not to their end:[/]"
+            f"[bold red]{counts.cut_short:,} files could not be read, or not to their end:[/]"
             " more records are missing than the ledger has lines"
         )
-    if counts["reasons"]:
-        console.print(_ledger_table(counts["reasons"]))
+    if counts.reasons:
+        console.print(_ledger_table(counts.reasons))
     console.print(escape(_how(summary)), soft_wrap=True)
     if not then:
         return
@@ -99,21 +98,20 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
     console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report", soft_wrap=True)
 
 
-def _statistics_table(summary: Mapping[str, Any]) -> Table:
-    family = summary["inputs"]["settings"]["model_type"]
-    table = Table(title=f"What a record costs ({family})", title_justify="left")
+def _statistics_table(summary: MeasureSummary) -> Table:
+    table = Table(title=f"What a record costs ({summary.model_type})", title_justify="left")
     table.add_column("per record")
     for name in _NUMBERS:
         table.add_column(name, justify="right")
     for column, label in _SHOWN.items():
-        found = summary["statistics"]["columns"].get(column) or {}
+        found = summary.statistics.columns.get(column) or {}
         if found.get("max"):
             shown = (f"{found[name]:,.1f}" if name in ("mean", "std") else f"{found[name]:,.0f}" for name in _NUMBERS)
             table.add_row(label, *shown)
     return table
 
 
-def _ledger_table(reasons: dict[str, int]) -> Table:
+def _ledger_table(reasons: Mapping[str, int]) -> Table:
     table = Table(title="Not in the table", title_justify="left")
     table.add_column("stage: reason")
     table.add_column("records", justify="right")
@@ -122,18 +120,18 @@ def _ledger_table(reasons: dict[str, int]) -> Table:
     return table
 
 
-def _how(summary: Mapping[str, Any]) -> str:
-    check = summary["check"]
+def _how(summary: MeasureSummary) -> str:
+    check = summary.check
     checked = (
-        f"{counted(check['records'], 'random record matches', 'random records match')} the real processor exactly"
-        + (f" ({check['note']})" if check["note"] else "")
-        if check["records"]
-        else f"not compared with the real processor ({check['note']})"
+        f"{counted(check.records, 'random record matches', 'random records match')} the real processor exactly"
+        + (f" ({check.note})" if check.note else "")
+        if check.records
+        else f"not compared with the real processor ({check.note})"
     )
-    family = summary["inputs"]["settings"]["model_type"]
+    family = summary.model_type
     how = (
         f"Computed from headers by the rule of {family}"
-        if summary["measured_by"] == "rule"
+        if summary.measured_by == "rule"
         else f"Measured by running the processor on every record: exact but slow, since {family} has no rule"
     )
-    return f"{how}; {checked}. Measuring took {summary['seconds']:,.1f} s"
+    return f"{how}; {checked}. Measuring took {summary.seconds:,.1f} s"

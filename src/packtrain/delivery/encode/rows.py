@@ -154,7 +154,7 @@ def sum_of(path: Path) -> Path:
 def fingerprint_of(table: CostTable) -> str:
     """A hash of what decides the rows: the measured table itself, the limits on top of it, and where its files lie."""
     state = file_state(table.folder / COSTS)
-    return digest([VERSION, state, table.summary["inputs"], table.limits.given(), len(table), table.files])
+    return digest([VERSION, state, table.summary.inputs, table.limits.given(), len(table), table.files])
 
 
 def _write(table: CostTable, path: Path, fingerprint: str) -> None:

@@ -1,0 +1,138 @@
+"""measure.json as values: what was measured from what, what became of every entry, and how the columns are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from packtrain.core.values import MediaLimits
+from packtrain.measuring.places import Places
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryCounts:
+    """How many entries were read, and what became of them."""
+
+    entries: int
+    rows: int
+    ledger: int = 0
+    failed: int = 0
+    filtered: int = 0
+    cut_short: int = 0  # ledger lines that stand for a whole file, or for the rest of one
+    without_end: int = 0  # rows in which nothing that carries loss ends in an end token
+    shortened: int = 0  # rows with an answer of which the chat template leaves something out
+    reasons: Mapping[str, int] = field(default_factory=dict)  # "stage: reason" -> ledger lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnreadName:
+    """A column or key of the data that nothing reads."""
+
+    records: int
+    example: str  # the first record that has it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceTotals:
+    """What one source has in the table."""
+
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableStatistics:
+    """How the columns are spread, and the shares of the sources."""
+
+    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sources: Mapping[str, SourceTotals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftCheck:
+    """How many records were compared with the real processor, and why no more."""
+
+    records: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableContent:
+    """A hash of every row, and how many rows have no checksum of their text in it."""
+
+    digest: str
+    unchecked: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureSummary:
+    """Everything that measure.json says."""
+
+    inputs: Mapping[str, Any]  # JSON: only compared, hashed, and read by the properties below
+    counts: EntryCounts
+    places: Places = field(default_factory=Places)
+    mixture: Mapping[str, Mapping[str, float | None]] | None = None
+    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's config, by section
+    unread: Mapping[str, UnreadName] = field(default_factory=dict)
+    schemas: Mapping[str, int] = field(default_factory=dict)  # what records were read as
+    content: TableContent | None = None
+    files: tuple[tuple[int, str], ...] = ()  # number of the source, name of the file
+    statistics: TableStatistics = field(default_factory=TableStatistics)
+    copies: int = 0  # rows with the very text of another one
+    measured_by: str = "rule"  # or processor
+    check: DriftCheck = field(default_factory=DriftCheck)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    sums: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)  # size and checksum of each file
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The processor's settings that it was measured with, as `settings_state` gives them."""
+        found: Mapping[str, Any] = self.inputs.get("settings", {})
+        return found
+
+    @property
+    def model_type(self) -> str | None:
+        """The family that it was measured for."""
+        return self.settings.get("model_type")
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What identifies each data file."""
+        found: Mapping[str, Any] = self.inputs["data"]
+        return found
+
+    @property
+    def limits(self) -> MediaLimits:
+        """The media limits that it was measured with."""
+        return MediaLimits(**self.inputs.get("request", {}).get("limits", {}))
+
+    @property
+    def max_sample_length(self) -> int | None:
+        """The filter by length that it was measured with."""
+        found: int | None = self.inputs["request"]["filters"]["max_sample_length"]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of measure.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> MeasureSummary:
+        """From the content of measure.json."""
+        found = {name: value for name, value in body.items() if name not in ("kind", "version")}
+        statistics, content = found["statistics"], found["content"]
+        found |= {
+            "counts": EntryCounts(**found["counts"]),
+            "places": Places.from_plain(found["places"]),
+            "unread": {name: UnreadName(**one) for name, one in found["unread"].items()},
+            "content": None if content is None else TableContent(**content),
+            "files": tuple((source, file) for source, file in found["files"]),
+            "statistics": TableStatistics(
+                columns=statistics["columns"],
+                sources={name: SourceTotals(**one) for name, one in statistics["sources"].items()},
+            ),
+            "check": DriftCheck(**found["check"]),
+        }
+        return cls(**found)
