@@ -27,10 +27,10 @@ from packtrain.cli.common import Terminal
 from packtrain.cli.show.bars import Clock
 from packtrain.cli.show.terminal import show_measured
 from packtrain.cli.show.train import PrepareBar
-from packtrain.config.load import load_config
+from packtrain.config.run_config import load_config
 from packtrain.config.sections import KEYS
 from packtrain.families import tiny
-from packtrain.measuring.run import Progress as Measuring
+from packtrain.measuring.measurement import Progress as Measuring
 
 RECORDS = [
     {"id": f"r{n}", "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}

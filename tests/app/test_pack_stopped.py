@@ -18,10 +18,10 @@ from lengths import lvis_like
 from tables import write_table
 
 from packtrain.app.pack import pack
-from packtrain.cli.interrupts import never_lost
-from packtrain.packing.build import Progress
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PLAN
+from packtrain.cli.interruptible import never_lost
+from packtrain.packing.build_plan import Progress
+from packtrain.packing.pack_plan import PLAN
+from packtrain.packing.packing_config import PackingConfig
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
     ("moment", "words", "there"),
     [
         ("packtrain.app.pack.work_of", "nothing was written", False),
-        ("packtrain.packing.build.PackPlan.load", "the plan was complete already", True),
+        ("packtrain.packing.build_plan.PackPlan.load", "the plan was complete already", True),
         ("packtrain.packing.balance.balance_table", "the same command continues", True),
     ],
 )

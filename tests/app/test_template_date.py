@@ -18,26 +18,26 @@ from tokenizers import Tokenizer
 from packtrain.app.datasets.build import MultiModalDataset
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.dated import with_template_date
-from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.prepared import Prepared, prepare
+from packtrain.app.train.resolved_run import resolve_run, resolved_sections
 from packtrain.app.train.same_data import compare
-from packtrain.app.train.settings import resolve_run, resolved_sections
-from packtrain.config.dataset import DatasetConfig
-from packtrain.config.load import load_config
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.config.run_config import load_config
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import Message, Record, Text
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.reference import RealProcessor
+from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.delivery.encode.token_table import TokenTable
-from packtrain.delivery.online.dataset import OnlineDataset
+from packtrain.delivery.online.online_dataset import OnlineDataset
 from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import with_date
-from packtrain.measuring.fingerprint import inputs_of
+from packtrain.measuring.inputs import inputs_of
 from packtrain.measuring.request import Request
 from packtrain.modeling.export import _put_template as put_template
 from packtrain.modeling.random_model import build_model
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.media import MediaStore
 from packtrain.records.open import open_sources
 

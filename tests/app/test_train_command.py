@@ -23,15 +23,15 @@ from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.train.from_data import config_from_data
-from packtrain.app.train.prepare import prepare
-from packtrain.app.train.settings import resolve_run
-from packtrain.app.train.values import Place
+from packtrain.app.train.prepared import prepare
+from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.train_outcome import Place
 from packtrain.cli.train import _what_is_lost
-from packtrain.config.load import RunConfig, load_config
+from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve
-from packtrain.runs.folder import RunFolder, origin
 from packtrain.runs.read import read_run
-from packtrain.runs.summary import summarise
+from packtrain.runs.run_folder import RunFolder, origin
+from packtrain.runs.run_summary import summarise
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 
@@ -473,7 +473,7 @@ class TestRun:
     ) -> None:
         """Of 40 samples: 4, or 1 where none may be lost; a run of three steps, and a whole epoch."""
         from packtrain.core.errors import RecordError
-        from packtrain.delivery.encode.source import PackSource
+        from packtrain.delivery.encode.pack_source import PackSource
 
         encoded, every = PackSource._encoded, 40 if rate == "none" else 10
 
@@ -720,7 +720,7 @@ class TestBadInput:
             ready(SimpleNamespace(run=SimpleNamespace(folder=tmp_path)))
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("packtrain.app.train.run.train", stopped)
+        monkeypatch.setattr("packtrain.app.train.train.train", stopped)
         monkeypatch.setattr(
             "packtrain.delivery.trainers.watch.end_process", lambda said, *, code: ended.append(f"{said} {code}")
         )

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from packtrain.app.train.course import course_of, room_for
-from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.prepare import Prepared, batch_rows, prepare
+from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.prepared import Prepared, batch_rows, prepare
+from packtrain.app.train.resolved_run import resolve_run
 from packtrain.app.train.session import accepted_arguments, arguments_of
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.load import RunConfig, with_overrides
+from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
-from packtrain.demo.data import write_dataset
+from packtrain.demo.demo_data import write_dataset
 from packtrain.packing.schedule import EMPTY
 from packtrain.predicting.host import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory

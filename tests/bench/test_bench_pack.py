@@ -26,7 +26,7 @@ from packtrain.bench.others import OTHERS, OtherPacker, Run
 from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, show_bench, timed
 from packtrain.bench.scaling import GeneratedRows, scaling
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.predicting.flops import WorkModel
 

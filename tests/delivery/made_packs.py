@@ -15,13 +15,13 @@ from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.encode.rows import Row
-from packtrain.delivery.encode.source import PackSource
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EncodedSample
-from packtrain.delivery.loader.loader import PackLoader
+from packtrain.delivery.encode.encoded_sample import EncodedSample
+from packtrain.delivery.encode.pack_source import PackSource
+from packtrain.delivery.encode.row_table import Row
+from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.families.contracts import BatchContract
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 from packtrain.records.media import MediaStore
 

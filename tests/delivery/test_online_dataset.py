@@ -20,15 +20,15 @@ from torch.utils.data import DataLoader
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EMPTY_PACK, EncodedSample, PackedRow
-from packtrain.delivery.online.dataset import OnlineDataset
-from packtrain.delivery.online.entries import Arrival, Place, SourceStream
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow
+from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.online.entry_stream import Arrival, Place, SourceStream
+from packtrain.delivery.online.online_dataset import OnlineDataset
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
-from packtrain.measuring.fingerprint import stream_inputs
+from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.request import Filters, Request
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.open import open_sources
 from packtrain.records.source import Entry, SourceSpec
 

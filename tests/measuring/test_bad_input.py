@@ -24,7 +24,7 @@ from measuring import chat, chats, command, ledger, write_image, write_lines
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError
 from packtrain.measuring.measure_summary import UnreadName
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import Outcome
 from packtrain.records.formats import compression
 
 GOOD = 40

@@ -15,12 +15,12 @@ from measuring import chats, command, hashes, write_image, write_lines
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster, in_processes
+from packtrain.measuring.measurement import Policy, run
 from packtrain.measuring.request import Request
-from packtrain.measuring.run import Policy, run
 from packtrain.measuring.work import work_items
 from packtrain.measuring.worker import Task
 from packtrain.records.open import open_sources
-from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.schemas.schema_options import SchemaOptions
 
 UNITS = 12
 # Its first call on the record r3 ends the process; the marker file says that it has happened.

@@ -14,7 +14,7 @@ import pytest
 from measuring import chats, hashes, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import Outcome
 
 FORMATTING = '''"""A formatting function of a user."""
 

@@ -14,13 +14,13 @@ from measuring import chats, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.fingerprint import differences
-from packtrain.delivery.encode import tokenizer as finishing
-from packtrain.delivery.encode.rows import RowTable
+from packtrain.delivery.encode import finished_tokenizer as finishing
+from packtrain.delivery.encode.row_table import RowTable
 from packtrain.families.settings import read_settings
-from packtrain.measuring.content import content_of
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import Outcome
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import inputs_of
+from packtrain.measuring.table_content import content_of
+from packtrain.packing.pack_plan import inputs_of
 
 IMAGES = ("images/a.png", "images/b.png")
 
@@ -73,7 +73,7 @@ def test_other_places_of_a_table_that_may_only_be_read(home: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise PermissionError("read only")
 
-    monkeypatch.setattr("packtrain.measuring.run.write_summary", refuse)
+    monkeypatch.setattr("packtrain.measuring.measurement.write_summary", refuse)
     again = measured(there)
     assert again.reused
     assert again.table.request().model == str(there / "model")
@@ -220,7 +220,7 @@ def test_a_journal_of_another_place_is_not_gone_on_with(home: Path, monkeypatch:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("packtrain.measuring.run.write_table", stop)
+        patch.setattr("packtrain.measuring.measurement.write_table", stop)
         with pytest.raises(KeyboardInterrupt):
             measured(home)
     there = moved(home)

@@ -20,7 +20,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.measuring import writer
 from packtrain.measuring.journal import Journal
-from packtrain.measuring.run import JOURNAL, Progress
+from packtrain.measuring.measurement import JOURNAL, Progress
 from packtrain.measuring.table import CostTable
 
 RECORDS = 400

@@ -16,10 +16,10 @@ from packtrain.modeling.adapters import decoder_matrices, describe_trainable, se
 from packtrain.modeling.empty_media import add_empty_media_hook
 from packtrain.modeling.four_bits import keep_four_bits
 from packtrain.modeling.load import load_model
-from packtrain.modeling.parts import PARTS, decoder_layers, model_parts, part_of_weight
-from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight
+from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.prepare_model import prepare_model
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.modeling.settings import ModelSettings
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
 from packtrain.predicting.weights import part_of
 

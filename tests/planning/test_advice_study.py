@@ -13,16 +13,16 @@ import yaml
 from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_table
 
 from packtrain.app.measure import measure
-from packtrain.config.load import load_config
+from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.words import percent
-from packtrain.demo.data import write_dataset
+from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.intervals import MOVED
 from packtrain.planning.study import Progress, StudyOutcome, make_study, study_outcome
+from packtrain.planning.study_values import Study
 from packtrain.planning.sweep import step_shape
-from packtrain.planning.values import Study
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup

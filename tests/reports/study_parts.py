@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from packtrain.measuring.statistics import describe
-from packtrain.planning.values import (
+from packtrain.planning.study_values import (
     Alternative,
     BalanceRow,
     Beside,

@@ -14,9 +14,9 @@ from study_parts import Made
 from packtrain.core.artifacts import read_json
 from packtrain.core.numbers import FORMATS, formatted, gib, memory
 from packtrain.reports.compared import SIMULATED, compared
-from packtrain.reports.content import plain, study_content
-from packtrain.reports.files import KINDS, VERSION
 from packtrain.reports.samples import NUMBERS
+from packtrain.reports.study_content import plain, study_content
+from packtrain.reports.study_files import KINDS, VERSION
 
 Written = tuple[Made, Path]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pages import Page
 
 from packtrain.core.numbers import FORMATS, percent
-from packtrain.planning.values import BalanceRow, Histogram
+from packtrain.planning.study_values import BalanceRow, Histogram
 from packtrain.reports.charts import (
     Line,
     Point,

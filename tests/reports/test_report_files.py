@@ -15,8 +15,8 @@ from study_parts import Made
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.reports import figures
-from packtrain.reports.files import FILES, write_study
 from packtrain.reports.samples import SampleChunk, Samples
+from packtrain.reports.study_files import FILES, write_study
 
 Written = tuple[Made, Path]
 

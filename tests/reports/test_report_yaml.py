@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.planning.values import Reason
+from packtrain.planning.study_values import Reason
 from packtrain.records.yaml_text import load_yaml
-from packtrain.reports.content import plain
-from packtrain.reports.yaml_text import config_text
+from packtrain.reports.config_text import config_text
+from packtrain.reports.study_content import plain
 
 BASE = studies.single().study.recommendation
 TEXT = st.one_of(

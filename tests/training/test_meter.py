@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from packtrain.core.errors import ArtifactError
-from packtrain.delivery.collate.values import BatchInfo
-from packtrain.delivery.encode.values import PackKey
+from packtrain.delivery.collate.batch_values import BatchInfo
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory

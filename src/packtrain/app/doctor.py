@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import packtrain
-from packtrain.core.places import cache_dir
+from packtrain.core.cache_root import cache_dir
 
 _TRAIN = "train"
 # Packages by what they are for: what they give, and the extra that brings them.

@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 from packtrain.app.cache.made import made_of
-from packtrain.config.dataset import DatasetConfig
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
-from packtrain.core.places import cache_dir
+from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import packing_notes
-from packtrain.delivery.encode.reference import load_reference
-from packtrain.delivery.encode.tokenizer import finished_tokenizer
+from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.model_folder import resolve
 from packtrain.families.registry import load_family
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
+from packtrain.measuring.measurement import Outcome, Policy, Progress, run
 from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
-from packtrain.measuring.run import Outcome, Policy, Progress, run
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.worker import FAMILY_RULE, Task
 from packtrain.packing.draw import check_weights
-from packtrain.records.formats.files import split_notes
+from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 
-PROCESSOR_RULE = "packtrain.delivery.encode.reference:ProcessorRule"
+PROCESSOR_RULE = "packtrain.delivery.encode.processor:ProcessorRule"
 ENGINES = ("local", "ray")
 P = ParamSpec("P")
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.app.cache.made import made_of
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.core.places import cache_dir
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build import Progress, build_plan
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.build_plan import Progress, build_plan
 from packtrain.packing.own import packer_source
-from packtrain.packing.plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
+from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup

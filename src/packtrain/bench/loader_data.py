@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.app.datasets.build import MultiModalDataset
-from packtrain.config.dataset import DatasetConfig
+from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
-from packtrain.demo.data import write_dataset
+from packtrain.demo.demo_data import write_dataset
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
-from packtrain.measuring.content import content_of
-from packtrain.measuring.fingerprint import inputs_of
+from packtrain.measuring.inputs import inputs_of
 from packtrain.measuring.statistics import count_copies, summarise
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
+from packtrain.measuring.table_content import content_of
 
 PICTURES = 64
 SHARDS = 4

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from packtrain.bench.tables import show_measure as show_bench
-from packtrain.core.places import cache_dir
+from packtrain.bench.result_tables import show_measure as show_bench
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.seeds import stream
-from packtrain.delivery.encode.reference import RealProcessor, load_reference
-from packtrain.demo.data import write_dataset
+from packtrain.delivery.encode.processor import RealProcessor, load_reference
+from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.columns import Rows
 from packtrain.measuring.measurer import FamilyRule, Measurer

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from packtrain.cli.common import Json, output, print_json, progress_console
-from packtrain.cli.interrupts import STARTS_OVER, interruptible
-from packtrain.cli.options import settings_of
+from packtrain.cli.config_options import settings_of
+from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.core.errors import ConfigError
 
 
@@ -32,8 +32,8 @@ def pack(
     from packtrain.app.pack import pack_outcome
     from packtrain.cli.show.pack import PackBar, plan_json, show_packed
     from packtrain.packing.balance import balance_table
-    from packtrain.packing.config import PackingConfig
-    from packtrain.packing.plan import PLAN
+    from packtrain.packing.pack_plan import PLAN
+    from packtrain.packing.packing_config import PackingConfig
 
     if "packing_length" not in settings:
         raise ConfigError("--packing-length", got="none", expected="tokens of one pack, such as 16384")
@@ -155,7 +155,7 @@ def _inspect_step_batches(
     from packtrain.app.inspection.step import inspect_step, step_batches
     from packtrain.cli.show.batch import batch_json, show_batch
     from packtrain.cli.show.step import show_step, step_json
-    from packtrain.core.places import cache_dir
+    from packtrain.core.cache_root import cache_dir
 
     seen = inspect_step(run, step, costs)
     with interruptible("nothing was changed"):
@@ -175,7 +175,7 @@ def _inspect_batch(
     from packtrain.app.inspection.batch import inspect_batch
     from packtrain.app.inspection.plan import open_plan
     from packtrain.cli.show.batch import batch_json, show_batch
-    from packtrain.core.places import cache_dir
+    from packtrain.core.cache_root import cache_dir
 
     found, table = open_plan(plan, costs)
     with interruptible("nothing was changed"):

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.report import Reported, report
-from packtrain.config.load import RunConfig
-from packtrain.demo.data import write_dataset
+from packtrain.config.run_config import RunConfig
+from packtrain.demo.demo_data import write_dataset
 from packtrain.runs.read import RUN, read_run
 
 if TYPE_CHECKING:
-    from packtrain.verifying.values import Verdict
+    from packtrain.verifying.verdict import Verdict
 
 MODES = ("packed", "padded")
 LENGTH, SAMPLES = 4096, 8  # tokens of a pack, samples of a step: those of one pack
@@ -125,7 +125,7 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
 
 def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], None]) -> None:
     """Train at the same time, so that whatever else the machine does slows all of them alike."""
-    from packtrain.app.train.run import train
+    from packtrain.app.train.train import train
 
     steps = {}
     for mode, config in configs.items():
@@ -140,7 +140,7 @@ def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], 
 
 
 def _train_one(config: RunConfig) -> None:
-    from packtrain.app.train.run import train
+    from packtrain.app.train.train import train
 
     train(config)
 

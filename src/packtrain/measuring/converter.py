@@ -9,8 +9,8 @@ from packtrain.core.values import Record
 from packtrain.families.registry import is_text_only
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
-from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.formatting import load_formatting
+from packtrain.records.schemas.to_record import to_record
 from packtrain.records.schemas.unread import Unread
 from packtrain.records.source import Entry
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.modeling.empty_media import has_small_image, small_image_features
-from packtrain.modeling.parts import PARTS, decoder_layers, model_parts, part_of_weight, transformers_model
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight, transformers_model
+from packtrain.modeling.model_settings import ModelSettings
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole

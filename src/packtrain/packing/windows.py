@@ -11,9 +11,9 @@ import numpy as np
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
 from packtrain.packing.arrays import WRAPPED, carry_over, pack_matrix, pack_sums, window_of
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.entries import Entries
 from packtrain.packing.overlong import UNLABELLED, Dropped, fit_pieces
+from packtrain.packing.pack_entries import Entries
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails, samples_of
 from packtrain.packing.wrapped import refuse_media, wrap
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packtrain.core.words import counted, gib, limits_text, percent, signed_percent, whole_percent
+from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import KEPT
-from packtrain.planning.values import Simulation
 
 MOST_DROPPED = 0.005  # share of the samples that a recommended packing may leave out
 TOLERATED = 0.25  # how far the samples of a step that nobody has said may move, where that keeps GPUs busy

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from packtrain.core.words import counted, gib, percent, signed_percent
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.intervals import RATES, Intervals, derive_intervals
 from packtrain.planning.question import Question
 from packtrain.planning.room import Change, shown_setting
+from packtrain.planning.study_values import PaddedRun, Reason, Simulation
 from packtrain.planning.sweep import KEPT
-from packtrain.planning.values import PaddedRun, Reason, Simulation
 
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
 # Where a config says what a TrainingSetup holds.

@@ -8,14 +8,14 @@ import numpy as np
 
 from packtrain.core.words import about, counted, duration, gib, percent, signed_percent
 from packtrain.packing.arrays import binding_resources
-from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.planning.choice import dropped_share
 from packtrain.planning.intervals import RATES, derive_intervals
 from packtrain.planning.passes import Passes
 from packtrain.planning.question import Question
 from packtrain.planning.recommend import Findings, described
+from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import KEPT, pack_rows, simulate
-from packtrain.planning.values import Simulation
 from packtrain.predicting.time import step_time
 
 _VISION_HEAVY = 0.5  # share of the time in the vision encoder from which its limits are the first thing to look at

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import PACK_SCHEMA, PackPlan
+from packtrain.packing.pack_plan import PACK_SCHEMA, PackPlan
 from packtrain.planning.passes import Passes
 from packtrain.planning.question import Question
 from packtrain.planning.recommend import Findings
 from packtrain.planning.room import make_room
+from packtrain.planning.study_values import Beside, Combination, MemoryReport, Simulation
 from packtrain.planning.sweep import simulate
 from packtrain.planning.tiles import largest_image, tiles_of
-from packtrain.planning.values import Beside, Combination, MemoryReport, Simulation
 from packtrain.planning.views import heaviest_pack, sample_ids
 from packtrain.predicting.host import HostNeeds, host_needs
 from packtrain.predicting.memory import vision_layer_parts

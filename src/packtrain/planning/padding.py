@@ -9,12 +9,12 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.arrays import pack_sums
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples
 from packtrain.planning.clock import Clock
 from packtrain.planning.passes import Passes
 from packtrain.planning.question import Question
-from packtrain.planning.values import PaddedRun
+from packtrain.planning.study_values import PaddedRun
 
 Order = Literal["random", "by_length"]
 ORDERS: tuple[Order, ...] = ("random", "by_length")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.clock import Clock
 from packtrain.planning.passes import Passes

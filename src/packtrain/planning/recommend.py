@@ -13,7 +13,7 @@ from packtrain.planning.configs import Draft, packed_config, packed_reasons, pad
 from packtrain.planning.question import Question
 from packtrain.planning.room import Change, Room, changes_for
 from packtrain.planning.smaller_media import MediaOption
-from packtrain.planning.values import Alternative, PaddedRun, Recommendation, Simulation, Trouble
+from packtrain.planning.study_values import Alternative, PaddedRun, Recommendation, Simulation, Trouble
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels

@@ -11,7 +11,7 @@ import numpy as np
 from packtrain.core.words import gib
 from packtrain.planning.choice import MOST_DROPPED, acceptable
 from packtrain.planning.question import Question
-from packtrain.planning.values import Simulation
+from packtrain.planning.study_values import Simulation
 from packtrain.predicting.values import Load, TrainingSetup
 
 _LIMIT_STEP = 1_024  # patches: a limit that reads well

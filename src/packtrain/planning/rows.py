@@ -9,8 +9,8 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable, SourceCodes
-from packtrain.packing.config import PackingConfig
 from packtrain.packing.draw import draw_of, is_mixed, mixture_of
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples, Tails, samples_of, tail_runs
 from packtrain.packing.windows import rows_that_fit
 

@@ -12,11 +12,12 @@ import numpy as np
 from packtrain.core.errors import ConfigError
 from packtrain.measuring.statistics import unread_note
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build import build_plan
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.build_plan import build_plan
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.choice import Choice, acceptable, choose
+from packtrain.planning.dataset_statistics import dataset_stats
 from packtrain.planning.hints import hints
 from packtrain.planning.memory_report import memory_report
 from packtrain.planning.padding import best_padded, padded_runs, padding_cost
@@ -25,10 +26,9 @@ from packtrain.planning.recommend import Findings, recommend
 from packtrain.planning.room import Room, make_room
 from packtrain.planning.rows import MOST_ROWS, Rows, read_rows
 from packtrain.planning.smaller_media import smaller_media
-from packtrain.planning.statistics import dataset_stats
+from packtrain.planning.study_values import Simulation, Study
 from packtrain.planning.sweep import default_lengths, pack_rows, sweep
 from packtrain.planning.trouble import trouble
-from packtrain.planning.values import Simulation, Study
 from packtrain.planning.views import balance_rows, picture, plan_passes
 from packtrain.predicting.calibration import Fit
 from packtrain.predicting.gpus import Gpu

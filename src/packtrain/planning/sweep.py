@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from packtrain.core.errors import ConfigError, DataError, nearest
-from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import Samples
 from packtrain.packing.tail import Tail, first_packs
 from packtrain.packing.windows import loads_of, pack_windows
 from packtrain.planning.padding import baseline_run
 from packtrain.planning.passes import Passes, pack_passes
 from packtrain.planning.question import Question
-from packtrain.planning.values import Simulation
+from packtrain.planning.study_values import Simulation
 
 LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
 POWERS = (4_096, 8_192, 16_384, 32_768)

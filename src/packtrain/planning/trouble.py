@@ -6,8 +6,8 @@ from packtrain.core.words import counted, duration, gib
 from packtrain.planning.choice import MOST_DROPPED, dropped_share
 from packtrain.planning.passes import Passes
 from packtrain.planning.recommend import Findings, described
+from packtrain.planning.study_values import MemoryReport, Trouble
 from packtrain.planning.sweep import step_shape
-from packtrain.planning.values import MemoryReport, Trouble
 from packtrain.predicting.options import CHEAP
 
 _MORE_EPOCHS = 1.5

@@ -9,11 +9,11 @@ import numpy as np
 
 from packtrain.measuring.table import CostTable
 from packtrain.packing.balance import balance_table
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.planning.passes import FIELDS, Passes, pack_passes
 from packtrain.planning.question import Question
-from packtrain.planning.values import BalanceRow, PicturePack, PictureSample
+from packtrain.planning.study_values import BalanceRow, PicturePack, PictureSample
 
 SHOWN = 40  # packs of the picture
 RANKS = (1, 2, 8)  # times the GPUs there are, two at least

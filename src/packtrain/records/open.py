@@ -11,10 +11,13 @@ from typing import Protocol, runtime_checkable
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.secrets import kept_apart
+from packtrain.records.dataset_registry import is_registry
 from packtrain.records.formats import json_object
 from packtrain.records.formats.compression import SPOILING, SPOILT, file_blocks
 from packtrain.records.formats.delimited import NOT_CSV
-from packtrain.records.formats.files import (
+from packtrain.records.formats.json_object import BOM, parse_object
+from packtrain.records.formats.saved_dataset import INFO_FILE, SPLITS_FILE, STATE_FILE, dataset_files, is_saved_dataset
+from packtrain.records.formats.source_files import (
     ENDINGS,
     YAML_ENDINGS,
     dataset_root,
@@ -29,10 +32,7 @@ from packtrain.records.formats.files import (
     walk,
     writable,
 )
-from packtrain.records.formats.json_object import BOM, parse_object
-from packtrain.records.formats.saved_dataset import INFO_FILE, SPLITS_FILE, STATE_FILE, dataset_files, is_saved_dataset
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
-from packtrain.records.registry import is_registry
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.shards.plain import Plain

@@ -10,7 +10,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, ratio, tick
-from packtrain.planning.values import BalanceRow, Histogram
+from packtrain.planning.study_values import BalanceRow, Histogram
 from packtrain.reports.svg import (
     BOTTOM,
     TOP,

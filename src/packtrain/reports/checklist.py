@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from packtrain.planning.values import Study
+from packtrain.planning.study_values import Study
 
 TRIAL = 1_000  # samples
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from packtrain.core.numbers import count, shown
-from packtrain.planning.values import Simulation
+from packtrain.planning.study_values import Simulation
 
 COLUMNS = (
     *("tokens", "text_tokens", "vision_tokens", "image_tokens", "video_tokens", "audio_tokens", "supervised_tokens"),

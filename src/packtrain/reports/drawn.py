@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, decimal, duration, gib, percent, plural, shown, tick, times
-from packtrain.planning.values import PaddedRun, Simulation, Study
+from packtrain.planning.study_values import PaddedRun, Simulation, Study
 from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
     Line,
@@ -20,8 +20,8 @@ from packtrain.reports.charts import (
     stacked_bar,
 )
 from packtrain.reports.compared import limit_sets, limits_text, padded_name, words
-from packtrain.reports.content import headline_memory
 from packtrain.reports.picture import MOST_PACKS, Key, packs_picture, picture_keys
+from packtrain.reports.study_content import headline_memory
 
 _PARTS = (
     *("weights", "gradients", "optimizer states", "language activations", "vision activations", "attention"),

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from packtrain.core.numbers import count, decimal, large, percent, shown, tick
-from packtrain.planning.values import DatasetStats, Group, Histogram, Simulation, Study
+from packtrain.planning.study_values import DatasetStats, Group, Histogram, Simulation, Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
 from packtrain.reports.compared import limit_sets, limits_text, words
-from packtrain.reports.content import sources_by_size
+from packtrain.reports.study_content import sources_by_size
 from packtrain.reports.svg import spaced
 
 # Okabe and Ito's colours, which stay apart for every kind of colour vision; a little darker, for lines on white.

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from packtrain import __version__
 from packtrain.core.numbers import count, decimal, formatted, shown
 from packtrain.reports.compared import limits_text, modality, words
-from packtrain.reports.content import LONGEST, Content
+from packtrain.reports.study_content import LONGEST, Content
 
 
 def render(template: str, content: Content, *, styles: tuple[str, ...] = ("report.css.jinja",), **more: object) -> str:

@@ -15,7 +15,7 @@ from packtrain.reports.compared import (
     padded_name,
     words,
 )
-from packtrain.reports.content import Content
+from packtrain.reports.study_content import Content
 
 _SPECIAL = "\\`*_[]<|~&$"
 _METHOD = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, isolated, percent, plural, shown
-from packtrain.planning.values import PicturePack, PictureSample
+from packtrain.planning.study_values import PicturePack, PictureSample
 from packtrain.reports.svg import element, framed, percent_of
 
 MOST_PACKS, MOST_SAMPLES = 40, 1600  # a page stays small whatever the data

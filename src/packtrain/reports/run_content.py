@@ -7,12 +7,12 @@ from typing import Any
 
 from packtrain.core.numbers import shown
 from packtrain.records.yaml_text import load_yaml
-from packtrain.reports.content import LONGEST, Content, plain
 from packtrain.reports.html import changes, setting
 from packtrain.reports.run_setup import setup_rows
 from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, too_few, why_apart
-from packtrain.runs.summary import Comparison, Summary, along, compare, summarise
-from packtrain.runs.values import About, Run, Scalar
+from packtrain.reports.study_content import LONGEST, Content, plain
+from packtrain.runs.run_summary import Comparison, Summary, along, compare, summarise
+from packtrain.runs.run_values import About, Run, Scalar
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
 _PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table

@@ -23,9 +23,9 @@ from packtrain.core.numbers import (
 )
 from packtrain.reports.picture import Key
 from packtrain.reports.run_curves import Axes, Curve, Dot, Level, curve_chart
-from packtrain.runs.summary import drawn_loss
+from packtrain.runs.run_summary import drawn_loss
+from packtrain.runs.run_values import Run
 from packtrain.runs.thin import BUCKETS, edges_for, thin
-from packtrain.runs.values import Run
 
 COLOURS = 8
 _GIB = 1 << 30

@@ -12,13 +12,13 @@ from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import formatted, gib, shown
 from packtrain.reports.charts import Span, share_bar, stacked_bar
-from packtrain.reports.content import Content
 from packtrain.reports.html import render, yaml_lines
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_drawn import RunCharts, draw_runs
 from packtrain.reports.run_words import labels_of
+from packtrain.reports.study_content import Content
 from packtrain.runs.read import read_run
-from packtrain.runs.values import Run
+from packtrain.runs.run_values import Run
 
 PAGE = "report.html"
 _LINE = 2000  # characters of a line of the config

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packtrain.core.numbers import count, large, percent, plural, rate, shown
-from packtrain.reports.content import LONGEST, Content
 from packtrain.reports.run_words import start_of
-from packtrain.runs.values import Run, Scalar
+from packtrain.reports.study_content import LONGEST, Content
+from packtrain.runs.run_values import Run, Scalar
 
 PLANNED = "Planned in"  # the page of packtrain plan: its value is a link
 _PARTS = ("language", "vision", "projector")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from packtrain.core.numbers import count, decimal, elapsed, isolated, large, loss, percent, plural, shown, times
-from packtrain.runs.summary import FEWEST, Comparison, Summary
-from packtrain.runs.values import Run
+from packtrain.runs.run_summary import FEWEST, Comparison, Summary
+from packtrain.runs.run_values import Run
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05

@@ -18,7 +18,7 @@ import numpy as np
 from packtrain.core.artifacts import open_own
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.locks import is_held
-from packtrain.runs.values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Run, Scalar, Steps, Warned
+from packtrain.runs.run_values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Run, Scalar, Steps, Warned
 
 RUN, METRICS, LEDGER, CONFIG, LOCK = "run.json", "metrics.jsonl", "ledger.jsonl", "run.yaml", ".lock"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from packtrain.core.errors import ArtifactError
-from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.values import ModelShape, TrainingSetup
 from packtrain.runs.step_metrics import StepMetrics

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from packtrain.core.values import Cost
 from packtrain.delivery.collate.join import count_patches
-from packtrain.delivery.encode.values import IGNORED, EncodedSample
-from packtrain.verifying.passes import Gradients, Outcome
-from packtrain.verifying.values import Finding
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
+from packtrain.verifying.comparison_passes import Gradients, Outcome
+from packtrain.verifying.verdict import Finding
 
 FP32_TOLERANCE = 1e-5
 TIMES_ALONE = 2.0  # in half precision: how much further from fp32 than the sample alone

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packtrain.delivery.encode.values import EncodedSample
+from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.contracts import BatchContract
-from packtrain.verifying.choice import MOST_SAMPLES, Room, described, kind_of, longest_of, short_samples
+from packtrain.verifying.checked_samples import MOST_SAMPLES, Room, described, kind_of, longest_of, short_samples
 from packtrain.verifying.compare import compare_labels
+from packtrain.verifying.comparison_passes import Collate, alone, as_trained, packed, split, starts_of
 from packtrain.verifying.isolate import Change, changes_of, moved_neighbours, with_change
 from packtrain.verifying.modes import AS_TRAINED, EVALUATION, exact_products, in_mode, is_random_in_training
-from packtrain.verifying.passes import Collate, alone, as_trained, packed, split, starts_of
 from packtrain.verifying.reference import hidden_states, parity, stock_attention
 from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
-from packtrain.verifying.values import Finding, Verdict
+from packtrain.verifying.verdict import Finding, Verdict
 
 CHANGES = 4  # two of text, and of pixels as far as there are some
 # Packed and once more at the end, with a changed sample, the whole pack; alone, and the longest alone.

@@ -17,16 +17,16 @@ from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.core.numbers import plural
-from packtrain.delivery.encode.rows import RowTable, fingerprint_of
+from packtrain.delivery.encode.row_table import RowTable, fingerprint_of
 from packtrain.delivery.encode.token_table import KIND as TOKENS_KIND
 from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inputs
 from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
 from packtrain.families.model_folder import known_as
-from packtrain.measuring.content import content_of
-from packtrain.measuring.fingerprint import inputs_of as measured_inputs
+from packtrain.measuring.inputs import inputs_of as measured_inputs
 from packtrain.measuring.statistics import summarise
 from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
-from packtrain.packing.plan import PACKER_VERSION, PackPlan, inputs_of
+from packtrain.measuring.table_content import content_of
+from packtrain.packing.pack_plan import PACKER_VERSION, PackPlan, inputs_of
 from packtrain.packing.resources import RESOURCES
 from packtrain.predicting import calibration
 from packtrain.records.shards.entries import list_folder

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.cache.entries import Cached, clear_cache, list_cache
+from packtrain.app.cache.cached import Cached, clear_cache, list_cache
 from packtrain.app.cache.made import in_cache
-from packtrain.app.train.settings import ResolvedRun
-from packtrain.config.dataset import DatasetConfig
+from packtrain.app.train.resolved_run import ResolvedRun
+from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.words import counted
-from packtrain.delivery.encode.rows import fingerprint_of
+from packtrain.delivery.encode.row_table import fingerprint_of
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import PLAN, PackPlan, inputs_of
+from packtrain.packing.pack_plan import PLAN, PackPlan, inputs_of
 
 
 def clear_run(run: ResolvedRun) -> tuple[str, ...]:

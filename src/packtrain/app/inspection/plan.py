@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.overlong import supervised_in
-from packtrain.packing.plan import PLAN, PackPlan
+from packtrain.packing.pack_plan import PLAN, PackPlan
 from packtrain.runs.read import CONFIG, RUN, read_run
-from packtrain.runs.values import Run
+from packtrain.runs.run_values import Run
 
 _SHOWN = (
     *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "videos", "patches"),

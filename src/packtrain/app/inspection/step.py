@@ -15,7 +15,7 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.measuring.table import CostTable
 from packtrain.packing.schedule import EMPTY, Balance, Schedule
 from packtrain.runs.read import RUN, read_run
-from packtrain.runs.values import Run
+from packtrain.runs.run_values import Run
 
 if TYPE_CHECKING:
     from packtrain.app.inspection.batch import SeenBatch

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from packtrain.app.train.values import Ready
+from packtrain.app.train.train_outcome import Ready
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
-from packtrain.runs.folder import versions
 from packtrain.runs.run_facts import RunOutcome
+from packtrain.runs.run_folder import versions
 
 
 def model_card(ready: Ready, outcome: RunOutcome, *, merged: bool) -> str:

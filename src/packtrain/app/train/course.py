@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packtrain.app.train.expected import Machine
-from packtrain.app.train.settings import ResolvedRun
+from packtrain.app.train.predicted import Machine
+from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.errors import ConfigError
 from packtrain.core.words import counted

@@ -15,19 +15,19 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.dated import with_template_date
-from packtrain.app.train.settings import RUNS, ResolvedRun, resolve_run
-from packtrain.app.train.values import Place
-from packtrain.config.load import RunConfig, absolute_paths, load_config
+from packtrain.app.train.resolved_run import RUNS, ResolvedRun, resolve_run
+from packtrain.app.train.train_outcome import Place
+from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.steps import PackedStep, in_packs, said_samples
+from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.locks import alone
-from packtrain.core.places import cache_dir, made_cache
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import resolve
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import Outcome
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import inputs_of
+from packtrain.packing.pack_plan import inputs_of
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape

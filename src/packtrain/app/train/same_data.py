@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.prepare import Prepared
+from packtrain.app.train.prepared import Prepared
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
-from packtrain.runs.folder import RunFolder
+from packtrain.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -14,7 +14,8 @@ from packtrain.app.train.card import model_card
 from packtrain.app.train.changed import changes_note, config_of_run
 from packtrain.app.train.check_arguments import check_arguments
 from packtrain.app.train.course import course_of, room_for
-from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.resolved_run import resolved_sections
 from packtrain.app.train.same_data import (
     check_frozen,
     check_length,
@@ -23,33 +24,32 @@ from packtrain.app.train.same_data import (
     check_same_data,
     other_evaluation,
 )
-from packtrain.app.train.settings import resolved_sections
-from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
+from packtrain.app.train.train_outcome import Learning, Place, Ready, TrainOutcome
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, in_one_line
-from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.measuring.table import LEDGER as MEASURED
-from packtrain.packing.plan import LEDGER as PACKED
+from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
-from packtrain.runs.folder import DELIVERY, FINAL, RunFolder, origin
 from packtrain.runs.read import read_run
 from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.summary import Summary, summarise
+from packtrain.runs.run_folder import DELIVERY, FINAL, RunFolder, origin
+from packtrain.runs.run_summary import Summary, summarise
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     import torch
     from rich.console import Console
     from transformers import TrainingArguments
 
-    from packtrain.app.train.prepare import Dataset, Prepared
-    from packtrain.delivery.collate.values import BatchInfo
+    from packtrain.app.train.prepared import Dataset, Prepared
+    from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.ready import ReadyModel
     from packtrain.training.run_watch import RunWatch
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.values import Verdict
+    from packtrain.verifying.verdict import Verdict
 
 
 _ROUNDED = (

@@ -13,8 +13,8 @@ from rich.table import Table
 from packtrain.cli.show.bars import Bar
 from packtrain.core.words import counted
 from packtrain.measuring.measure_summary import MeasureSummary
-from packtrain.measuring.run import Outcome
-from packtrain.measuring.run import Progress as Measured
+from packtrain.measuring.measurement import Outcome
+from packtrain.measuring.measurement import Progress as Measured
 
 _SHOWN = {
     "tokens": "tokens",

@@ -12,14 +12,14 @@ from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from packtrain.app.train.course import Course
-from packtrain.app.train.prepare import RunNumbers
-from packtrain.app.train.values import Learning, Ready, TrainOutcome
+from packtrain.app.train.prepared import RunNumbers
+from packtrain.app.train.train_outcome import Learning, Ready, TrainOutcome
 from packtrain.cli.show.bars import Bar
 from packtrain.core.checksums import Checking
 from packtrain.core.words import counted, duration
 from packtrain.delivery.encode.token_writer import Progress as Tokenizing
-from packtrain.measuring.run import Progress as Measuring
-from packtrain.packing.build import Progress as Packing
+from packtrain.measuring.measurement import Progress as Measuring
+from packtrain.packing.build_plan import Progress as Packing
 
 _GIB = 1 << 30
 _STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}

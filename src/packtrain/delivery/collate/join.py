@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from packtrain.core.errors import DataError
-from packtrain.delivery.encode.values import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.delivery.loader.shared_memory import room
 from packtrain.families.contracts import BatchContract
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.delivery.collate.batch_values import Batch, describe
 from packtrain.delivery.collate.join import (
     EMPTY_TOKENS,
     checked,
@@ -28,9 +29,14 @@ from packtrain.delivery.collate.join import (
     pack_name,
     too_long,
 )
-from packtrain.delivery.collate.values import Batch, describe
-from packtrain.delivery.collate.weights import LOSS_WEIGHTS, LossWeighting, checked_weighting, no_weights, token_weights
-from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
+from packtrain.delivery.collate.loss_weights import (
+    LOSS_WEIGHTS,
+    LossWeighting,
+    checked_weighting,
+    no_weights,
+    token_weights,
+)
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
 from packtrain.families.contracts import BatchContract
 
 

@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from packtrain.delivery.collate.batch_values import Batch, describe
 from packtrain.delivery.collate.join import EMPTY_TOKENS, checked, count_patches, join_media, too_long
-from packtrain.delivery.collate.values import Batch, describe
-from packtrain.delivery.collate.weights import LOSS_WEIGHTS, LossWeighting, checked_weighting, no_weights, token_weights
-from packtrain.delivery.encode.values import IGNORED, IMAGE, EncodedSample, PackedRow
+from packtrain.delivery.collate.loss_weights import (
+    LOSS_WEIGHTS,
+    LossWeighting,
+    checked_weighting,
+    no_weights,
+    token_weights,
+)
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.families.contracts import BatchContract
 
 

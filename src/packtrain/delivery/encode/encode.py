@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, read_header
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, VisionCounts
 from packtrain.delivery.encode.expected import Expected, require_as_planned
 from packtrain.delivery.encode.model_config import model_contract
 from packtrain.delivery.encode.pixels import MediaProcessor
 from packtrain.delivery.encode.positions import Positions
 from packtrain.delivery.encode.sample_tokens import SampleTokens, expansions_code, record_code
-from packtrain.delivery.encode.values import IGNORED, EncodedSample, VisionCounts
 from packtrain.families.base import Expansion
 from packtrain.families.contracts import BatchContract
 from packtrain.families.encoder import RecordEncoder

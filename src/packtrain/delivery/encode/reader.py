@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.retries import retried
 from packtrain.core.values import MediaRef, Record
-from packtrain.delivery.encode.rows import Row, RowTable
+from packtrain.delivery.encode.row_table import Row, RowTable
 from packtrain.measuring.converter import Converter
 from packtrain.measuring.request import Request
 from packtrain.records.formats.hf_dataset import in_files

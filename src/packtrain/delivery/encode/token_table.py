@@ -24,7 +24,7 @@ from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import digest
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import inputs_of
+from packtrain.packing.pack_plan import inputs_of
 
 KIND, VERSION = "sample-tokens", 3
 TOKENS = "tokens.json"

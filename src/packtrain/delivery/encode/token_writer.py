@@ -27,10 +27,10 @@ from packtrain.core.locks import alone
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import read_header
 from packtrain.delivery.encode.encode import SampleEncoder
+from packtrain.delivery.encode.pack_source import media_read
 from packtrain.delivery.encode.reader import RecordReader
-from packtrain.delivery.encode.rows import RowTable
+from packtrain.delivery.encode.row_table import RowTable
 from packtrain.delivery.encode.sample_tokens import SampleTokens
-from packtrain.delivery.encode.source import media_read
 from packtrain.delivery.encode.token_table import (
     FINGERPRINT,
     KIND,

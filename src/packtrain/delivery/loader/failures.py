@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import LedgerEntry
-from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.measuring.judge import JUDGED_AFTER, FailureBudget
 
 if TYPE_CHECKING:

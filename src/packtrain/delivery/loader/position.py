@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.values import PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.loader.sampler import PackSampler, Turn
 from packtrain.packing.schedule import LoaderState
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from packtrain.records.shards.cache_folder import CacheFolder, Ready
 from packtrain.records.shards.entries import try_lock
-from packtrain.records.shards.folder import CacheFolder, Ready
 from packtrain.records.shards.forks import reset_in_children
 from packtrain.records.shards.plain import Plain
 from packtrain.records.span import Span
