@@ -31,7 +31,7 @@ from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.frozen import frozen_state
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.random_model import build_model
-from packtrain.packing.pack_plan import inputs_of
+from packtrain.packing.pack_plan import plan_inputs
 from packtrain.runs.run_folder import RunFolder
 
 
@@ -52,7 +52,7 @@ def known_by(found: Prepared) -> dict[str, Any]:
     assert tokens is not None
     table = CostTable.load(plan.summary.cost_table)
     return {
-        "table": (table.folder.name, table.summary.inputs, inputs_of(table)),
+        "table": (table.folder.name, table.summary.inputs, plan_inputs(table)),
         "plan": (plan.folder.name, plan.fingerprint, found.dataset.schedule.hash),
         "tokens": (tokens.folder.name, tokens.fingerprint),
     }

@@ -18,9 +18,9 @@ from packtrain.training import agreement
 
 def test_a_rank_with_other_packs_is_named() -> None:
     first = {"schedule": "a", "packs": 19, "tokens": 100}
-    same_data.compare([first, dict(first)])
+    same_data.require_same([first, dict(first)])
     with pytest.raises(DataError, match="rank 2") as caught:
-        same_data.compare([first, first, {**first, "packs": 11}])
+        same_data.require_same([first, first, {**first, "packs": 11}])
     assert "packs 11 instead of 19" in str(caught.value)
 
 

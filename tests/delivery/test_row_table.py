@@ -22,7 +22,7 @@ from tables import write_table
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
 from packtrain.delivery.encode import row_table as rows_module
-from packtrain.delivery.encode.row_table import ROW_SCHEMA, Row, RowTable
+from packtrain.delivery.encode.row_table import ROW_SCHEMA, RowTable, SampleRow
 from packtrain.measuring.table import CostTable
 
 COUNT = 1000
@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_table(table: CostTable, tmp_path: Path, monkeypat
     made = RowTable.make(table, tmp_path / "rows")
     assert_rows(made, table)
     assert made.files == table.files
-    assert list(Row.__slots__) == ROW_SCHEMA.names
+    assert list(SampleRow.__slots__) == ROW_SCHEMA.names
     assert made.column("tokens").tolist() == table.column("tokens").tolist()
     for outside in (-1, COUNT):
         with pytest.raises(IndexError):

@@ -17,10 +17,10 @@ from packtrain.core.fingerprint import differences
 from packtrain.delivery.encode import finished_tokenizer as finishing
 from packtrain.delivery.encode.row_table import RowTable
 from packtrain.families.settings import read_settings
-from packtrain.measuring.measurement import Outcome
+from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.table_content import content_of
-from packtrain.packing.pack_plan import inputs_of
+from packtrain.packing.pack_plan import plan_inputs
 
 IMAGES = ("images/a.png", "images/b.png")
 
@@ -36,7 +36,7 @@ def home(tmp_path: Path, qwen: Path) -> Path:
     return home
 
 
-def measured(home: Path, data: str = "data/train.jsonl", **options: Any) -> Outcome:
+def measured(home: Path, data: str = "data/train.jsonl", **options: Any) -> MeasureOutcome:
     usual = {"model": str(home / "model"), "out": home / "out", "workers": 1, "check": 0}
     return measure_outcome(home / data, **{**usual, **options})
 
@@ -47,7 +47,7 @@ def moved(home: Path, name: str = "elsewhere") -> Path:
 
 def changes(before: CostTable, after: CostTable) -> set[str]:
     """By which names plans and tokens of one table differ from those of the other."""
-    return {change.split(": ")[0] for change in differences(inputs_of(before), inputs_of(after))}
+    return {change.split(": ")[0] for change in differences(plan_inputs(before), plan_inputs(after))}
 
 
 @pytest.mark.parametrize("data", ["data/train.jsonl", "data", "data/*.jsonl", "mix.yaml"])
@@ -58,7 +58,7 @@ def test_what_was_moved_is_found_unchanged(home: Path, data: str) -> None:
     again = measured(there, data)
     assert again.reused
     for table in (again.table, CostTable.load(there / "out")):
-        assert inputs_of(table) == inputs_of(first)
+        assert plan_inputs(table) == plan_inputs(first)
         assert {file.file for file in table.files} == {str(there / "data" / "train.jsonl")}
         request = table.request()
         assert request.model == str(there / "model")

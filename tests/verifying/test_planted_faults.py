@@ -24,7 +24,7 @@ from packtrain.modeling.random_model import build_model
 from packtrain.training.loss import InChunks, loss_on
 from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.long_rows import long_rows
-from packtrain.verifying.quick import Room, Training, quick_check
+from packtrain.verifying.quick import RowRoom, Training, quick_check
 from packtrain.verifying.verdict import Verdict
 from packtrain.verifying.verification import verify_model
 
@@ -89,7 +89,7 @@ class Planted:
             self.collate(constant=ConstantShapes(tokens=1024)),
             self.found.contract,
             pack=[*samples, *long],
-            room=Room(tokens=1024),
+            room=RowRoom(tokens=1024),
             training=Training(loss=self.loss),
         )
 

@@ -23,7 +23,7 @@ from packtrain.families.registry import load_family
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
-from packtrain.measuring.measurement import Outcome, Policy, Progress, run
+from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress, Policy, run_measurement
 from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
@@ -45,9 +45,9 @@ def measure_outcome(
     streaming: bool | None = False,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[MeasureProgress], None] = lambda _: None,
     **settings: Any,
-) -> Outcome:
+) -> MeasureOutcome:
     """Measure, and say what was done: measured, continued or found unchanged.
 
     `settings` are those of section `data` in a config, such as max_pixels in `processor_config`, `formatting` or
@@ -71,8 +71,9 @@ def measure_outcome(
     if request.template_date is not None:
         told["data"]["template_date"] = request.template_date
 
-    def measured(folder: Path, *, again: bool) -> Outcome:
-        return run(task, folder, by, policy, lambda: load_reference(request), progress, told=told, again=again)
+    def measured(folder: Path, *, again: bool) -> MeasureOutcome:
+        processor = functools.partial(load_reference, request)
+        return run_measurement(task, folder, by, policy, processor, progress, told=told, again=again)
 
     if out is not None or config.costs is not None:
         folder = Path(out or str(config.costs))
@@ -125,7 +126,7 @@ def _config(data: str | Path, model: str | None, settings: dict[str, Any]) -> Da
     return DatasetConfig(dataset_path=str(data), model=model, **settings)
 
 
-def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:
+def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     @functools.wraps(function)
     def measure(*args: P.args, **kwargs: P.kwargs) -> CostTable:
         return function(*args, **kwargs).table

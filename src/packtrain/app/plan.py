@@ -31,7 +31,7 @@ from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import samples_of
 from packtrain.planning.baseline import Baseline
-from packtrain.planning.study import Progress, study_outcome
+from packtrain.planning.study import StudyProgress, study_outcome
 from packtrain.planning.study_values import Study
 from packtrain.predicting.calibration import Fit, coefficients_for
 from packtrain.predicting.gpus import find_gpu
@@ -81,7 +81,7 @@ def plan(
     baseline: Mapping[str, Any] | None = None,
     seed: int | None = None,
     overwrite: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[StudyProgress], None] = lambda _: None,
 ) -> Planned:
     """Sweep lengths and limits, choose what to train with on these GPUs, and write the report.
 

@@ -112,9 +112,11 @@ def _samples(
     from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
 
     if request.specs:
-        from packtrain.verifying.user_data import samples_of  # only now: reading data needs more packages than proving
+        from packtrain.verifying.user_data import (
+            user_samples,  # only now: reading data needs more packages than proving
+        )
 
-        made, longest = samples_of(request, encoder, count, contract.longest_row)
+        made, longest = user_samples(request, encoder, count, contract.longest_row)
         return made, longest if longest is not None else max((one.sample for one in made), key=len)
     chat = request.settings().chat_template is not None
     longest = synthetic_text(encoder, long_enough(config, contract), chat=chat, seed=seed)

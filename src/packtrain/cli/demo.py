@@ -35,7 +35,7 @@ def demo(
     from packtrain.cli.show.plan import planned_json, show_planned
     from packtrain.cli.show.terminal import MeasureBar, measured_json, show_measured
     from packtrain.demo.demo import run_demo
-    from packtrain.measuring.measurement import Progress
+    from packtrain.measuring.measurement import MeasureProgress
 
     bar = MeasureBar("measuring", progress_console(), quiet=as_json)
 
@@ -44,7 +44,7 @@ def demo(
         if not as_json:
             output.print(line, soft_wrap=True, markup=False)
 
-    def progress(measured: Progress) -> None:
+    def progress(measured: MeasureProgress) -> None:
         bar.__enter__()  # the first time; later nothing
         bar.update(measured)
 

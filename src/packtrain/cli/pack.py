@@ -88,7 +88,7 @@ def inspect(
     Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120 --batch
     """
     from packtrain.app.inspection import plan as looking
-    from packtrain.cli.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
+    from packtrain.cli.show.pack import plan_json, show_blocked, show_places, show_plan, show_samples
     from packtrain.packing.balance import balance_table
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
@@ -109,7 +109,7 @@ def inspect(
         if as_json:
             print_json({"pack": pack, "epoch": epoch or 0, "samples": [asdict(one) for one in samples]})
         else:
-            show_pack(pack, samples, found.config.packing_length, output)
+            show_samples(pack, samples, found.config.packing_length, output)
     elif sample is not None:
         found, table = looking.open_plan(plan, costs)
         places, rows = looking.find_sample(found, table, sample)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.config.kinds import brief_name, nearest_key
-from packtrain.config.python_file import Unread, read_python
+from packtrain.config.python_file import RuntimeValue, read_python
 from packtrain.config.script_file import ENDINGS as SCRIPTS
 from packtrain.config.script_file import read_script
 from packtrain.config.sections import (
@@ -251,7 +251,7 @@ class _File:
         meant = self.theirs(section, key, name)
         if meant is not None and (self._theirs(at, meant, value) if value is not None else name not in HOMES):
             return
-        if isinstance(value, Unread):
+        if isinstance(value, RuntimeValue):
             self.problem(at, f"{at}: {value.text}: only literals and arithmetic are read, nothing is run")
             return
         if any(name == one and value == default for one, default in _AS_DEFAULT):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.app.measure import measure_outcome
-from packtrain.app.pack import Packed, pack_outcome
+from packtrain.app.pack import PackOutcome, pack_outcome
 from packtrain.app.plan import Planned, plan
 from packtrain.core.artifacts import atomic_path
 from packtrain.demo.demo_data import write_dataset
 from packtrain.demo.model import write_shape
-from packtrain.demo.train import DemoTraining, Standing, can_train, train_demo
-from packtrain.measuring.measurement import Outcome, Progress
+from packtrain.demo.train import DemoTraining, RunStanding, can_train, train_demo
+from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.packing_config import PackingConfig
 
 MODEL = "tiny:qwen2_5_vl"
@@ -26,9 +26,9 @@ class DemoResult:
 
     folder: Path
     data: Path
-    measured: Outcome
+    measured: MeasureOutcome
     planned: Planned
-    packed: Packed
+    packed: PackOutcome
     trained: DemoTraining | None  # None: not asked for, or the packages are not there
 
 
@@ -40,8 +40,8 @@ def run_demo(
     workers: int | None = None,
     train: bool = True,
     say: Callable[[str], None] = lambda _: None,
-    progress: Callable[[Progress], None] = lambda _: None,
-    training: Callable[[Standing], None] = lambda _: None,
+    progress: Callable[[MeasureProgress], None] = lambda _: None,
+    training: Callable[[RunStanding], None] = lambda _: None,
 ) -> DemoResult:
     """Make the data, measure it, plan for it, pack it, prove the packing and train on it."""
     say(f"Drawing {pictures} pictures with objects, and a few broken records, into {folder / 'data'}")

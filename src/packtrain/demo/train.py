@@ -34,7 +34,7 @@ _LOOK = 0.5  # seconds between two looks at what the runs have logged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class RunStanding:
     """How far one of the two runs is."""
 
     mode: str
@@ -65,7 +65,7 @@ def train_demo(
     model: str,
     pictures: int,
     say: Callable[[str], None] = lambda _: None,
-    progress: Callable[[Standing], None] = lambda _: None,
+    progress: Callable[[RunStanding], None] = lambda _: None,
 ) -> DemoTraining:
     """Prove packing for the model, train it packed and padded, and compare at equal samples."""
     from packtrain.app.verify import verify
@@ -123,7 +123,7 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
     return RunConfig.of(sections)
 
 
-def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], None]) -> None:
+def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[RunStanding], None]) -> None:
     """Train at the same time, so that whatever else the machine does slows all of them alike."""
     from packtrain.app.train.train import train
 
@@ -149,7 +149,7 @@ def _follow(
     configs: Mapping[str, RunConfig],
     steps: Mapping[str, int],
     futures: Mapping[str, Future[None]],
-    progress: Callable[[Standing], None],
+    progress: Callable[[RunStanding], None],
 ) -> None:
     """Tell how far the runs are, from what they log, until all have ended."""
     done = False
@@ -157,7 +157,7 @@ def _follow(
         done = all(future.done() for future in futures.values())
         for mode, config in configs.items():
             step, loss = _last_step(_run_folder(config))
-            progress(Standing(mode=mode, step=step, steps=steps[mode], loss=loss))
+            progress(RunStanding(mode=mode, step=step, steps=steps[mode], loss=loss))
         time.sleep(0 if done else _LOOK)
 
 

@@ -11,7 +11,7 @@ from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 from packtrain.records.schemas.formatting import load_formatting
 from packtrain.records.schemas.to_record import to_record
-from packtrain.records.schemas.unread import Unread
+from packtrain.records.schemas.unread import UnreadNames
 from packtrain.records.source import Entry
 
 
@@ -28,7 +28,7 @@ class Converter:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._formatting = load_formatting(request.schema.formatting)[0] if request.schema.formatting else None
-        self.unread = Unread(strict=request.strict_columns)
+        self.unread = UnreadNames(strict=request.strict_columns)
         self.schemas: Counter[str] = Counter()  # what records were read as
         self._text_only = _text_only(request)
         self._stores = [

@@ -25,7 +25,7 @@ RULES_VERSION = 4  # raised whenever the same inputs would be measured different
 _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end in
 
 
-def inputs_of(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, Any]:
+def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, Any]:
     """Data files, request, processor settings, the module of the user's formatting function and our own version.
 
     Nothing here says where model and data lie: see `Request.places`.

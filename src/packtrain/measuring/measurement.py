@@ -17,13 +17,13 @@ from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.measuring.drift import Reference, check_drift
 from packtrain.measuring.engines import Engine
-from packtrain.measuring.inputs import inputs_of
+from packtrain.measuring.inputs import measure_inputs
 from packtrain.measuring.journal import Journal, UnitResult
-from packtrain.measuring.judge import FailureBudget, Judge
+from packtrain.measuring.judge import FailureBudget, FailureJudge
 from packtrain.measuring.measure_summary import DriftCheck, MeasureSummary
 from packtrain.measuring.moved import others_there
 from packtrain.measuring.remedies import Remedies, remedies_of
-from packtrain.measuring.statistics import count_copies, summarise
+from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import (
     COSTS,
     JOURNAL,
@@ -36,7 +36,7 @@ from packtrain.measuring.table import (
 )
 from packtrain.measuring.work import work_items
 from packtrain.measuring.worker import FAMILY_RULE, Task, WorkItem
-from packtrain.measuring.writer import Counts, write_ledger, write_table
+from packtrain.measuring.writer import TableCounts, write_ledger, write_table
 
 _OURS = (COSTS, MEDIA, LEDGER, SUMMARY)
 _NAMED = 5  # settings that have changed
@@ -57,7 +57,7 @@ class Policy:
 
 
 @dataclass(slots=True)
-class Progress:
+class MeasureProgress:
     """How far a run is; handed to the caller after every unit."""
 
     entries: int = 0
@@ -78,7 +78,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class MeasureOutcome:
     """What a run did."""
 
     table: CostTable
@@ -88,17 +88,17 @@ class Outcome:
     notes: tuple[str, ...] = ()  # what was asked for and changes nothing; what training will say
 
 
-def run(
+def run_measurement(
     task: Task,
     out: Path,
     engine: Engine,
     policy: Policy,
     reference: Callable[[], Reference | str],
-    report: Callable[[Progress], None],
+    report: Callable[[MeasureProgress], None],
     *,
     told: Mapping[str, Any] = _NOTHING,
     again: bool = True,
-) -> Outcome:
+) -> MeasureOutcome:
     """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none.
 
     `told` are the settings as the user has said them, which later stages go on with. Without `again` a table that does
@@ -108,12 +108,12 @@ def run(
     if again:
         _refuse_others(out)
     by_processor = task.rule != FAMILY_RULE
-    inputs = inputs_of(task.request, content_hash=policy.content_hash, by_processor=by_processor)
+    inputs = measure_inputs(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
     places = task.request.places()
     finished, changed = _finished_before(out, inputs, task, told if again else None)
     if finished is not None:
-        return Outcome(table=finished, reused=True)
+        return MeasureOutcome(table=finished, reused=True)
     if not again:
         raise ArtifactError(
             f"data.costs {out}",
@@ -125,10 +125,10 @@ def run(
     remove_leftovers(out, (COSTS, MEDIA, LEDGER, SUMMARY))
     (out / SUMMARY).unlink(missing_ok=True)
     remedies = remedies_of(task.request, out / LEDGER, told.get("model", {}).get("model_name_or_path"))
-    progress = Progress(changed=tuple(changed or stale))
+    progress = MeasureProgress(changed=tuple(changed or stale))
     try:
         try:
-            _measure_units(task, engine, Judge(policy.budget, remedies), journal, progress, report)
+            _measure_units(task, engine, FailureJudge(policy.budget, remedies), journal, progress, report)
         except DataError:
             write_ledger(out, journal)  # so that the user sees which records are meant
             raise
@@ -150,7 +150,7 @@ def run(
             schemas=dict(counts.schemas.most_common()),
             content=counts.content.summary(),
             files=tuple((file.source, places.sources[file.source].name_of(file.file)) for file in counts.files),
-            statistics=summarise(table),
+            statistics=table_statistics(table),
             copies=count_copies(table.column("check"), table.column("tokens")),
             measured_by="rule" if task.rule == FAMILY_RULE else "processor",
             check=check,
@@ -162,7 +162,7 @@ def run(
         journal.remove()
     finally:
         journal.close()
-    return Outcome(
+    return MeasureOutcome(
         table=CostTable.load(out), reused=False, changed=list(progress.changed), resumed_units=progress.resumed_units
     )
 
@@ -216,10 +216,10 @@ def _finished_before(
 def _measure_units(
     task: Task,
     engine: Engine,
-    judge: Judge,
+    judge: FailureJudge,
     journal: Journal,
-    progress: Progress,
-    report: Callable[[Progress], None],
+    progress: MeasureProgress,
+    report: Callable[[MeasureProgress], None],
 ) -> None:
     """Bring every unit into the journal."""
     items, progress.total_units = work_items(task.request)
@@ -252,7 +252,7 @@ def _failed_by_media(unit: UnitResult) -> bool:
 
 
 def _check(
-    task: Task, table: CostTable, counts: Counts, policy: Policy, reference: Callable[[], Reference | str]
+    task: Task, table: CostTable, counts: TableCounts, policy: Policy, reference: Callable[[], Reference | str]
 ) -> DriftCheck:
     """How many records were compared with the real processor, and why none were."""
     if policy.check == 0:
@@ -262,14 +262,14 @@ def _check(
     processor = reference()
     if isinstance(processor, str):
         return DriftCheck(note=processor)
-    if inputs_of(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
+    if measure_inputs(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
         raise DataError("the data", got="files that changed while they were measured", fix="measure again")
     compared = check_drift(task, table, counts.unit_entries, processor, policy.check)
     broken = min(policy.check, len(table)) - compared
     return DriftCheck(records=compared, note=f"{broken} more could not be decoded" if broken else "")
 
 
-def _nothing_left(counts: Counts, remedies: Remedies, paths: Sequence[str]) -> DataError:
+def _nothing_left(counts: TableCounts, remedies: Remedies, paths: Sequence[str]) -> DataError:
     worst = counts.reasons.most_common(3)
     reasons = "; ".join(f"{count:,} x {reason}" for reason, count in worst)
     helps = dict.fromkeys((*(remedies.to_do(reason) for reason, _ in worst), remedies.listed()))

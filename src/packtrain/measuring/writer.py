@@ -29,7 +29,7 @@ _PIECES = 256  # tables that are held before they are joined
 
 
 @dataclass(kw_only=True, slots=True)
-class Counts:
+class TableCounts:
     """How many entries were read and what became of them."""
 
     entries: int = 0
@@ -84,9 +84,9 @@ class Counts:
         )
 
 
-def write_table(out: Path, journal: Journal) -> Counts:
+def write_table(out: Path, journal: Journal) -> TableCounts:
     """Write costs.parquet, media.parquet and ledger.jsonl."""
-    counts = Counts()
+    counts = TableCounts()
     with ExitStack() as stack:
         costs_path, media_path, ledger_path = (
             stack.enter_context(atomic_path(out / name)) for name in (COSTS, MEDIA, LEDGER)

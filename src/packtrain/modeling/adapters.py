@@ -194,7 +194,7 @@ def _targets(model: Any, settings: ModelSettings) -> str | list[str]:
     """The user's names, as peft takes them, or a pattern for the matrices of the decoder's layers."""
     asked = settings.lora_target_modules
     if asked is None:
-        return decoder_matrices(model)
+        return decoder_linear_pattern(model)
     if asked == (ALL_LINEAR,):
         return ALL_LINEAR
     names = [name for name, _ in model.named_modules()]
@@ -210,7 +210,7 @@ def _targets(model: Any, settings: ModelSettings) -> str | list[str]:
     return list(asked)
 
 
-def decoder_matrices(model: Any) -> str:
+def decoder_linear_pattern(model: Any) -> str:
     """A pattern for the names of all linear maps in the layers of the language model, and of nothing else."""
     layers = decoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)

@@ -17,7 +17,7 @@ from packtrain.packing.blocked import Blocked
 from packtrain.packing.draw import Draw, draw_of_table, is_mixed
 from packtrain.packing.overlong import Dropped
 from packtrain.packing.own import packer_source
-from packtrain.packing.pack_plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, PackPlan, inputs_of
+from packtrain.packing.pack_plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_summary import BlockedSummary, EpochCounts, LedgerCounts, PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES
@@ -33,7 +33,7 @@ BEYOND = "in a pack after the first max_packs"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PackProgress:
     """How far packing is."""
 
     epoch: int
@@ -47,7 +47,7 @@ def build_plan(
     config: PackingConfig,
     work: WorkModel,
     out: Path | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[PackProgress], None] = lambda _: None,
 ) -> PackPlan:
     """Pack a table. With `out` the plan appears there whole or not at all, and is memory-mapped."""
     builder = _Builder(table, config, work)
@@ -79,7 +79,7 @@ class _Builder:
         self.draw = draw_of_table(self.table, rows_that_fit(self.rows, self.config)) if mixed else None
         self.blocked = Blocked(self.config.capacities())
 
-    def epoch(self, number: int, sink: Sink, progress: Callable[[Progress], None]) -> None:
+    def epoch(self, number: int, sink: Sink, progress: Callable[[PackProgress], None]) -> None:
         """Pack one epoch and hand it to the sink."""
         config = self.config
         counts = self.draw.counts(config.seed, number) if self.draw is not None else None
@@ -100,7 +100,7 @@ class _Builder:
                 self._ledger(sink, unfit, None)
                 unfit = []
             read += window.rows
-            progress(Progress(number, config.epochs, read, len(self.rows)))
+            progress(PackProgress(number, config.epochs, read, len(self.rows)))
         sink.end()
         self._ledger(sink, unfit, None)
         self._ledger(sink, [Dropped(row, TAIL, "") for row in tail.rows], number)
@@ -149,7 +149,7 @@ class _Builder:
         blocked = self.blocked
         return PlanSummary(
             config=self.config,
-            inputs=inputs_of(self.table),
+            inputs=plan_inputs(self.table),
             packer_version=PACKER_VERSION,
             packer_source=packer_source(self.config.packing_strategy),
             cost_table=str(self.table.folder.resolve()),

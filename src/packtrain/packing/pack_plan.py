@@ -226,7 +226,7 @@ class PackPlan:
 
     def check_inputs(self, table: CostTable) -> None:
         """Refuse a cost table other than the one this plan was made from, naming what differs."""
-        found = differences(self.summary.inputs, inputs_of(table))
+        found = differences(self.summary.inputs, plan_inputs(table))
         if found:
             raise ArtifactError(
                 f"plan {self.folder or ''}".strip(),
@@ -236,7 +236,7 @@ class PackPlan:
             )
 
 
-def inputs_of(table: CostTable) -> dict[str, Any]:
+def plan_inputs(table: CostTable) -> dict[str, Any]:
     """What identifies a cost table wherever it and its data lie, and the names under which a difference is reported."""
     inputs = identity_of(table.summary)
     shown = {name: value if len(str(value)) < 2000 else digest(value) for name, value in inputs.items()}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.words import percent
+from packtrain.core.words import share_text
 from packtrain.measuring.statistics import DESCRIBED, describe
 from packtrain.measuring.table import CostTable
 from packtrain.packing.resources import Samples
@@ -81,16 +81,18 @@ def observations(statistics: Mapping[str, Statistics], with_images: Statistics) 
     found.append(f"{outliers}; 1 % are above {tokens['p99']:,.0f}{decide}.")
     kinds = {kind: statistics[f"{kind}_tokens"].get("total", 0) / total for kind in ("text", "image", "video")}
     if kinds["text"] < 1:
-        found.append("Tokens: " + ", ".join(f"{kind} {percent(share)}" for kind, share in kinds.items() if share) + ".")
+        found.append(
+            "Tokens: " + ", ".join(f"{kind} {share_text(share)}" for kind, share in kinds.items() if share) + "."
+        )
     if with_images:
         spread = with_images["std"] / with_images["mean"]
         alike = "about equally many" if spread < _ALIKE else "very different numbers"
         found.append(
             f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
-            f"({percent(spread)}): {alike}."
+            f"({share_text(spread)}): {alike}."
         )
     supervised = statistics["supervised_tokens"].get("total", 0) / total
-    found.append(f"{percent(supervised)} of the tokens carry loss.")
+    found.append(f"{share_text(supervised)} of the tokens carry loss.")
     return tuple(found)
 
 

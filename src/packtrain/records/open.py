@@ -59,7 +59,7 @@ LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
 
 @runtime_checkable
-class Counts(Protocol):
+class CountedFormat(Protocol):
     """A format that knows the number of a unit's entries without making them."""
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
@@ -135,7 +135,7 @@ def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
     """How many entries `read_unit` yields; by reading only where a format cannot tell."""
     spec = specs[unit.source]
     reader = _reader(spec.format)
-    if isinstance(reader, Counts) and not is_remote(spec.path):
+    if isinstance(reader, CountedFormat) and not is_remote(spec.path):
         return reader.count(spec, unit)
     return sum(1 for _ in read_unit(specs, unit))
 

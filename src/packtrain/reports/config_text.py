@@ -13,14 +13,14 @@ from packtrain.core.numbers import shown
 from packtrain.planning.configs import left_out
 from packtrain.planning.study_values import Reason, Recommendation
 from packtrain.records.yaml_text import Dumper
-from packtrain.reports.study_content import plain
+from packtrain.reports.study_content import json_value
 
 _WIDTH = 100
 
 
 def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> str:
     """Commented YAML that loads back to exactly the recommended config."""
-    config, base = plain(recommendation.config), plain(recommendation.base)
+    config, base = json_value(recommendation.config), json_value(recommendation.base)
     remarks = _remarks(config, base, recommendation.reasons)
     warning = f"WARNING: {recommendation.warning}" if recommendation.warning else ""
     lines = [line for text in (*title, warning, recommendation.verdict) for line in _comment(text, "")]

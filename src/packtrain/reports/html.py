@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from packtrain import __version__
 from packtrain.core.numbers import count, decimal, formatted, shown
-from packtrain.reports.compared import limits_text, modality, words
+from packtrain.reports.compared import modality, other_limits, words
 from packtrain.reports.study_content import LONGEST, Content
 
 
@@ -102,7 +102,7 @@ def _environment() -> Environment:
         "words": words,
         "modality": modality,
         "setting": setting,
-        "limits": limits_text,
+        "limits": other_limits,
     }
     return environment
 

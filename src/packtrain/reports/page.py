@@ -8,7 +8,7 @@ from typing import Any
 from packtrain.core.numbers import count
 from packtrain.planning.study_values import Study
 from packtrain.reports.charts import share_bar
-from packtrain.reports.checklist import Task
+from packtrain.reports.checklist import ChecklistItem
 from packtrain.reports.compared import SIMULATED, STATISTICS, compared, described_columns, padded_name
 from packtrain.reports.drawn import draw, part_css
 from packtrain.reports.html import changes, render, yaml_lines
@@ -22,7 +22,7 @@ _SECTIONS = (
 )
 
 
-def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[Task] = ()) -> str:
+def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[ChecklistItem] = ()) -> str:
     """The page. `yaml` is the text of recommended.yaml."""
     shown_content = page_content(content)
     colours = source_colours([group.name for group in sources_by_size(study.dataset.by_source)])

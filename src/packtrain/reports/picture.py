@@ -17,20 +17,20 @@ _ROW, _BAR = 16, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Key:
+class LegendKey:
     """A colour and what it stands for."""
 
     css: str
     name: str
 
 
-def picture_keys(packs: Sequence[PicturePack], colours: Mapping[str, str]) -> tuple[Key, ...]:
+def picture_keys(packs: Sequence[PicturePack], colours: Mapping[str, str]) -> tuple[LegendKey, ...]:
     """The legend: the sources that are in the picture, in the order of their colours."""
     names = {sample.source for pack in packs[:MOST_PACKS] for sample in pack.samples}
     own = [name for name in colours if name in names and colours[name] != f"c{COLOURS}"]
-    keys = [Key(css=colours[name], name=shown(name, 48) or "(no name)") for name in own]
+    keys = [LegendKey(css=colours[name], name=shown(name, 48) or "(no name)") for name in own]
     if len(names) > len(own):
-        keys.append(Key(css=f"c{COLOURS}", name=plural(len(names) - len(own), "other source")))
+        keys.append(LegendKey(css=f"c{COLOURS}", name=plural(len(names) - len(own), "other source")))
     return tuple(keys)
 
 

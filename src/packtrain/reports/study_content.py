@@ -18,18 +18,18 @@ SHOWN_SOURCES, SHOWN_REASONS, SHOWN_IDS = 12, 24, 12  # on the page; files have 
 LONGEST = 600  # characters of a sentence; only a name that is none makes one longer
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value as JSON has it: mappings, lists, numbers, strings; numbers that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): json_value(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray):
-        return plain(value.tolist())
+        return json_value(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return json_value(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):
@@ -41,23 +41,23 @@ def study_content(study: Study) -> Content:
     """Everything that files and page show, and the few numbers derived from it. The picture of packs is drawn only."""
     chosen = study.simulations[study.recommendation.simulation]
     return {
-        "about": about(study),
+        "about": study_about(study),
         "headline": _headline(study, chosen),
-        "dataset": {**plain(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
-        "padded": [{**plain(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
-        "simulations": [{**plain(one), **_simulated(one, study.epochs)} for one in study.simulations],
-        "recommendation": plain(study.recommendation),
+        "dataset": {**json_value(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
+        "padded": [{**json_value(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
+        "simulations": [{**json_value(one), **_simulated(one, study.epochs)} for one in study.simulations],
+        "recommendation": json_value(study.recommendation),
         "memory": _memory(study),
-        "balance": plain(study.balance),
-        "ledger": plain(study.ledger),
-        "notes": plain(study.notes),
+        "balance": json_value(study.balance),
+        "ledger": json_value(study.ledger),
+        "notes": json_value(study.notes),
     }
 
 
-def about(study: Study) -> Content:
+def study_about(study: Study) -> Content:
     """What was studied."""
     names = ("costs", "model", "model_type", "parameters", "gpu", "gpus", "epochs", "setup", "baseline")
-    return {name: plain(getattr(study, name)) for name in names}
+    return {name: json_value(getattr(study, name)) for name in names}
 
 
 def files_content(content: Content) -> dict[str, Content]:
@@ -123,17 +123,17 @@ def _headline(study: Study, chosen: Simulation) -> Content:
         "packing": study.recommendation.packing,
         "mark": study.recommendation.mark,
         "packing_length": chosen.packing_length,
-        "gain": plain(study.gain),
-        "speedup": plain(chosen.speedup),
+        "gain": json_value(study.gain),
+        "speedup": json_value(chosen.speedup),
         "baseline": _baseline_name(study.baseline),
-        "fill": plain(chosen.fill),
+        "fill": json_value(chosen.fill),
         "packs": chosen.packs,
-        "of_bound": plain(chosen.of_bound),
+        "of_bound": json_value(chosen.of_bound),
         "memory_bytes": used,
         "gpu_bytes": int(study.memory.gpu_bytes),
-        "memory_share": plain(used / study.memory.gpu_bytes) if study.memory.gpu_bytes else None,
-        "seconds": plain(chosen.seconds),
-        "waste": plain(max((run.waste for run in study.padded), default=0.0)),
+        "memory_share": json_value(used / study.memory.gpu_bytes) if study.memory.gpu_bytes else None,
+        "seconds": json_value(chosen.seconds),
+        "waste": json_value(max((run.waste for run in study.padded), default=0.0)),
         "packed": int(chosen.samples_packed),
         "left_out": int(sum(study.ledger.values())),
         "accounted": int(chosen.samples_packed + sum(study.ledger.values())),
@@ -152,12 +152,12 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
     """Speeds, and all epochs together."""
     known = run.seconds > 0
     return {
-        "samples_per_second": plain(samples / run.seconds) if known else None,
-        "seconds_per_step": plain(run.seconds / run.steps) if known and run.steps else None,
+        "samples_per_second": json_value(samples / run.seconds) if known else None,
+        "seconds_per_step": json_value(run.seconds / run.steps) if known and run.steps else None,
         "total_steps": epochs * run.steps,
         "total_samples": epochs * samples,
         "total_tokens": epochs * tokens,
-        "total_seconds": plain(epochs * run.seconds),
+        "total_seconds": json_value(epochs * run.seconds),
     }
 
 
@@ -165,9 +165,9 @@ def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     """Speeds and sizes of a padded run, so that it can stand beside a packed one."""
     known = run.seconds > 0
     return {
-        "tokens_per_second": plain(run.tokens_per_second) if known else None,
-        "samples_per_step": plain(run.samples / run.steps) if run.steps else None,
-        "speedup": plain(run.tokens_per_second / baseline.tokens_per_second) if known else None,
+        "tokens_per_second": json_value(run.tokens_per_second) if known else None,
+        "samples_per_step": json_value(run.samples / run.steps) if run.steps else None,
+        "speedup": json_value(run.tokens_per_second / baseline.tokens_per_second) if known else None,
         **_over_time(run, run.samples, run.real_tokens, epochs),
     }
 
@@ -178,8 +178,8 @@ def _simulated(one: Simulation, epochs: int) -> Content:
     return {
         "real_tokens": real,
         "unused_tokens": capacity - real,
-        "unused": plain(1 - one.fill),
-        "dropped_share": plain(dropped_share(one)),
+        "unused": json_value(1 - one.fill),
+        "dropped_share": json_value(dropped_share(one)),
         **_over_time(one, one.samples_packed, real, epochs),
     }
 
@@ -187,7 +187,7 @@ def _simulated(one: Simulation, epochs: int) -> Content:
 def _memory(study: Study) -> Content:
     report = study.memory
     estimate, size = report.estimate, report.gpu_bytes
-    found: Content = plain(report)
+    found: Content = json_value(report)
     for one, other in zip(found["beside"], report.beside, strict=True):
         one["estimate"]["total"] = other.estimate.total
     found["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
@@ -198,13 +198,13 @@ def _memory(study: Study) -> Content:
         "other": estimate.total - estimate.states - estimate.activations,
         "free": size - estimate.total,
         "missing": max(0, estimate.total - size),
-        "share": plain(estimate.total / size) if size else None,
+        "share": json_value(estimate.total / size) if size else None,
     }
     host = report.host
     found["host"] = {
-        "memory": {"total": host.memory_bytes, "parts": plain((*host.memory, *host.shared_memory))},
-        "shared_memory": {"total": host.shared_memory_bytes, "parts": plain(host.shared_memory)},
-        "disk": {"total": host.disk_bytes, "parts": plain(host.disk)},
+        "memory": {"total": host.memory_bytes, "parts": json_value((*host.memory, *host.shared_memory))},
+        "shared_memory": {"total": host.shared_memory_bytes, "parts": json_value(host.shared_memory)},
+        "disk": {"total": host.disk_bytes, "parts": json_value(host.disk)},
     }
     return found
 

@@ -122,7 +122,7 @@ class RunFolder:
         """Write what is about to be trained."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.dump(
-            without_secrets(plain({name: dict(values) for name, values in sections.items() if values})),
+            without_secrets(plain_values({name: dict(values) for name, values in sections.items() if values})),
             Dumper=Dumper,
             sort_keys=False,
         )
@@ -178,12 +178,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Values as YAML and JSON have them."""
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): plain_values(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [plain_values(inner) for inner in value]
     return os.fspath(value) if isinstance(value, Path) else value
 
 

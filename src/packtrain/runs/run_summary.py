@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packtrain.runs.run_values import Run, Steps
+from packtrain.runs.run_values import Steps, TrainingRun
 from packtrain.runs.thin import trailing_mean
 
 LAST = 0.1  # the share of a run's samples that its final loss is a mean of; at least those of a step
@@ -81,11 +81,11 @@ class Comparison:
     runs: tuple[AtEqualSamples, ...]
 
 
-def summarise(run: Run, window: float | None = None) -> Summary:
+def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
     """One run in numbers; its final loss is a mean over `window` samples, or as many as are usual."""
     steps = run.steps
     seconds = np.nan_to_num(steps["step_seconds"])
-    window = window_of(steps) if window is None else window
+    window = loss_window(steps) if window is None else window
     warm = steps.warm
     timed = ~warm
     lasting = float(seconds[timed].sum())
@@ -123,13 +123,13 @@ def summarise(run: Run, window: float | None = None) -> Summary:
     )
 
 
-def compare(runs: Sequence[Run]) -> Comparison | None:
+def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
     seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
     if len(runs) < 2 or min(seen) <= 0:
         return None
     samples = min(seen)
-    window = max(window_of(run.steps, samples) for run in runs)
+    window = max(loss_window(run.steps, samples) for run in runs)
     losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
     known = [loss for loss in losses if loss is not None]
     target = max(known) if len(known) == len(runs) else None
@@ -167,7 +167,7 @@ def compare(runs: Sequence[Run]) -> Comparison | None:
     )
 
 
-def window_of(steps: Steps, samples: float | None = None) -> float:
+def loss_window(steps: Steps, samples: float | None = None) -> float:
     """The samples that a loss is a mean over: the last tenth, and those of the last step at least."""
     seen = (samples if samples is not None else _last(steps["samples_seen"])) or 1.0
     last = steps["samples"][: np.searchsorted(steps["samples_seen"], seen * (1 - 1e-9)) + 1][-1:]
@@ -186,7 +186,7 @@ def smooth_loss(steps: Steps, window: float) -> np.ndarray:
 
 def drawn_loss(steps: Steps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The smoothed loss for drawing: each mean stands in the middle of what it is a mean of."""
-    window = window_of(steps)
+    window = loss_window(steps)
     return trailing_mean(steps["samples_seen"], x, steps["supervised_tokens"], window), smooth_loss(steps, window)
 
 
@@ -205,7 +205,7 @@ def _padding(steps: Steps) -> float | None:
     return float(1 - tokens[good].sum() / (tokens[good] / (1 - share[good])).sum())
 
 
-def _evaluated(run: Run, samples: float) -> float | None:
+def _evaluated(run: TrainingRun, samples: float) -> float | None:
     """The loss of the evaluation that is nearest to this many samples, if it is near."""
     near = [one for one in run.evaluations if abs(one.samples - samples) <= _NEAR * samples and np.isfinite(one.loss)]
     return min(near, key=lambda one: abs(one.samples - samples)).loss if near else None

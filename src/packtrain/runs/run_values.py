@@ -109,7 +109,7 @@ class About:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Run:
+class TrainingRun:
     """Everything a page shows of one run."""
 
     folder: Path

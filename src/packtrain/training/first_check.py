@@ -18,7 +18,7 @@ from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.evaluation import kept_random_state
-from packtrain.verifying.checked_samples import Room
+from packtrain.verifying.checked_samples import RowRoom
 from packtrain.verifying.quick import Training, quick_check
 from packtrain.verifying.verdict import Verdict
 
@@ -46,7 +46,7 @@ def check_first_batch(
     plan = dataset.schedule.plan
     packing = plan.config
     patches = int(plan.epoch(0).load("patches").max())
-    room = Room(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
+    room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with kept_random_state(), torch.compiler.set_stance("force_eager"):
         try:

@@ -17,7 +17,7 @@ _LEAST_ROOM = 8  # tokens that make a sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class RowRoom:
     """What one row of a training step holds."""
 
     tokens: int = MOST_TOKENS
@@ -44,20 +44,20 @@ def kind_of(images: int, videos: int) -> str:
     return "video" if videos else "images" if images > 1 else "image" if images else "text"
 
 
-def described(sample: EncodedSample) -> str:
+def sample_described(sample: EncodedSample) -> str:
     """A sample in words."""
     kind = kind_of(sample.num_images, sample.num_videos)
     return f"{sample.id} ({kind if kind != 'images' else f'{sample.num_images} images'}, {len(sample):,} tokens)"
 
 
 def short_samples(
-    samples: Sequence[EncodedSample], room: Room | None = None
+    samples: Sequence[EncodedSample], room: RowRoom | None = None
 ) -> tuple[list[EncodedSample], tuple[str, ...]]:
     """The shortest sample of every kind, filled up with short ones, at least two; and what found no room.
 
     Where they are too long, the beginning of their text is taken.
     """
-    room = room or Room()
+    room = room or RowRoom()
     piece = max(2, min(room.tokens, MOST_TOKENS) // 4 // room.alignment * room.alignment)
     usable = sorted((sample for sample in samples if (sample.labels[1:] != IGNORED).any()), key=len)
     usable = usable or [_text_of(sample, piece, number=0) for sample in samples]

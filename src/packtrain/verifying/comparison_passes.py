@@ -20,7 +20,7 @@ Gradients = dict[str, Tensor]  # by parameter; those that got none are not in it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Outcome:
+class PassOutcome:
     """What one way of running the samples gave."""
 
     logits: tuple[Tensor, ...]  # of each sample: (tokens, vocabulary)
@@ -34,7 +34,7 @@ def with_media_as(sample: EncodedSample, dtype: torch.dtype) -> EncodedSample:
     return replace(sample, media={name: _cast(name, tensor, dtype) for name, tensor in sample.media.items()})
 
 
-def alone(sample: EncodedSample, contract: BatchContract) -> dict[str, Any]:
+def alone_inputs(sample: EncodedSample, contract: BatchContract) -> dict[str, Any]:
     """The inputs of one sample as its processor gives them: no positions, so that the model finds them itself."""
     inputs: dict[str, Any] = {"input_ids": sample.input_ids[None], "use_cache": False, **sample.media}
     if contract.positions == "mrope" and sample.media:
@@ -103,24 +103,24 @@ def gradients_of(model: Any) -> Gradients:
     return found
 
 
-def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> Outcome:
+def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> PassOutcome:
     """Every sample on its own; gradients add up to those of the common loss."""
     supervised = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
     logits, losses = [], []
     model.zero_grad(set_to_none=True)
     for sample in samples:
         with torch.set_grad_enabled(backward):
-            row = forward(model, alone(sample, contract))
+            row = forward(model, alone_inputs(sample, contract))
             found = token_losses(row, sample.labels)
         if backward:
             (found.sum() / supervised).backward()  # type: ignore[no-untyped-call]
         logits.append(row.detach())
         losses.append(found.detach())
     loss = float(torch.cat(losses).double().sum()) / supervised
-    return Outcome(logits=tuple(logits), losses=tuple(losses), loss=loss, gradients=gradients_of(model))
+    return PassOutcome(logits=tuple(logits), losses=tuple(losses), loss=loss, gradients=gradients_of(model))
 
 
-def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool) -> Outcome:
+def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool) -> PassOutcome:
     """All samples in one row."""
     inputs, labels = packed(samples, collate)
     model.zero_grad(set_to_none=True)
@@ -131,7 +131,7 @@ def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *
     if backward:
         loss.backward()  # type: ignore[no-untyped-call]
     logits = split(row.detach(), samples, collate)
-    return Outcome(
+    return PassOutcome(
         logits=logits,
         losses=tuple(token_losses(one, sample.labels) for one, sample in zip(logits, samples, strict=True)),
         loss=float(found.detach().double().mean()),

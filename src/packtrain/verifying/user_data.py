@@ -20,7 +20,7 @@ MOST_TOKENS = 8_192  # of all samples together, because logits of every token ar
 LONGEST = 16_384  # tokens of the longest sample, which is run forward only
 
 
-def samples_of(
+def user_samples(
     request: Request, encoder: SampleEncoder, count: int, room: int | None = None
 ) -> tuple[list[Priced], EncodedSample | None]:
     """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.

@@ -17,12 +17,12 @@ from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.contracts import BatchContract
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.compiled import refuse_uncompiled
-from packtrain.verifying.checked_samples import described
+from packtrain.verifying.checked_samples import sample_described
 from packtrain.verifying.compare import FullPrecision, HalfPrecision, Judge, compare_costs, compare_labels
 from packtrain.verifying.comparison_passes import (
     Collate,
-    Outcome,
-    alone,
+    PassOutcome,
+    alone_inputs,
     packed,
     run_alone,
     run_packed,
@@ -112,7 +112,7 @@ def verify_model(
         backend=used,
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
-        samples=(*map(described, samples), *_forward_only(rows, samples)),
+        samples=(*map(sample_described, samples), *_forward_only(rows, samples)),
         tokens=sum(len(sample) for sample in samples),
         findings=tuple(findings),
         judged=(*judge.describe(), *_judged_rows(rows, loss, weight.dtype), *_judged_neighbours(model)),
@@ -136,7 +136,7 @@ def _judge(
     return HalfPrecision(samples=samples, reference=reference, yardstick=yardstick), used
 
 
-def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> Outcome:
+def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> PassOutcome:
     with in_mode(model, EVALUATION):
         try:
             return run_alone(model, samples, contract, backward=backward)
@@ -187,7 +187,9 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Fin
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
         found = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
         with stock_attention(model):
-            compared = [(one, hidden(alone(one, contract)), ours) for one, ours in zip(samples, found, strict=True)]
+            compared = [
+                (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, found, strict=True)
+            ]
     return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
 
 
@@ -238,7 +240,7 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
 def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) -> list[str]:
     known = {sample.id for sample in samples}
     others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in known}
-    return [f"{described(sample)}, forward only" for sample in others.values()]
+    return [f"{sample_described(sample)}, forward only" for sample in others.values()]
 
 
 def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packtrain.app.cache.checks import CHECKS, STUDIED, described, staleness
+from packtrain.app.cache.checks import CHECKS, STUDIED, entry_described, staleness
 from packtrain.app.cache.made import of_users
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.row_table import sum_of
@@ -158,7 +158,7 @@ def _cached(kind: str, path: Path, root: Path, *, look: bool) -> Cached:
         path=path,
         bytes=_size(path),
         used=_used(path),
-        about=described(kind, path),
+        about=entry_described(kind, path),
         stale=tuple(staleness(kind, path, root)) if look else (),
     )
 

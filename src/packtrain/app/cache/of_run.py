@@ -14,7 +14,7 @@ from packtrain.core.fingerprint import digest
 from packtrain.core.words import counted
 from packtrain.delivery.encode.row_table import fingerprint_of
 from packtrain.measuring.table import CostTable
-from packtrain.packing.pack_plan import PLAN, PackPlan, inputs_of
+from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs
 
 
 def clear_run(run: ResolvedRun) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:
     own = (table, *((tokens,) if config.caches_tokens else ()))
     measured = _measured(table)
     rows = f"rows-{fingerprint_of(measured)}.arrow" if measured is not None else ""
-    inputs = inputs_of(measured) if measured is not None else None
+    inputs = plan_inputs(measured) if measured is not None else None
     found = list_cache(root, ("measure", "plans", "rows", "tokens"), look=False)
     plans = [one for one in found if one.kind == "plans" and _is_plan(one, table, inputs, config)]
     return [one for one in found if one.path in own or one.path.name == rows or one in plans]

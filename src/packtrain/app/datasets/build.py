@@ -28,7 +28,7 @@ from packtrain.families.model_folder import resolve
 from packtrain.measuring.measure_summary import EntryCounts
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
-from packtrain.packing.pack_plan import PackPlan, inputs_of
+from packtrain.packing.pack_plan import PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Schedule
 from packtrain.predicting.shapes import read_shape
@@ -337,7 +337,7 @@ def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Calla
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
     plan = PackPlan.load(str(config.plan)).found_with(table)
-    found = differences(plan.summary.inputs, inputs_of(table))
+    found = differences(plan.summary.inputs, plan_inputs(table))
     said = config.packing_config(plan.config.packing_length).describe()
     usual = PackingConfig(packing_length=plan.config.packing_length).describe()
     theirs = plan.config.describe()

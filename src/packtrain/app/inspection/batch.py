@@ -230,12 +230,12 @@ class _Noting:
         return made
 
     def _media(self, record: Record, store: MediaStore) -> tuple[SeenMedium, ...]:
-        from packtrain.delivery.encode.decode import read_header
+        from packtrain.delivery.encode.decode import media_header
 
         media = tuple(record.media())
         if not media:
             return ()
-        headers = [read_header(store, medium) for medium in media]
+        headers = [media_header(store, medium) for medium in media]
         if self._rule is None:
             request, settings = self.encoder.request, self.encoder.request.settings()
             family = load_family(settings, request.limits)

@@ -67,7 +67,7 @@ def course_of(
     )
 
 
-def room_for(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
+def disk_warning(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
     """What to say where checkpoints and weights are expected not to fit on the disk of the run.
 
     A disk without room for one of them is refused: nothing would be left of the run.

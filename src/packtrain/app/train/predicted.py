@@ -13,7 +13,7 @@ from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.planning.clock import Clock
 from packtrain.planning.memory_report import GPUS_PER_NODE
-from packtrain.planning.passes import FIELDS, Passes, pack_passes
+from packtrain.planning.passes import FIELDS, PassColumns, pack_passes
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import Gpu, find_gpu
 from packtrain.predicting.host import host_needs
@@ -26,7 +26,7 @@ _SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "im
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Expected:
+class PredictedRun:
     """Predictions for a run, and what they rest on."""
 
     gpu: str
@@ -77,7 +77,9 @@ def machine_of(prepared: Prepared, *, gpu: str | None, attention: str, compiled:
     return Machine(shape=shape, setup=setup, gpu=found, time=time, memory=memory)
 
 
-def expected(prepared: Prepared, machine: Machine | None, *, workers: int = 0, prefetch: int = 2) -> Expected | None:
+def expected(
+    prepared: Prepared, machine: Machine | None, *, workers: int = 0, prefetch: int = 2
+) -> PredictedRun | None:
     """The first epoch's speed and the worst batch's memory; None where there is no GPU to predict for."""
     if machine is None or machine.gpu is None:
         return None
@@ -87,7 +89,7 @@ def expected(prepared: Prepared, machine: Machine | None, *, workers: int = 0, p
     per_step = -(-numbers.packs_per_step // rows)
     seconds = clock.epoch(passes, per_step, packs=True)
     model, worst = (machine.shape, machine.setup), heaviest(prepared, machine)
-    return Expected(
+    return PredictedRun(
         gpu=machine.gpu.name,
         tokens_per_second=numbers.tokens / seconds,
         step_seconds=seconds / numbers.steps_per_epoch,
@@ -107,7 +109,7 @@ def expected(prepared: Prepared, machine: Machine | None, *, workers: int = 0, p
     )
 
 
-def too_large(found: Expected | None, prepared: Prepared) -> tuple[str, ...]:
+def too_large(found: PredictedRun | None, prepared: Prepared) -> tuple[str, ...]:
     """What to say where the heaviest batch is expected not to fit."""
     if found is None or found.memory_bytes <= found.gpu_bytes:
         return ()
@@ -130,7 +132,7 @@ def heaviest(prepared: Prepared, machine: Machine) -> Load:
     return Load(**{name: max(getattr(one, name) for one in epochs) for name in FIELDS})
 
 
-def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> Passes:
+def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> PassColumns:
     """The batches of an epoch in their order; padded ones are as long as their longest row."""
     packs, schedule = prepared.dataset.plan.epoch(epoch), prepared.dataset.schedule
     rows = prepared.run.data.rows_per_batch
@@ -140,7 +142,7 @@ def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> Passes:
         found = pack_passes(loads)  # compiled layers have rows of one shape
         return found.filled(prepared.numbers.packing_length) if machine.setup.compiled else found
     sizes, longest = np.add.reduceat(loads["samples"], starts), np.maximum.reduceat(loads["longest"], starts)
-    return Passes(
+    return PassColumns(
         {
             "tokens": sizes * longest,
             "squared_tokens": sizes * longest * longest,

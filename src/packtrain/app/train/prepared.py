@@ -19,14 +19,14 @@ from packtrain.config.run_config import RunConfig
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.words import about, counted, signed_percent
-from packtrain.delivery.encode.token_writer import Progress as Tokenizing
+from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.measuring.measurement import Outcome
-from packtrain.measuring.measurement import Progress as Measuring
+from packtrain.measuring.measurement import MeasureOutcome
+from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.measuring.worker import NOT_DRAWN, OTHER_PART
 from packtrain.modeling.input_limits import limited_parts
-from packtrain.packing.build_plan import Progress as Packing
+from packtrain.packing.build_plan import PackProgress as Packing
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.padding_share import padding_share
 from packtrain.packing.schedule import Schedule
@@ -94,7 +94,7 @@ class Prepared:
 
 
 def prepare(
-    run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None, *, measured: Outcome | None = None
+    run: ResolvedRun, progress: Callable[[Any], None] = lambda _: None, *, measured: MeasureOutcome | None = None
 ) -> Prepared:
     """Measure and pack what is missing or stale, and count; `measured` is what the same command measured before."""
     builder = _Builder(

@@ -25,7 +25,7 @@ def check_same_data(prepared: Prepared) -> None:
 
     date = prepared.run.config.data.template_date
     mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
-    compare(said_by_all(mine))
+    require_same(said_by_all(mine))
 
 
 def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
         )
 
 
-def compare(said: Sequence[Mapping[str, Any]]) -> None:
+def require_same(said: Sequence[Mapping[str, Any]]) -> None:
     """An error that names a rank which says something else than the first, and what."""
     for rank, other in enumerate(said):
         differ = [name for name in said[0] if other.get(name) != said[0][name]]

@@ -19,7 +19,7 @@ from packtrain.app.train.dated import with_template_date
 from packtrain.app.train.from_data import RECOMMENDED, STUDY_PAGE, config_from_data
 from packtrain.app.train.prepared import prepare
 from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
-from packtrain.app.train.train_outcome import Place, Ready, TrainOutcome
+from packtrain.app.train.train_outcome import ProcessPlace, ReadyRun, TrainOutcome
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.tile_check import check_tiles
 from packtrain.core.cache_root import cache_dir, made_cache
@@ -49,7 +49,7 @@ def train(
     max_samples: int | None = None,
     batch_stats: int = 0,
     progress: Callable[[Any], None] = lambda _: None,
-    ready: Callable[[Ready], None] = lambda _: None,
+    ready: Callable[[ReadyRun], None] = lambda _: None,
     console: Console | None = None,
 ) -> TrainOutcome:
     """Measure and pack what is missing, prove packing on the first samples, train, and leave a run folder.
@@ -60,7 +60,7 @@ def train(
     without them.
     """
     _require_packages()
-    here = Place.here()
+    here = ProcessPlace.here()
     watched = progress if here.first else lambda _: None
     config, measured = _run_config(config, overrides, resume=resume), None
     if config is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packtrain.app.train.course import Course
-from packtrain.app.train.predicted import Expected
+from packtrain.app.train.predicted import PredictedRun
 from packtrain.app.train.prepared import RunNumbers
 from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.runs.run_facts import RunOutcome
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ProcessPlace:
     """Which of the started processes this is."""
 
     rank: int = 0
@@ -32,7 +32,7 @@ class Place:
         return self.rank == 0
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> ProcessPlace:
         """As launchers tell it: torchrun, accelerate launch, or none."""
         rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         return cls(rank=rank, world=max(world, 1), local_rank=local)
@@ -48,7 +48,7 @@ class Learning:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Ready:
+class ReadyRun:
     """A run before its first step."""
 
     run: ResolvedRun
@@ -62,7 +62,7 @@ class Ready:
     compiled: bool
     proof: Verdict | None  # of packing; None where rows are padded, or it was turned off
     course: Course
-    expected: Expected | None  # None without a GPU that is known
+    expected: PredictedRun | None  # None without a GPU that is known
     batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for
     warnings: tuple[str, ...] = ()  # what is not as it was asked for
     risks: tuple[str, ...] = ()  # what may end the run before its time
@@ -74,7 +74,7 @@ class TrainOutcome:
     """What became of a run."""
 
     folder: Path
-    ready: Ready
+    ready: ReadyRun
     outcome: RunOutcome
     report: Path | None = None
     final: Path | None = None

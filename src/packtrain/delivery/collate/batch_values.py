@@ -69,7 +69,7 @@ class Batch(dict[str, Any]):
         return Batch(moved, self.info)
 
 
-def describe(
+def batch_info(
     rows: Sequence[PackedRow],
     samples: Sequence[EncodedSample],
     *,

@@ -17,7 +17,7 @@ from packtrain.core.retries import Answer, retried
 from packtrain.core.values import LedgerEntry, Record
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.expected import Expected
-from packtrain.delivery.encode.row_table import Row
+from packtrain.delivery.encode.row_table import SampleRow
 from packtrain.packing.pack_plan import PackPlan
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ STAGE = "deliver"  # of ledger entries of samples that were planned and could no
 PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt after a fault while media were read
 
 
-class Rows(Protocol):
+class DeliveryRows(Protocol):
     """The rows of the cost table."""
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> SampleRow:
         """One row: its id, origin, source and what it was measured to cost."""
         ...
 
@@ -66,7 +66,7 @@ class PackSource:
     A sample that can never be decoded is left out, and the row says so. Whatever else goes wrong stops the run.
     """
 
-    def __init__(self, plan: PackPlan, rows: Rows, reader: Reader, encoder: Encoder) -> None:
+    def __init__(self, plan: PackPlan, rows: DeliveryRows, reader: Reader, encoder: Encoder) -> None:
         self.plan = plan
         self._rows, self._reader, self._encoder = rows, reader, encoder
 
@@ -111,7 +111,7 @@ class PackSource:
     def close(self) -> None:
         """Nothing is needed any more."""
 
-    def _encoded(self, number: int, row: Row, start: int, tokens: int) -> EncodedSample:
+    def _encoded(self, number: int, row: SampleRow, start: int, tokens: int) -> EncodedSample:
         expected = Expected(
             tokens=row.tokens,
             patches=row.patches,
@@ -127,7 +127,7 @@ class PackSource:
 
         return media_read(encode, row.id, row.origin)
 
-    def _require_root(self, row: Row) -> None:
+    def _require_root(self, row: SampleRow) -> None:
         """One file may be gone for good; a whole folder that is gone is a disk or a mount that comes back."""
         root = self._reader.store(row.source).root
         if not os.path.isdir(root):
@@ -151,7 +151,7 @@ class PackSource:
             self.plan = PackPlan.load(self.plan, checked=False)  # by the process that this one comes from
 
 
-def _left_out(row: Row, error: RecordError) -> LedgerEntry:
+def _left_out(row: SampleRow, error: RecordError) -> LedgerEntry:
     detail = f"{error.stage}: {error.detail}" if error.detail else error.stage
     return LedgerEntry(id=row.id, origin=row.origin, stage=STAGE, reason=error.reason, detail=detail)
 

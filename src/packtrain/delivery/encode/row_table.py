@@ -35,7 +35,7 @@ ROW_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class SampleRow:
     """One row: which sample it is, where it stands, and what delivering it must come to."""
 
     id: str
@@ -105,11 +105,11 @@ class RowTable:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> SampleRow:
         """One row; only its own values are read."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
-        return Row(**{name: column[number].as_py() for name, column in self._columns.items()})
+        return SampleRow(**{name: column[number].as_py() for name, column in self._columns.items()})
 
     def column(self, name: str) -> np.ndarray:
         """One column of numbers."""

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
-from packtrain.delivery.loader.position import Progress, Standing
+from packtrain.delivery.loader.position import LoaderProgress, Standing
 from packtrain.delivery.loader.sampler import PackSampler, Span, rank_and_world
 from packtrain.delivery.loader.shared_memory import Shared
 from packtrain.delivery.loader.worker_loss import LOST, dead, said_by_the_loader, shared_memory_full, what_to_do
@@ -138,7 +138,7 @@ class PackLoader(DataLoader):
 class _Delivery:
     """One iteration over the batches of a loader."""
 
-    def __init__(self, loader: PackLoader, batches: Iterator[Any], progress: Progress) -> None:
+    def __init__(self, loader: PackLoader, batches: Iterator[Any], progress: LoaderProgress) -> None:
         self._loader, self._batches, self._progress = loader, batches, progress
         self._broken = self._ended = self.waiting = False
         self._workers = tuple(getattr(batches, "_workers", ()))

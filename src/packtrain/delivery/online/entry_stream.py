@@ -10,7 +10,7 @@ from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry, SourceSpec
 
 
-class Place(NamedTuple):
+class EntryPlace(NamedTuple):
     """Where an entry stands in its stream; places are in reading order."""
 
     unit: int = 0
@@ -21,7 +21,7 @@ class Place(NamedTuple):
         return f"{self.unit}:{self.entry}"
 
     @classmethod
-    def of_key(cls, key: str) -> Place:
+    def of_key(cls, key: str) -> EntryPlace:
         """The place that a key stands for."""
         unit, entry = key.split(":")
         return cls(int(unit), int(entry))
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 class Arrival:
     """An entry, and where it stands."""
 
-    place: Place
+    place: EntryPlace
     source: int  # position in the request's list of sources
     entry: Entry
 
@@ -39,7 +39,7 @@ class Arrival:
 class EntryStream(Protocol):
     """Entries in an order that is the same in every process and every time. It must pickle."""
 
-    def read(self, start: Place) -> Iterator[Arrival]:
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
         """All entries from a place on; where it lies between entries, from the next one on."""
         ...
 
@@ -50,11 +50,11 @@ class SourceStream:
     def __init__(self, specs: Sequence[SourceSpec]) -> None:
         self._specs = tuple(specs)
 
-    def read(self, start: Place) -> Iterator[Arrival]:
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
         for unit in iter_units(self._specs):
             if unit.number < start.unit:
                 continue
             skipped = start.entry if unit.number == start.unit else 0
             for number, entry in enumerate(read_unit(self._specs, unit)):
                 if number >= skipped:
-                    yield Arrival(place=Place(unit.number, number), source=unit.source, entry=entry)
+                    yield Arrival(place=EntryPlace(unit.number, number), source=unit.source, entry=entry)

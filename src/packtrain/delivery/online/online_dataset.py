@@ -27,7 +27,7 @@ from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.pack_source import STAGE, media_read
 from packtrain.delivery.loader.sampler import rank_and_world
-from packtrain.delivery.online.entry_stream import Arrival, EntryStream, Place, SourceStream
+from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, EntryStream, SourceStream
 from packtrain.delivery.online.length_error import LengthError
 from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
@@ -43,7 +43,7 @@ from packtrain.records.media import MediaStore
 _STATE = 1  # version of the saved state
 
 
-class Encoder(Protocol):
+class StreamEncoder(Protocol):
     """Encodes single records."""
 
     def encode(self, record: Record, store: MediaStore) -> EncodedSample:
@@ -79,7 +79,7 @@ class OnlineDataset(IterableDataset):
         world: int | None = None,
         stream: EntryStream | None = None,
         rule: CostRule | None = None,
-        encoder: Encoder | None = None,
+        encoder: StreamEncoder | None = None,
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
         report_after: int = 1000,  # entries left out one after the other, before a row without samples tells of them
     ) -> None:
@@ -110,7 +110,7 @@ class OnlineDataset(IterableDataset):
 
     def _restart(self, epoch: int) -> None:
         self._packer = OnlinePacker(self._capacities, buffer=self._config.packing_buffer)
-        self._epoch, self._place, self._packs, self._rounds, self._over = epoch, Place(), 0, 0, False
+        self._epoch, self._place, self._packs, self._rounds, self._over = epoch, EntryPlace(), 0, 0, False
         self._ready: deque[_Made] = deque()
         self._left_out: list[LedgerEntry] = []
         self._held: dict[str, Arrival] = {}  # what waits, and what is ready
@@ -205,7 +205,7 @@ class OnlineDataset(IterableDataset):
         if not self._priced:
             return False
         arrival, found = self._priced.popleft()
-        self._place = Place(arrival.place.unit, arrival.place.entry + 1)
+        self._place = EntryPlace(arrival.place.unit, arrival.place.entry + 1)
         if isinstance(found, Measured):
             found = self._push(arrival, found) or found
         if isinstance(found, LedgerEntry):
@@ -257,7 +257,7 @@ class OnlineDataset(IterableDataset):
         wanted = {key for key in self._tokens if key not in self._held}
         if not wanted:
             return
-        first = min(map(Place.of_key, wanted))
+        first = min(map(EntryPlace.of_key, wanted))
         for arrival in self._stream.read(first):
             if arrival.place.key in wanted:
                 self._held[arrival.place.key] = arrival
@@ -318,9 +318,9 @@ class OnlineDataset(IterableDataset):
         try:
             self._restart(int(state["epoch"]))
             self._packer.load_state_dict(state["packer"])
-            self._place, self._over = Place(*map(int, state["place"])), bool(state["over"])
+            self._place, self._over = EntryPlace(*map(int, state["place"])), bool(state["over"])
             self._packs, self._rounds = int(state["packs"]), int(state["rounds"])
-            self._tokens = {Place.of_key(key).key: int(tokens) for key, tokens in state["tokens"].items()}
+            self._tokens = {EntryPlace.of_key(key).key: int(tokens) for key, tokens in state["tokens"].items()}
             self._left_out = _entries(state["left_out"])
             self._ready = deque(
                 _Made(samples=tuple((key, self._tokens[key]) for key in keys), left_out=tuple(_entries(left_out)))

@@ -10,7 +10,7 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Text
 from packtrain.records.schemas.chat import (
-    Draft,
+    ConvertedRecord,
     carries_loss,
     conversations_schema,
     messages_schema,
@@ -38,17 +38,17 @@ from packtrain.records.schemas.recognise import (
 from packtrain.records.schemas.references import MediaPool, gather
 from packtrain.records.schemas.schema_options import SchemaOptions
 from packtrain.records.schemas.tokens import tokens_schema
-from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked, variables_of, without_nulls
-from packtrain.records.schemas.unread import Unread, unread_of
+from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked_text, variables_of, without_nulls
+from packtrain.records.schemas.unread import UnreadNames, unread_of
 from packtrain.records.source import Entry
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 _VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
-Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], Draft]
+Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], ConvertedRecord]
 
 
-def _simple(schema: Callable[[Mapping[str, Any], MediaPool | None], Draft]) -> Converter:
+def _simple(schema: Callable[[Mapping[str, Any], MediaPool | None], ConvertedRecord]) -> Converter:
     return lambda value, pool, options, record_id: schema(value, pool)
 
 
@@ -73,7 +73,7 @@ def to_record(
     options: SchemaOptions,
     formatting: Formatting | None = None,
     text_only: bool = False,
-    unread: Unread | None = None,
+    unread: UnreadNames | None = None,
     schemas: Counter[str] | None = None,
 ) -> Record:
     """The record that one entry stands for; for a model of text alone `<image>` is a text.
@@ -189,4 +189,4 @@ def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...], *, pla
         raise RecordError("schema", "a system column beside plain text", "write it into the prompt, or use messages")
     if messages[0].role == "system":
         raise RecordError("schema", "two system messages", "the column and the first message")
-    return (Message(role="system", parts=(Text(checked(system)),)), *messages)
+    return (Message(role="system", parts=(Text(checked_text(system)),)), *messages)

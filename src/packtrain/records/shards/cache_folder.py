@@ -20,15 +20,15 @@ from packtrain.records.shards.entries import (
     LOCK,
     MARKER,
     CacheEntry,
-    Key,
+    EntryKey,
     is_ours,
     list_folder,
     new_part,
     new_token,
     remove_if_unused,
-    resized,
     try_lock,
     wanted_by_living,
+    with_reservation,
 )
 from packtrain.records.shards.forks import Descriptors
 from packtrain.records.shards.forward import write_all
@@ -52,7 +52,7 @@ class CacheFault(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
+class CachedFile:
     """A complete file, open, with a shared lock on it: it stays until the descriptor is unlocked or closed."""
 
     fd: int
@@ -128,7 +128,7 @@ class CacheFolder:
         """Give back a descriptor that one of these operations has opened."""
         self._files.close(fd)
 
-    def claim(self, key: Key) -> Ready | Busy | Writing:
+    def claim(self, key: EntryKey) -> CachedFile | Busy | Writing:
         """The file where it is there; otherwise who is to fetch it: someone else, or the caller."""
         with self.locked() as (entries, _):
             self._remove_dead(entries)
@@ -161,7 +161,7 @@ class CacheFolder:
                     self._free(entries, wanted, more, spare_wanted=spare_wanted)
             if (room := self._room(entries)) < more:
                 raise NoRoom(needed)
-            granted = resized(writing.entry, max(needed, min(wish, writing.entry.reserved + room)))
+            granted = with_reservation(writing.entry, max(needed, min(wish, writing.entry.reserved + room)))
             os.rename(self._at(writing.entry), self._at(granted))
             writing.entry = granted
 
@@ -176,18 +176,18 @@ class CacheFolder:
             raise CacheFault(f"{self.path}: {error.strerror or error}") from error
         writing.written = needed
 
-    def finish(self, writing: Writing) -> Ready:
+    def finish(self, writing: Writing) -> CachedFile:
         """A file is complete: from now on others can read it; what it did not need is free again."""
         try:
             os.fsync(writing.fd)
         except OSError as error:
             raise CacheFault(f"{self.path}: {error.strerror or error}") from error
         with self.locked():
-            entry = resized(writing.entry, writing.written, "ready")
+            entry = with_reservation(writing.entry, writing.written, "ready")
             os.rename(self._at(writing.entry), self._at(entry))
             writing.entry = entry
             fcntl.flock(writing.fd, fcntl.LOCK_SH)
-        return Ready(fd=writing.fd, path=self._at(entry), size=writing.written)
+        return CachedFile(fd=writing.fd, path=self._at(entry), size=writing.written)
 
     def abandon(self, writing: Writing) -> None:
         """Remove a file that will not be completed. It needs no lock of the folder: its name is ours alone."""
@@ -196,7 +196,7 @@ class CacheFolder:
             os.unlink(self._at(writing.entry))
         self.close(writing.fd)
 
-    def remove(self, key: Key) -> bool:
+    def remove(self, key: EntryKey) -> bool:
         """Remove a complete file; False where someone is reading it."""
         with self.locked() as (entries, _):
             found = [entry for entry in entries if entry.key == key and entry.state == "ready"]
@@ -227,14 +227,14 @@ class CacheFolder:
                 if entry.key.address in leaving and entry.state == "ready":
                     remove_if_unused(self._at(entry))
 
-    def _open(self, entry: CacheEntry) -> Ready | None:
+    def _open(self, entry: CacheEntry) -> CachedFile | None:
         """A complete file with a shared lock; None, and the file removed, where it is not what its name says."""
         path = self._at(entry)
         fd = self._files.open(path, os.O_RDONLY)
         state = os.fstat(fd)
         if stat.S_ISREG(state.st_mode) and state.st_size == entry.reserved and try_lock(fd, fcntl.LOCK_SH):
             os.utime(fd)
-            return Ready(fd=fd, path=path, size=entry.reserved)
+            return CachedFile(fd=fd, path=path, size=entry.reserved)
         self.close(fd)
         remove_if_unused(path)
         return None

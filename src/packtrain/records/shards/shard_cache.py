@@ -15,8 +15,8 @@ from typing import Any
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError
 from packtrain.records.shards.address import PAUSES, Identity, identify
-from packtrain.records.shards.cache_folder import CacheFault, CacheFolder, NoRoom, Ready, Writing
-from packtrain.records.shards.entries import Key, address_of, key_of
+from packtrain.records.shards.cache_folder import CachedFile, CacheFault, CacheFolder, NoRoom, Writing
+from packtrain.records.shards.entries import EntryKey, address_of, key_of
 from packtrain.records.shards.forks import reset_in_children
 from packtrain.records.shards.forward import decompressed, direct_plain
 from packtrain.records.shards.handles import CachedHandle, FreeHandle, Handle, HandleTable
@@ -35,7 +35,7 @@ PATIENCE = 60.0  # seconds for which a fetch by another process may stand still
 class _Order:
     """What is to be in the cache, and where it comes from."""
 
-    key: Key
+    key: EntryKey
     file: str
     blocks: Iterator[bytes]
     least: int = 0  # bytes of room without which there is no point in beginning
@@ -149,7 +149,7 @@ class ShardCache:
             if member is not None:
                 self._folder.leave(member)
 
-    def made(self, file: str, kind: str, blocks: Iterator[bytes]) -> Ready:
+    def made(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
         """What is made from a file, kept like a file; `blocks` are asked for only where they are needed.
 
         Raises NoRoom or CacheFault. The caller releases it.
@@ -171,7 +171,7 @@ class ShardCache:
             return False
         return True
 
-    def release(self, ready: Ready) -> None:
+    def release(self, ready: CachedFile) -> None:
         """Close what `made` has returned."""
         self._folder.close(ready.fd)
 
@@ -216,12 +216,12 @@ class ShardCache:
         # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
         return _Order(key=key_of(file, identity), file=file, blocks=blocks, least=identity.size or 0)
 
-    def _stored(self, order: _Order) -> Ready:
+    def _stored(self, order: _Order) -> CachedFile:
         """A file in the cache, fetched by us or by another process for whose progress we wait."""
         seen, since, pause = None, time.monotonic(), 0.005
         while True:
             found = self._folder.claim(order.key)
-            if isinstance(found, Ready):
+            if isinstance(found, CachedFile):
                 return found
             if isinstance(found, Writing):
                 return self._fetch(order, found, spare_wanted=False, goes_on=_always)
@@ -233,7 +233,7 @@ class ShardCache:
             time.sleep(pause)
             pause = min(1.5 * pause, 0.25)
 
-    def _fetch(self, order: _Order, writing: Writing, *, spare_wanted: bool, goes_on: Callable[[], bool]) -> Ready:
+    def _fetch(self, order: _Order, writing: Writing, *, spare_wanted: bool, goes_on: Callable[[], bool]) -> CachedFile:
         """Write a whole file; whatever goes wrong, nothing of it stays."""
         try:
             if least := max(order.least, self._needs.get(order.file, 0)):
@@ -269,7 +269,7 @@ class ShardCache:
             return "no room"
         except (OSError, RecordError, PacktrainError):
             return "settled"
-        if not isinstance(found, Ready):
+        if not isinstance(found, CachedFile):
             return "busy"
         self._folder.close(found.fd)
         return "settled"
