@@ -6,7 +6,7 @@ import lightning
 import torch
 
 from packtrain import DatasetConfig, MultiModalDataset, PackLoader, load_model, prepare_model, step_tokens, token_loss
-from packtrain.delivery.collate.values import Batch
+from packtrain.delivery.collate.batch_values import Batch
 from packtrain.delivery.loader.sampler import check_ranks
 
 

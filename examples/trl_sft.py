@@ -10,7 +10,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from packtrain import DatasetConfig, MultiModalDataset, PackedTraining, load_model, prepare_model, trainer_arguments
-from packtrain.core.places import cache_dir
+from packtrain.core.cache_root import cache_dir
 from packtrain.families.model_folder import resolve
 
 

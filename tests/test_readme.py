@@ -13,10 +13,10 @@ from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from packtrain.app.train.settings import resolve_run
+from packtrain.app.train.resolved_run import resolve_run
 from packtrain.cli import app
-from packtrain.config.load import load_config
-from packtrain.demo.data import write_dataset
+from packtrain.config.run_config import load_config
+from packtrain.demo.demo_data import write_dataset
 from packtrain.families.registry import MODEL_TYPES
 from packtrain.families.tiny import TINY_FAMILIES
 

@@ -19,12 +19,12 @@ from packtrain.families.registry import MODEL_TYPES
 from packtrain.families.tiny import TINY_FAMILIES
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.packing.arrays import STRATEGIES
-from packtrain.packing.plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
+from packtrain.packing.pack_plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
 from packtrain.predicting.gpus import CATALOGUE
-from packtrain.records.schemas.convert import SCHEMAS
-from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import SCHEMAS
 from packtrain.records.source import FORMATS
-from packtrain.reports.files import FILES
+from packtrain.reports.study_files import FILES
 
 SNAPSHOT = Path(__file__).parent / "surface" / "snapshot.json"
 

@@ -46,57 +46,57 @@ if TYPE_CHECKING:
     from packtrain.app.measure import measure
     from packtrain.app.pack import pack
     from packtrain.app.plan import plan
-    from packtrain.app.train.run import train
+    from packtrain.app.train.train import train
     from packtrain.app.verify import verify
     from packtrain.core.errors import PacktrainError
     from packtrain.delivery.loader.failures import FailureWatch
-    from packtrain.delivery.loader.loader import PackLoader
+    from packtrain.delivery.loader.pack_loader import PackLoader
     from packtrain.delivery.loader.sampler import check_ranks
-    from packtrain.delivery.online.dataset import OnlineDataset
-    from packtrain.delivery.trainers.loss import step_tokens, token_loss
+    from packtrain.delivery.online.online_dataset import OnlineDataset
     from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
+    from packtrain.delivery.trainers.token_loss import step_tokens, token_loss
     from packtrain.delivery.trainers.watch import RankWatch
     from packtrain.measuring.table import CostTable
     from packtrain.modeling.load import load_model
-    from packtrain.modeling.prepare import prepare_model
-    from packtrain.modeling.settings import ModelSettings
+    from packtrain.modeling.model_settings import ModelSettings
+    from packtrain.modeling.prepare_model import prepare_model
     from packtrain.packing.arrays import Packing, pack_arrays
-    from packtrain.packing.config import PackingConfig
-    from packtrain.packing.plan import PackPlan
+    from packtrain.packing.pack_plan import PackPlan
+    from packtrain.packing.packing_config import PackingConfig
     from packtrain.packing.schedule import LoaderState, Schedule
-    from packtrain.records.schemas.options import SchemaOptions
-    from packtrain.training.settings import StepSettings
+    from packtrain.records.schemas.schema_options import SchemaOptions
+    from packtrain.training.step_settings import StepSettings
     from packtrain.training.trainer import PackedTrainer
 
 # Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
 _LAZY = {
-    "train": "packtrain.app.train.run",
-    "StepSettings": "packtrain.training.settings",
+    "train": "packtrain.app.train.train",
+    "StepSettings": "packtrain.training.step_settings",
     "PackedTrainer": "packtrain.training.trainer",
-    "ModelSettings": "packtrain.modeling.settings",
-    "PackLoader": "packtrain.delivery.loader.loader",
+    "ModelSettings": "packtrain.modeling.model_settings",
+    "PackLoader": "packtrain.delivery.loader.pack_loader",
     "PackedTraining": "packtrain.delivery.trainers.mixin",
     "trainer_arguments": "packtrain.delivery.trainers.mixin",
     "check_ranks": "packtrain.delivery.loader.sampler",
-    "token_loss": "packtrain.delivery.trainers.loss",
-    "step_tokens": "packtrain.delivery.trainers.loss",
+    "token_loss": "packtrain.delivery.trainers.token_loss",
+    "step_tokens": "packtrain.delivery.trainers.token_loss",
     "load_model": "packtrain.modeling.load",
-    "prepare_model": "packtrain.modeling.prepare",
+    "prepare_model": "packtrain.modeling.prepare_model",
     "verify": "packtrain.app.verify",
     "FailureWatch": "packtrain.delivery.loader.failures",
     "RankWatch": "packtrain.delivery.trainers.watch",
-    "OnlineDataset": "packtrain.delivery.online.dataset",
+    "OnlineDataset": "packtrain.delivery.online.online_dataset",
     "CostTable": "packtrain.measuring.table",
     "DatasetConfig": "packtrain.app.datasets.build",
     "LoaderState": "packtrain.packing.schedule",
     "MultiModalDataset": "packtrain.app.datasets.build",
     "MultiModalIterableDataset": "packtrain.app.datasets.build",
-    "PackPlan": "packtrain.packing.plan",
+    "PackPlan": "packtrain.packing.pack_plan",
     "Packing": "packtrain.packing.arrays",
-    "PackingConfig": "packtrain.packing.config",
+    "PackingConfig": "packtrain.packing.packing_config",
     "Schedule": "packtrain.packing.schedule",
     "PacktrainError": "packtrain.core.errors",
-    "SchemaOptions": "packtrain.records.schemas.options",
+    "SchemaOptions": "packtrain.records.schemas.schema_options",
     "measure": "packtrain.app.measure",
     "pack": "packtrain.app.pack",
     "pack_arrays": "packtrain.packing.arrays",

@@ -24,13 +24,13 @@ import packtrain
 from packtrain.app.doctor import _install
 from packtrain.app.measure import measure_outcome
 from packtrain.cli.common import Terminal
-from packtrain.cli.show.bars import Clock
+from packtrain.cli.show.bars import ElapsedColumn
 from packtrain.cli.show.terminal import show_measured
 from packtrain.cli.show.train import PrepareBar
-from packtrain.config.load import load_config
+from packtrain.config.run_config import load_config
 from packtrain.config.sections import KEYS
 from packtrain.families import tiny
-from packtrain.measuring.run import Progress as Measuring
+from packtrain.measuring.measurement import MeasureProgress as Measuring
 
 RECORDS = [
     {"id": f"r{n}", "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}
@@ -237,12 +237,12 @@ def test_copies_and_few_labels_are_said(run: Run, tmp_path: Path) -> None:
 
 
 def test_bars_say_how_long() -> None:
-    bar = Progress(Clock(), console=Terminal(file=StringIO(), force_terminal=True), get_time=lambda: now[0])
+    bar = Progress(ElapsedColumn(), console=Terminal(file=StringIO(), force_terminal=True), get_time=lambda: now[0])
     now = [0.0]
     task = bar.add_task("x", total=4)
     now[0] = 10.0
     bar.update(task, completed=2)
-    assert str(Clock().render(bar.tasks[0])).startswith("elapsed 0:10")
+    assert str(ElapsedColumn().render(bar.tasks[0])).startswith("elapsed 0:10")
 
 
 def test_stages_have_a_line_each_where_there_is_no_terminal() -> None:

@@ -12,18 +12,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from packtrain.app.train.settings import ResolvedRun, resolve_run
-from packtrain.config.load import RunConfig, load_config, with_overrides
-from packtrain.config.reference import written
+from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
+from packtrain.config.config_reference import written
+from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.sections import ALIASES, HOMES, KEYS, MEDIA_LIMITS, SECTIONS, TRAINER_KEYS
 from packtrain.config.setup import OPTIMIZERS
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.settings import ModelSettings
-from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.modeling.model_settings import ModelSettings
+from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.schedule import Balance
-from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.schemas.schema_options import SchemaOptions
 from packtrain.records.yaml_text import read_value
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 Load = Callable[[str], RunConfig]
 # Other systems' names, what they are here, and what they bring along: the table of the design.
@@ -635,7 +635,7 @@ def test_every_key_that_is_checked_exists() -> None:
 
 
 def test_the_documentation_has_every_key() -> None:
-    """After a change: python -m packtrain.config.reference docs/config.md"""
+    """After a change: python -m packtrain.config.config_reference docs/config.md"""
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
     assert page == written(page)
 

@@ -9,9 +9,9 @@ import pytest
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.train.data_errors import data_of
-from packtrain.app.train.prepare import prepare
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.load import RunConfig, load_config, with_overrides
+from packtrain.app.train.prepared import prepare
+from packtrain.app.train.resolved_run import resolve_run
+from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError
 
 LONG = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "word " * 900}]}

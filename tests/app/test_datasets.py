@@ -24,9 +24,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.config.dataset import LONGEST_DEFAULT
+from packtrain.config.dataset_config import LONGEST_DEFAULT
 from packtrain.core.errors import ConfigError, DataError, DriftError
-from packtrain.delivery.encode.values import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
 
 SAMPLES, SHARDS = 36, 6
 QUICK = {"workers": 1, "check": 0}

@@ -18,8 +18,8 @@ from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.core.errors import ArtifactError
 from packtrain.measuring.table import CostTable
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import PackingConfig
 
 HOSTILE = (
     *("[bold]x[/bold]", "[/]", ":warning:", "a\nb", "\x1b[31mred\x1b[0m", "😀" * 20, "x" * 10_000, "\u202egnp.exe"),

@@ -21,7 +21,7 @@ from packtrain.app.inspection.plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.cli.show.batch import quoted, show_batch
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 
 SIZES = {"a.png": (300, 200), "b.png": (64, 160)}
 HOSTILE = 'say [red]"hi"[/red] \\n\n\x1b[31m\u202e\x9b2J :smile: 🦜 end'

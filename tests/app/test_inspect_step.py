@@ -20,8 +20,8 @@ from packtrain.app.pack import pack
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.delivery.loader.sampler import PackSampler
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import EMPTY, Schedule
 
 LAYOUTS = [

@@ -16,23 +16,23 @@ import yaml
 from commands import Run
 from made_runs_data import write_config
 
-from packtrain.app.cache.entries import list_cache
+from packtrain.app.cache.cached import list_cache
 from packtrain.app.cache.of_run import clear_run
-from packtrain.app.train.prepare import Prepared, prepare
-from packtrain.app.train.run import _resolved
+from packtrain.app.train.prepared import Prepared, prepare
+from packtrain.app.train.resolved_run import resolve_run
 from packtrain.app.train.same_data import check_frozen, check_resumed, other_evaluation
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.load import load_config
+from packtrain.app.train.train import _resolved
+from packtrain.config.run_config import load_config
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.families import tiny
 from packtrain.measuring.table import CostTable
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.frozen import frozen_state
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.random_model import build_model
-from packtrain.modeling.settings import ModelSettings
-from packtrain.packing.plan import inputs_of
-from packtrain.runs.folder import RunFolder
+from packtrain.packing.pack_plan import plan_inputs
+from packtrain.runs.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def known_by(found: Prepared) -> dict[str, Any]:
     assert tokens is not None
     table = CostTable.load(plan.summary.cost_table)
     return {
-        "table": (table.folder.name, table.summary.inputs, inputs_of(table)),
+        "table": (table.folder.name, table.summary.inputs, plan_inputs(table)),
         "plan": (plan.folder.name, plan.fingerprint, found.dataset.schedule.hash),
         "tokens": (tokens.folder.name, tokens.fingerprint),
     }

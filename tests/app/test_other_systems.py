@@ -15,10 +15,10 @@ from PIL import Image
 
 from packtrain.app.convert import convert
 from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.train.settings import ResolvedRun, resolve_run
+from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
-from packtrain.config.load import load_config
+from packtrain.config.run_config import load_config
 from packtrain.config.sections import SECTION_ALIASES, SECTIONS
 from packtrain.core.errors import ConfigError
 from packtrain.records.open import open_sources

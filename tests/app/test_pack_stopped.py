@@ -18,10 +18,10 @@ from lengths import lvis_like
 from tables import write_table
 
 from packtrain.app.pack import pack
-from packtrain.cli.interrupts import never_lost
-from packtrain.packing.build import Progress
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PLAN
+from packtrain.cli.interruptible import never_lost
+from packtrain.packing.build_plan import PackProgress
+from packtrain.packing.pack_plan import PLAN
+from packtrain.packing.packing_config import PackingConfig
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def costs(tmp_path: Path) -> Path:
 def test_stopping_leaves_nothing_and_says_what_comes_next(
     run: Run, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
-    def stop(_self: object, progress: Progress) -> None:
+    def stop(_self: object, progress: PackProgress) -> None:
         assert any(tmp_path.glob(".p.*.tmp/entries-0000.arrow")), "it had begun to write"
         if compiled:  # as Python reports a signal that came while compiled code was returning
             inner = SystemError("returned a result with an exception set")
@@ -84,7 +84,7 @@ def test_no_signal_is_lost(
 ) -> None:
     went_on = []
 
-    def stop(_self: object, progress: Progress) -> None:
+    def stop(_self: object, progress: PackProgress) -> None:
         send()
         until = time.monotonic() + 30
         while time.monotonic() < until:  # as work that goes on
@@ -102,7 +102,7 @@ def test_what_fails_because_of_a_signal_is_no_fault(
 ) -> None:
     """As compilers fail that were not told what they had compiled."""
 
-    def stop(_self: object, progress: Progress) -> None:
+    def stop(_self: object, progress: PackProgress) -> None:
         _into_a_callback()
         raise RuntimeError("no compiled object yet")
 
@@ -133,7 +133,7 @@ def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
     ("moment", "words", "there"),
     [
         ("packtrain.app.pack.work_of", "nothing was written", False),
-        ("packtrain.packing.build.PackPlan.load", "the plan was complete already", True),
+        ("packtrain.packing.build_plan.PackPlan.load", "the plan was complete already", True),
         ("packtrain.packing.balance.balance_table", "the same command continues", True),
     ],
 )

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.join import count_patches
-from packtrain.delivery.encode.values import IGNORED
-from packtrain.packing.padding import padding_share
+from packtrain.delivery.encode.encoded_sample import IGNORED
+from packtrain.packing.padding_share import padding_share
 
 SAMPLES = 30
 KEPT, SILENT = "kept answer that is learned", "silent answer that is not learned"

@@ -16,15 +16,15 @@ from tables import write_table
 
 from packtrain.app.measure import measure
 from packtrain.app.plan import Planned, plan
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.load import load_config
+from packtrain.app.train.resolved_run import resolve_run
+from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.draw import check_weights
-from packtrain.reports.files import FILES
+from packtrain.reports.study_files import FILES
 
 ONCE = {"lengths": (4096,), "gpu": "h100"}
 ANSWER = {"role": "assistant", "content": "A picture."}

@@ -8,19 +8,19 @@ import pytest
 from made_runs_data import write_config
 
 from packtrain.app.train import same_data
-from packtrain.app.train.prepare import prepare
-from packtrain.app.train.run import train
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.load import load_config
+from packtrain.app.train.prepared import prepare
+from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.train import train
+from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.training import agreement
 
 
 def test_a_rank_with_other_packs_is_named() -> None:
     first = {"schedule": "a", "packs": 19, "tokens": 100}
-    same_data.compare([first, dict(first)])
+    same_data.require_same([first, dict(first)])
     with pytest.raises(DataError, match="rank 2") as caught:
-        same_data.compare([first, first, {**first, "packs": 11}])
+        same_data.require_same([first, first, {**first, "packs": 11}])
     assert "packs 11 instead of 19" in str(caught.value)
 
 

@@ -13,8 +13,8 @@ from made_runs_data import write_config
 
 from packtrain import DatasetConfig, MultiModalDataset, step_tokens
 from packtrain.app.measure import measure
-from packtrain.delivery.encode.values import EMPTY_PACK
-from packtrain.packing.plan import PackPlan
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.runs.metrics_log import read_metrics
 
 SAMPLES, LENGTH = 40, 32  # tokens, which few of the chats fit

@@ -18,26 +18,26 @@ from tokenizers import Tokenizer
 from packtrain.app.datasets.build import MultiModalDataset
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.dated import with_template_date
-from packtrain.app.train.prepare import Prepared, prepare
-from packtrain.app.train.same_data import compare
-from packtrain.app.train.settings import resolve_run, resolved_sections
-from packtrain.config.dataset import DatasetConfig
-from packtrain.config.load import load_config
+from packtrain.app.train.prepared import Prepared, prepare
+from packtrain.app.train.resolved_run import resolve_run, resolved_sections
+from packtrain.app.train.same_data import require_same
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.config.run_config import load_config
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import Message, Record, Text
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.reference import RealProcessor
+from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.delivery.encode.token_table import TokenTable
-from packtrain.delivery.online.dataset import OnlineDataset
+from packtrain.delivery.online.online_dataset import OnlineDataset
 from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import with_date
-from packtrain.measuring.fingerprint import inputs_of
+from packtrain.measuring.inputs import measure_inputs
 from packtrain.measuring.request import Request
 from packtrain.modeling.export import _put_template as put_template
 from packtrain.modeling.random_model import build_model
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.media import MediaStore
 from packtrain.records.open import open_sources
 
@@ -185,10 +185,14 @@ def test_other_templates_are_known_by_no_date(home: Path, day: Clock) -> None:
     data, model = write_chats(home / "data.jsonl", 5), str(tiny.write("llama", home / "plain"))
     request = Request(specs=tuple(open_sources(str(data))), model=model)
     day(ONE_DAY)
-    inputs = inputs_of(request)
+    inputs = measure_inputs(request)
     assert (inputs["date"], "template_date" in inputs["request"]) == (None, False)
     day(NEXT_DAY)
-    assert inputs_of(request) == inputs_of(Request(specs=request.specs, model=model, template_date=LONG_AGO)) == inputs
+    assert (
+        measure_inputs(request)
+        == measure_inputs(Request(specs=request.specs, model=model, template_date=LONG_AGO))
+        == inputs
+    )
     config = write_config(home)
     plain = with_template_date(resolve_run(load_config(config)))
     given = with_template_date(resolve_run(load_config(config), overrides=[f"data.template_date={LONG_AGO}"]))
@@ -293,7 +297,7 @@ def test_an_unused_date_is_noted(home: Path, run: Run) -> None:
 
 def test_processes_of_two_days_are_told_so() -> None:
     with pytest.raises(DataError, match=r"set data\.template_date") as raised:
-        compare([{"template_date": ONE_DAY, "schedule": "a"}, {"template_date": NEXT_DAY, "schedule": "b"}])
+        require_same([{"template_date": ONE_DAY, "schedule": "a"}, {"template_date": NEXT_DAY, "schedule": "b"}])
     assert f"template_date {NEXT_DAY} instead of {ONE_DAY}" in str(raised.value)
 
 

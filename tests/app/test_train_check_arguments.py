@@ -10,7 +10,7 @@ from commands import Run
 from made_runs_data import write_config
 from transformers import TrainingArguments
 
-from packtrain.app.train.check_arguments import check_arguments
+from packtrain.app.train.check_arguments import try_arguments
 from packtrain.core.errors import ConfigError
 
 pytestmark = pytest.mark.contract
@@ -33,7 +33,7 @@ def arguments(tmp_path: Path, **given: object) -> TrainingArguments:
 )
 def test_what_a_trainer_would_trip_over_is_said(tmp_path: Path, given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_arguments(arguments(tmp_path, **given))
+        try_arguments(arguments(tmp_path, **given))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_a_trainer_would_trip_over_is_said(tmp_path: Path, given: dict[str,
     ],
 )
 def test_what_it_can_train_with_passes(tmp_path: Path, given: dict[str, object]) -> None:
-    check_arguments(arguments(tmp_path, **given))
+    try_arguments(arguments(tmp_path, **given))
 
 
 def test_the_command_leaves_no_run(run: Run, tmp_path: Path) -> None:

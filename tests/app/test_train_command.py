@@ -23,15 +23,16 @@ from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.train.from_data import config_from_data
-from packtrain.app.train.prepare import prepare
-from packtrain.app.train.settings import resolve_run
-from packtrain.app.train.values import Place
+from packtrain.app.train.prepared import prepare
+from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.train_outcome import ProcessPlace
 from packtrain.cli.train import _what_is_lost
-from packtrain.config.load import RunConfig, load_config
+from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve
-from packtrain.runs.folder import RunFolder, origin
 from packtrain.runs.read import read_run
-from packtrain.runs.summary import summarise
+from packtrain.runs.run_facts import RunFacts, RunOutcome
+from packtrain.runs.run_folder import RunFolder, origin
+from packtrain.runs.run_summary import summarise_run
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 
@@ -210,7 +211,7 @@ class TestFromData:
         with (tmp_path / "train.jsonl").open("a") as file:
             file.write(json.dumps({"messages": turns}) + "\n")
         named = {"model": {"model_name_or_path": "tiny:llama"}, "data": {"dataset_path": "train.jsonl"}}
-        config, measured = config_from_data(RunConfig.of(named, ""), Place())
+        config, measured = config_from_data(RunConfig.of(named, ""), ProcessPlace())
         assert config.data.max_samples_per_pack == chosen
         found = prepare(resolve_run(config), measured=measured)
         assert (found.warnings, found.numbers.too_large) == ((), 0)
@@ -223,7 +224,7 @@ class TestFromData:
         monkeypatch.setattr("packtrain.app.train.from_data._gpu", lambda *_: gpu)
         named = {"model": {"model_name_or_path": "tiny:llama"}, "data": {"dataset_path": data[-1]}}
         packed, padded = (
-            config_from_data(RunConfig.of({**named, "data": {**named["data"], **packing}}, ""), Place())[0]
+            config_from_data(RunConfig.of({**named, "data": {**named["data"], **packing}}, ""), ProcessPlace())[0]
             for packing in ({"packing": True}, {"packing": False})
         )
         assert packed.training.effective_batch_size == padded.training.effective_batch_size
@@ -247,7 +248,9 @@ class TestFromData:
             "model": {"model_name_or_path": "tiny:llama"},
             "data": {"dataset_path": "train.jsonl", "plan": "packs"},
         }
-        assert config_from_data(RunConfig.of(named, ""), Place())[0].data.packing_length is None, "the plan has it"
+        assert config_from_data(RunConfig.of(named, ""), ProcessPlace())[0].data.packing_length is None, (
+            "the plan has it"
+        )
         code, out, _ = run("cache", "ls", "--json")
         assert [one["about"][:13] for one in json.loads(out)["entries"] if one["kind"] == "studies"] == [
             "tiny:llama on"
@@ -294,7 +297,7 @@ class TestRun:
         steps = steps_of(folder)
         assert [step["step"] for step in steps] == [1, 2, 3]
         assert steps[-1]["loss"] < steps[0]["loss"]
-        page = summarise(read_run(folder))
+        page = summarise_run(read_run(folder))
         assert said["outcome"]["loss"] == page.loss_end == steps[-1]["loss"], "one final loss, that of the page"
         later = sum(step["tokens"] for step in steps[1:]) / sum(step["step_seconds"] for step in steps[1:])
         assert said["outcome"]["tokens_per_second"] == page.tokens_per_second == pytest.approx(later)
@@ -473,7 +476,7 @@ class TestRun:
     ) -> None:
         """Of 40 samples: 4, or 1 where none may be lost; a run of three steps, and a whole epoch."""
         from packtrain.core.errors import RecordError
-        from packtrain.delivery.encode.source import PackSource
+        from packtrain.delivery.encode.pack_source import PackSource
 
         encoded, every = PackSource._encoded, 40 if rate == "none" else 10
 
@@ -694,7 +697,7 @@ class TestBadInput:
             pass
         with folder.alone():  # given back
             folder.check(resume=False)
-        folder.begin({"training": {"run_name": "1e5"}}, {"outcome": {"status": "running"}})
+        folder.begin({"training": {"run_name": "1e5"}}, RunFacts(outcome=RunOutcome(status="running")))
         assert load_config(folder.path / "run.yaml").training.run_name == "1e5"
         with folder.alone(), pytest.raises(ConfigError, match=r"(?s)another process is training.*wait until"):
             folder.check(resume=False)
@@ -720,7 +723,7 @@ class TestBadInput:
             ready(SimpleNamespace(run=SimpleNamespace(folder=tmp_path)))
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("packtrain.app.train.run.train", stopped)
+        monkeypatch.setattr("packtrain.app.train.train.train", stopped)
         monkeypatch.setattr(
             "packtrain.delivery.trainers.watch.end_process", lambda said, *, code: ended.append(f"{said} {code}")
         )

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packtrain.app.train.course import course_of, room_for
-from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.prepare import Prepared, batch_rows, prepare
+from packtrain.app.train.course import course_of, disk_warning
+from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.prepared import Prepared, batch_rows, prepare
+from packtrain.app.train.resolved_run import resolve_run
 from packtrain.app.train.session import accepted_arguments, arguments_of
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.load import RunConfig, with_overrides
+from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
-from packtrain.demo.data import write_dataset
+from packtrain.demo.demo_data import write_dataset
 from packtrain.packing.schedule import EMPTY
 from packtrain.predicting.host import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory
@@ -89,15 +89,15 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
     args.save_steps = 100
     course = course_of(args, small.run, steps=900, epochs=1.0, learns=["language"], dtype="float32")
     assert (course.kept, course.saved_times) == (2, 9)
-    assert room_for(course, machine, tmp_path / "new") == ()
+    assert disk_warning(course, machine, tmp_path / "new") == ()
     free = SimpleNamespace(free=12 << 20)
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
-    (said,) = room_for(course, machine, tmp_path / "new")
+    (said,) = disk_warning(course, machine, tmp_path / "new")
     assert "2 kept and one being written" in said
     assert "where 12 MiB are free" in said
     free.free = 1 << 20
     with pytest.raises(ConfigError, match=r"(?s)where 1 MiB are free.*for the first checkpoint"):
-        room_for(course, machine, tmp_path / "new")
+        disk_warning(course, machine, tmp_path / "new")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app.train.settings import ResolvedRun, resolve_run, resolved_sections
+from packtrain.app.train.resolved_run import ResolvedRun, resolve_run, resolved_sections
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
-from packtrain.config.load import RunConfig, load_config, with_overrides
+from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
 from packtrain.config.steps import RunLength, StepSize
 from packtrain.core.errors import ConfigError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packtrain.bench import host
+from packtrain.bench import this_host as host
 
 
 def test_time_that_the_system_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from packtrain.bench import pack
 from packtrain.bench.equal_work import equal_work, plan_of
 from packtrain.bench.length_files import read_lengths
 from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, samples_from
-from packtrain.bench.others import OTHERS, OtherPacker, Run
+from packtrain.bench.others import OTHERS, OtherPacker, PackerRun
 from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, show_bench, timed
 from packtrain.bench.scaling import GeneratedRows, scaling
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.predicting.flops import WorkModel
 
@@ -315,7 +315,7 @@ def test_a_packer_that_cheats_is_noticed(loads: list[int]) -> None:
         package="nothing",
         module="json",
         most=10,
-        prepare=lambda lengths, capacity: Run(pack=lambda: None, loads=lambda _: np.array(loads)),
+        prepare=lambda lengths, capacity: PackerRun(pack=lambda: None, loads=lambda _: np.array(loads)),
     )
     with pytest.raises(RuntimeError, match="cheat"):
         pack._beside(cheat, np.array([4_000, 97, 4_000]), 4_096)

@@ -22,7 +22,7 @@ from packtrain.bench.train_shapes import MODELS, TINY, TINY_TEXT, bench_model
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.values import IGNORED
+from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.families.contracts import CONTRACTS
 from packtrain.predicting.memory_states import count
 

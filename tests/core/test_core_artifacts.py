@@ -21,7 +21,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, DataError, Packtra
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
 from packtrain.core.folders import made_once, whole_folder
 from packtrain.core.locks import alone, lock
-from packtrain.core.secrets import kept_apart, whole, without_secrets
+from packtrain.core.secrets import kept_apart, with_secrets, without_secrets
 from packtrain.core.seeds import stream
 
 JSON = st.recursive(
@@ -104,7 +104,7 @@ def test_secrets_of_urls_are_kept_apart(
 ) -> None:
     monkeypatch.setenv("PACKTRAIN_URLS", "{}")
     assert kept_apart(given) == kept_apart(kept_apart(given)) == shown
-    assert whole(file or shown) == (opened or given)
+    assert with_secrets(file or shown) == (opened or given)
     assert shown in str(ArtifactError(f"at {given}", got=[given], fix=given))
     assert (
         "pw" not in str(ArtifactError(f"at {given}", got=[given], fix=given)) + RecordError("read", "x", given).detail
@@ -124,7 +124,7 @@ def test_what_is_kept_apart_never_stands_for_two(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PACKTRAIN_URLS", "{}")
     for signature in ("a", "b"):  # signed again
         kept_apart(f"http://h/a.tar?X-Amz-Signature={signature}")
-    assert whole("http://h/a.tar") == "http://h/a.tar?X-Amz-Signature=b"
+    assert with_secrets("http://h/a.tar") == "http://h/a.tar?X-Amz-Signature=b"
     kept_apart("http://h/get?file=0123456789012345678901234567")
     with pytest.raises(ConfigError, match="two URLs"):
         kept_apart("http://h/get?file=0123456789012345678901234568")

@@ -13,7 +13,7 @@ from encoding import IMAGE_FAMILIES, VIDEO_FAMILIES
 
 from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.delivery.encode.sample_tokens import SampleTokens
-from packtrain.delivery.encode.token_writer import Progress
+from packtrain.delivery.encode.token_writer import TokenProgress
 
 Folder = Callable[[str], Path]
 SAMPLES = 14
@@ -77,10 +77,10 @@ def built(given: DatasetConfig, kind: type[Any] = MultiModalDataset) -> Any:
     return dataset
 
 
-def told(given: DatasetConfig) -> list[Progress]:
+def told(given: DatasetConfig) -> list[TokenProgress]:
     """What building says about tokens."""
-    seen: list[Progress] = []
-    MultiModalDataset(given).build(lambda state: seen.append(state) if isinstance(state, Progress) else None)
+    seen: list[TokenProgress] = []
+    MultiModalDataset(given).build(lambda state: seen.append(state) if isinstance(state, TokenProgress) else None)
     return seen
 
 

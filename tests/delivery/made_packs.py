@@ -15,13 +15,13 @@ from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.encode.rows import Row
-from packtrain.delivery.encode.source import PackSource
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EncodedSample
-from packtrain.delivery.loader.loader import PackLoader
+from packtrain.delivery.encode.encoded_sample import EncodedSample
+from packtrain.delivery.encode.pack_source import PackSource
+from packtrain.delivery.encode.row_table import SampleRow
+from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.families.contracts import BatchContract
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 from packtrain.records.media import MediaStore
 
@@ -34,11 +34,11 @@ BROKEN, GONE, KILLER, FLAKY, DEAD = "broken", "gone", "killer", "flaky", "dead" 
 class Rows:
     """Rows of a few tokens each."""
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> SampleRow:
         tokens = 2 + number % 5
         zeros = dict.fromkeys(("source", "file", "at", "check", "patches", "images", "videos", "frames"), 0)
         origin = f"data.jsonl:{number + 1}"
-        return Row(id=f"sample-{number}", origin=origin, tokens=tokens, supervised_tokens=tokens - 1, **zeros)
+        return SampleRow(id=f"sample-{number}", origin=origin, tokens=tokens, supervised_tokens=tokens - 1, **zeros)
 
 
 class Reader:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
-from packtrain.delivery.loader.loader import PackLoader
-from packtrain.delivery.trainers.loss import token_loss
+from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
-from packtrain.packing.plan import PackPlan
+from packtrain.delivery.trainers.token_loss import token_loss
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 
 SEED = 3

@@ -16,14 +16,15 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome
 from packtrain.app.plan import plan
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode import model_config, tokenizer
+from packtrain.delivery.encode import finished_tokenizer as tokenizer
+from packtrain.delivery.encode import model_config
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.model_config import model_contract, packing_notes
 from packtrain.families import tiny
 from packtrain.families.contracts import CONTRACTS, contract_for
 from packtrain.families.settings import read_settings
 from packtrain.modeling.random_model import build_model
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 
 Folder = Callable[[str], Path]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -18,7 +18,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import decode_frames
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
-from packtrain.delivery.encode.values import IGNORED, TEXT, EncodedSample
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.records.media import MediaStore
 
 Folder = Callable[[str], Path]

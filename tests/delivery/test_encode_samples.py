@@ -30,15 +30,15 @@ from PIL import Image
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, Message, Record, Text, TokenIds
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.reference import RealProcessor
-from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample
+from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
 from packtrain.families.encoder import RecordEncoder
 from packtrain.modeling.random_model import build_model
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.convert import to_record
-from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import to_record
 from packtrain.records.source import Entry
 
 pytestmark = pytest.mark.contract

@@ -12,8 +12,8 @@ from processes import TORCH, run_ranks
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import LedgerEntry
-from packtrain.delivery.collate.values import BatchInfo
-from packtrain.delivery.encode.values import PackKey
+from packtrain.delivery.collate.batch_values import BatchInfo
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.loader.failures import FailureWatch
 
 

@@ -21,9 +21,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.delivery.collate.values import Batch
-from packtrain.delivery.encode.values import IGNORED
-from packtrain.delivery.trainers.loss import step_tokens, token_loss
+from packtrain.delivery.collate.batch_values import Batch
+from packtrain.delivery.encode.encoded_sample import IGNORED
+from packtrain.delivery.trainers.token_loss import step_tokens, token_loss
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.empty_media import add_empty_media_hook

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.synthetic import image_of_patches, made_sample
-from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.synthetic_samples import image_of_patches, made_sample
 from packtrain.families.contracts import contract_for
 
 CONTRACT = contract_for({"model_type": "qwen3_vl"})

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads, source_of
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, MemoryLimitError
-from packtrain.delivery.encode.values import EMPTY_PACK
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
 from packtrain.delivery.loader import worker_loss
-from packtrain.delivery.loader.loader import PackLoader
+from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.loader.sampler import PackSampler, rank_and_world
 from packtrain.delivery.loader.stream import PackStream
 from packtrain.packing.schedule import Schedule

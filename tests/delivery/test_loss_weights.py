@@ -14,11 +14,18 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from packtrain.core.errors import ConfigError
+from packtrain.delivery.collate.batch_values import Batch, BatchInfo
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.collate.values import Batch, BatchInfo
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EMPTY_PACK, IGNORED, EncodedSample, PackedRow, PackKey, VisionCounts
+from packtrain.delivery.encode.encoded_sample import (
+    EMPTY_PACK,
+    IGNORED,
+    EncodedSample,
+    PackedRow,
+    PackKey,
+    VisionCounts,
+)
+from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.families.contracts import CONTRACTS, BatchContract
 
 TEXT_MODEL = BatchContract(model_type="llama")

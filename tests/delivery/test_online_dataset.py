@@ -20,15 +20,15 @@ from torch.utils.data import DataLoader
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EMPTY_PACK, EncodedSample, PackedRow
-from packtrain.delivery.online.dataset import OnlineDataset
-from packtrain.delivery.online.entries import Arrival, Place, SourceStream
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow
+from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, SourceStream
+from packtrain.delivery.online.online_dataset import OnlineDataset
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
-from packtrain.measuring.fingerprint import stream_inputs
+from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.request import Filters, Request
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.open import open_sources
 from packtrain.records.source import Entry, SourceSpec
 
@@ -42,12 +42,12 @@ class Stream:
         self.sizes, self.per_unit = list(sizes), per_unit
         self.reads: list[int] = []
 
-    def read(self, start: Place) -> Iterator[Arrival]:
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
         for number in range(start.unit * self.per_unit + start.entry, len(self.sizes)):
             self.reads.append(number)
             size = self.sizes[number]
             value = {"id": f"s{number}", "text": "x" * size} if size != UNUSABLE else {"odd": 1}
-            place = Place(*divmod(number, self.per_unit))
+            place = EntryPlace(*divmod(number, self.per_unit))
             yield Arrival(place=place, source=number // 5 % 2, entry=Entry(origin=f"stream:{number}", value=value))
 
 
@@ -188,7 +188,7 @@ def test_resuming_reads_from_the_first_that_waits_and_encodes_nothing_before() -
     for _ in range(40):
         next(whole)
     state, stream, encoder = saved(whole), Stream(sizes), Encoder()
-    first = min(Place.of_key(key) for key, *_ in state["packer"]["waiting"])
+    first = min(EntryPlace.of_key(key) for key, *_ in state["packer"]["waiting"])
     again = make(sizes, stream=stream, encoder=encoder)
     again.load_state_dict(state)
     assert not stream.reads, "nothing before it is asked for"
@@ -331,7 +331,7 @@ def test_a_state_saved_after_a_reading_fault_has_lost_nothing() -> None:
     class Faulty(Stream):
         mended = False
 
-        def read(self, start: Place) -> Iterator[Arrival]:
+        def read(self, start: EntryPlace) -> Iterator[Arrival]:
             for arrival in super().read(start):
                 if arrival.entry.origin == "stream:9" and not self.mended:
                     raise OSError("the disk is gone")
@@ -388,7 +388,7 @@ class FileStream(Stream):
         self.path = path
         path.write_bytes(b"".join(b"%8d" % size for size in sizes))
 
-    def read(self, start: Place) -> Iterator[Arrival]:
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
         file = os.open(self.path, os.O_RDONLY)
         os.lseek(file, 8 * (start.unit * self.per_unit + start.entry), os.SEEK_SET)
         try:
@@ -481,11 +481,11 @@ def test_a_stream_of_sources_begins_anywhere(tmp_path: Path) -> None:
     for part in range(2):
         (tmp_path / f"{part}.jsonl").write_text("".join(f'{{"text": "{part} {n}"}}\n' for n in range(4)))
     stream = SourceStream(open_sources(str(tmp_path / "*.jsonl")))
-    whole = list(stream.read(Place()))
+    whole = list(stream.read(EntryPlace()))
     assert [a.entry.value["text"] for a in whole] == [f"{part} {n}" for part in range(2) for n in range(4)]
     for number, arrival in enumerate(whole):
         assert [a.place for a in stream.read(arrival.place)] == [a.place for a in whole[number:]]
-    behind = Place(whole[3].place.unit, whole[3].place.entry + 1)
+    behind = EntryPlace(whole[3].place.unit, whole[3].place.entry + 1)
     assert [a.place for a in stream.read(behind)] == [a.place for a in whole[4:]]
 
 

@@ -11,9 +11,9 @@ import pytest
 from made_packs import BROKEN, DEAD, FLAKY, content, loader_of, plan_of, reads, source_of
 
 from packtrain.core.errors import DataError
-from packtrain.delivery.encode.source import PAUSES, STAGE
-from packtrain.delivery.encode.values import EMPTY_PACK, PackKey
-from packtrain.packing.plan import CUT_SCHEMA, EpochPacks, PackPlan
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.pack_source import PAUSES, STAGE
+from packtrain.packing.pack_plan import CUT_SCHEMA, EpochPacks, PackPlan
 
 
 def several(plan: PackPlan, rows: list[tuple[int, int, int]]) -> PackPlan:

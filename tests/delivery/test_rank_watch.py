@@ -18,7 +18,7 @@ import torch.distributed as dist
 from processes import context
 
 from packtrain.core.errors import ConfigError, PacktrainError
-from packtrain.delivery.trainers.rank_signs import Judge, Patience, Sign
+from packtrain.delivery.trainers.rank_signs import Patience, Sign, SignJudge
 from packtrain.delivery.trainers.watch import RankWatch, _of_others
 
 PATIENCE = Patience(silence=10, behind=20, start=100)
@@ -28,7 +28,7 @@ def sign(number: int = 1, step: int = 5, **more: Any) -> Sign:
     return Sign(number=number, host=more.pop("host", "node"), step=step, **more)
 
 
-def look(judge: Judge, *rounds: tuple[float, dict[int, Sign | None]]) -> list[str]:
+def look(judge: SignJudge, *rounds: tuple[float, dict[int, Sign | None]]) -> list[str]:
     return [judge.look(now, signs) for now, signs in rounds]
 
 
@@ -36,7 +36,7 @@ def look(judge: Judge, *rounds: tuple[float, dict[int, Sign | None]]) -> list[st
 
 
 def test_a_rank_without_signs_is_gone_and_named() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     rounds = [(now, {0: sign(int(now)), 1: sign(1, 7, host="node-b"), 2: sign(int(now))}) for now in (0.0, 5.0, 10.0)]
     assert look(judge, *rounds) == ["", "", ""]
     assert judge.look(10.5, rounds[-1][1] | {0: sign(11), 2: sign(11)}) == (
@@ -45,12 +45,12 @@ def test_a_rank_without_signs_is_gone_and_named() -> None:
 
 
 def test_a_rank_that_gives_signs_at_the_same_step_as_all_is_not_late() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     assert look(judge, *[(now, {0: sign(now), 1: sign(now)}) for now in range(0, 1000, 5)]) == [""] * 200
 
 
 def test_the_clock_of_a_late_rank_starts_when_others_are_ahead() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     for now in range(0, 60, 5):  # a long evaluation of all
         assert judge.look(now, {0: sign(now), 1: sign(now)}) == ""
     for now in range(60, 85, 5):
@@ -61,20 +61,20 @@ def test_the_clock_of_a_late_rank_starts_when_others_are_ahead() -> None:
 
 
 def test_a_slow_rank_that_gets_on_is_not_late() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     for now in range(0, 300, 5):
         assert judge.look(now, {0: sign(now, now // 15 + 1), 1: sign(now, now // 15)}) == ""
 
 
 def test_parts_of_a_step_tell_who_hangs() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     found = look(judge, *[(now, {0: sign(now, part=1), 1: sign(now, part=0)}) for now in (0, 15, 21)])
     assert found[:2] == ["", ""]
     assert found[2].startswith("rank 1 ")
 
 
 def test_a_rank_that_was_late_when_it_died_is_gone_and_not_late() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     for now in range(15):
         assert judge.look(now, {0: sign(now, 6), 1: sign(now)}) == ""
     for now in range(15, 25):
@@ -84,15 +84,15 @@ def test_a_rank_that_was_late_when_it_died_is_gone_and_not_late() -> None:
 
 def test_a_rank_that_fails_is_named_at_once() -> None:
     failed = sign(3, 4, state="failed", message="ValueError: odd")
-    assert Judge(PATIENCE).look(0, {0: sign(), 1: failed}) == "rank 1 on node (last step 4) failed: ValueError: odd"
+    assert SignJudge(PATIENCE).look(0, {0: sign(), 1: failed}) == "rank 1 on node (last step 4) failed: ValueError: odd"
 
 
 def test_a_broken_collective_waits_for_the_rank_that_broke_it() -> None:
     broken = sign(3, state="failed", message="Connection closed by peer", of_others=True)
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     assert look(judge, *[(now, {0: sign(now), 1: broken, 2: sign()}) for now in (0, 5, 10)]) == ["", "", ""]
     assert judge.look(10.1, {0: sign(11), 1: broken, 2: sign()}).startswith("rank 2 on node (last step 5) is gone")
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     found = look(judge, *[(now, {0: sign(now), 1: broken, 2: sign(now)}) for now in (0, 10, 11)])
     assert found[:2] == ["", ""]
     assert found[2].startswith("rank 1 on node (last step 5) failed"), "no other rank explains it"
@@ -100,13 +100,13 @@ def test_a_broken_collective_waits_for_the_rank_that_broke_it() -> None:
 
 def test_a_failure_of_its_own_comes_before_all_others() -> None:
     signs = {0: sign(2, state="failed", message="x", of_others=True), 1: sign(), 2: sign(state="failed", message="y")}
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     judge.look(0, {0: signs[0], 1: signs[1], 2: sign()})
     assert judge.look(50, signs).endswith("failed: y")
 
 
 def test_ranks_that_are_done_are_left_alone() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     signs = {0: sign(1, 9, state="done"), 1: sign(1, 4, state="done")}
     assert look(judge, (0, signs), (500, signs)) == ["", ""]
     for now in range(0, 100, 5):
@@ -114,17 +114,19 @@ def test_ranks_that_are_done_are_left_alone() -> None:
 
 
 def test_ranks_that_never_start_or_never_begin_are_named() -> None:
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     assert look(judge, (0, {0: sign(), 1: None}), (100, {0: sign(2), 1: None})) == ["", ""]
     assert judge.look(101, {0: sign(3), 1: None}) == "rank 1 has not started within 100 s"
-    judge = Judge(PATIENCE)
+    judge = SignJudge(PATIENCE)
     found = look(judge, *[(now, {0: sign(now), 1: sign(now, -1)}) for now in range(0, 106, 5)])
     assert found[:21] == [""] * 21
     assert found[21].startswith("rank 1 on node (before its first step) has not got on")
 
 
 def test_a_verdict_of_another_rank_is_taken_over() -> None:
-    assert Judge(PATIENCE).look(0, {0: sign(), 1: sign(state="ended", message="rank 0 is gone")}) == "rank 0 is gone"
+    assert (
+        SignJudge(PATIENCE).look(0, {0: sign(), 1: sign(state="ended", message="rank 0 is gone")}) == "rank 0 is gone"
+    )
 
 
 def test_signs_survive_the_store() -> None:

@@ -24,16 +24,16 @@ from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.delivery.encode.reader import PAUSES, RecordReader
-from packtrain.delivery.encode.rows import RowTable
+from packtrain.delivery.encode.row_table import RowTable
 from packtrain.measuring.converter import Converter
 from packtrain.measuring.places import Places
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.open import iter_units, read_unit
-from packtrain.records.schemas.options import SchemaOptions
-from packtrain.records.shards.cache import ShardCache
-from packtrain.records.shards.files import CachedFiles, LocalFiles
+from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.shards.data_files import CachedFiles, LocalFiles
 from packtrain.records.shards.plain import Files, Plain
+from packtrain.records.shards.shard_cache import ShardCache
 
 Model = Callable[[str], Path]
 PER_TAR = 2  # shards

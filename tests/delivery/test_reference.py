@@ -16,7 +16,7 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.delivery.encode.decode import decode_frames, decode_image
-from packtrain.delivery.encode.reference import ProcessorRule, RealProcessor, load_reference
+from packtrain.delivery.encode.processor import ProcessorRule, RealProcessor, load_reference
 from packtrain.families import tiny
 from packtrain.families.encoder import Sized
 from packtrain.families.settings import read_settings

@@ -21,8 +21,8 @@ from tables import write_table
 
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
-from packtrain.delivery.encode import rows as rows_module
-from packtrain.delivery.encode.rows import ROW_SCHEMA, Row, RowTable
+from packtrain.delivery.encode import row_table as rows_module
+from packtrain.delivery.encode.row_table import ROW_SCHEMA, RowTable, SampleRow
 from packtrain.measuring.table import CostTable
 
 COUNT = 1000
@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_table(table: CostTable, tmp_path: Path, monkeypat
     made = RowTable.make(table, tmp_path / "rows")
     assert_rows(made, table)
     assert made.files == table.files
-    assert list(Row.__slots__) == ROW_SCHEMA.names
+    assert list(SampleRow.__slots__) == ROW_SCHEMA.names
     assert made.column("tokens").tolist() == table.column("tokens").tolist()
     for outside in (-1, COUNT):
         with pytest.raises(IndexError):
@@ -201,7 +201,7 @@ def test_opening_it_takes_no_memory(tmp_path: Path) -> None:
     made = RowTable.make(table, tmp_path / "rows")
     assert made.path.stat().st_size > 50_000_000
     program = (
-        "import sys, resource; from packtrain.delivery.encode.rows import RowTable; import pyarrow as pa\n"
+        "import sys, resource; from packtrain.delivery.encode.row_table import RowTable; import pyarrow as pa\n"
         "def own(): found = open('/proc/self/statm').read().split(); return int(found[1]) - int(found[2])\n"
         "before = own(); rows = RowTable.open(sys.argv[1])\n"
         "assert [rows.row(n).tokens for n in range(0, 300_000, 997)] == list(range(1, 300_001, 997))\n"

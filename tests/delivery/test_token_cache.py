@@ -18,8 +18,8 @@ from kept_tokens import SAMPLES, Folder, assert_same, built, config, folder_of, 
 from packtrain import MultiModalIterableDataset
 from packtrain.core.errors import ConfigError, DataError, DriftError, RecordError
 from packtrain.core.values import Extras, Media, MediaRef, Message, Record, Text, ToolCall, Variables
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.encode.sample_tokens import SampleTokens, record_code
-from packtrain.delivery.encode.values import PackKey
 from packtrain.records import open as open_records
 
 QUICK = ("qwen3_vl", "internvl", "llama")

@@ -15,9 +15,9 @@ from transformers import PretrainedConfig, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.delivery.loader.loader import PackLoader
-from packtrain.delivery.trainers.loss import token_loss
+from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.trainers.mixin import PlanProgress, check_arguments, trainer_arguments
+from packtrain.delivery.trainers.token_loss import token_loss
 from packtrain.packing.schedule import Schedule
 
 pytestmark = pytest.mark.contract

@@ -17,8 +17,8 @@ from small_training import Model, Packs, PackTrainer, PlainTrainer, arguments, t
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import default_collate
 
-from packtrain.delivery.trainers.loss import token_loss
 from packtrain.delivery.trainers.mixin import trainer_arguments
+from packtrain.delivery.trainers.token_loss import token_loss
 
 pytestmark = [pytest.mark.contract, pytest.mark.full]
 EPOCHS = (10, 7)  # with 4 packs a step: 3 and 2 steps

@@ -11,8 +11,8 @@ import pytest
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Record, Text
-from packtrain.delivery.encode import tokenizer as finishing
-from packtrain.delivery.encode.tokenizer import finished_tokenizer
+from packtrain.delivery.encode import finished_tokenizer as finishing
+from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings, with_tokenizer

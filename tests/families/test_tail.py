@@ -25,8 +25,8 @@ from packtrain.core.values import (
     Record,
     Text,
 )
+from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.encode.sample_tokens import SampleTokens
-from packtrain.delivery.encode.values import IGNORED
 from packtrain.families import tiny
 from packtrain.families.base import Expansion, Family, Run
 from packtrain.families.encoder import RecordEncoder

@@ -12,14 +12,14 @@ import pytest
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaLimits, Record
+from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.encode.sample_tokens import SampleTokens, record_code
-from packtrain.delivery.encode.values import IGNORED
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout, LossOn
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.families.tiny import write
-from packtrain.measuring.fingerprint import settings_state
+from packtrain.measuring.inputs import settings_state
 from packtrain.records.schemas import SchemaOptions, to_record
 from packtrain.records.source import Entry
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from packtrain.core.errors import ArtifactError
 from packtrain.core.fingerprint import digest
-from packtrain.delivery.encode.rows import ROW_SCHEMA, RowTable
+from packtrain.delivery.encode.row_table import ROW_SCHEMA, RowTable
 from packtrain.measuring.table import COST_SCHEMA, CostTable
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fault_ledgers import Attempt, read_attempts
 
-from packtrain.records.shards.cache import ShardCache
+from packtrain.records.shards.shard_cache import ShardCache
 
 PROGRAM = Path(__file__).with_name("rank.py")
 MARKER = "PACKTRAIN_TEST_MARKER"

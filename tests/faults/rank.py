@@ -32,8 +32,8 @@ import packtrain.app.verify
 import packtrain.delivery.collate.packed
 import packtrain.delivery.encode.encode
 import packtrain.delivery.encode.streamed
-import packtrain.delivery.loader.loader
-import packtrain.records.shards.files  # noqa: F401  what a dataset would import when it is built
+import packtrain.delivery.loader.pack_loader
+import packtrain.records.shards.data_files  # noqa: F401  what a dataset would import when it is built
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.core import retries
 from packtrain.core.artifacts import atomic_path, remove_leftovers
@@ -312,7 +312,7 @@ def run_rank(job: Job) -> int:
 
 def _fill_disk() -> None:
     """From now on nothing can be written into the shard cache."""
-    from packtrain.records.shards import folder
+    from packtrain.records.shards import cache_folder as folder
 
     def no_space(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

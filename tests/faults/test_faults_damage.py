@@ -13,9 +13,9 @@ sys.path.append(str(Path(__file__).parents[1] / "packing"))  # tables made from 
 from tables import write_table
 
 from packtrain.app.pack import GENERIC_WORK
-from packtrain.delivery.encode.rows import RowTable
-from packtrain.packing.build import build_plan
-from packtrain.packing.config import PackingConfig
+from packtrain.delivery.encode.row_table import RowTable
+from packtrain.packing.build_plan import build_plan
+from packtrain.packing.packing_config import PackingConfig
 
 PROGRAM = Path(__file__).with_name("damage.py")
 

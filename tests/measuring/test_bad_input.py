@@ -24,7 +24,7 @@ from measuring import chat, chats, command, ledger, write_image, write_lines
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError
 from packtrain.measuring.measure_summary import UnreadName
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.records.formats import compression
 
 GOOD = 40
@@ -180,7 +180,7 @@ class Place:
         self.data = write_lines(self.root / "data.jsonl", lines)
         self.neighbours = len(BAD) + len(ODD)
 
-    def measure(self, out: Path, **options: Any) -> Outcome:
+    def measure(self, out: Path, **options: Any) -> MeasureOutcome:
         given = {"model": str(self.model), "out": out, "workers": 1, "check": 0, "max_failure_rate": 1.0, **options}
         return measure_outcome(self.data, **given)
 

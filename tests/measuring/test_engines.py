@@ -15,12 +15,12 @@ from measuring import chats, command, hashes, write_image, write_lines
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster, in_processes
+from packtrain.measuring.measurement import Policy, run_measurement
 from packtrain.measuring.request import Request
-from packtrain.measuring.run import Policy, run
 from packtrain.measuring.work import work_items
 from packtrain.measuring.worker import Task
 from packtrain.records.open import open_sources
-from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.schemas.schema_options import SchemaOptions
 
 UNITS = 12
 # Its first call on the record r3 ends the process; the marker file says that it has happened.
@@ -63,7 +63,7 @@ def task_of(data: Path, model: Path, **schema: str) -> Task:
 
 def measured(data: Path, model: Path, out: Path, engine: Engine, **schema: str) -> dict[str, str]:
     """The result's hashes after a run on this engine."""
-    run(task_of(data, model, **schema), out, engine, Policy(check=0), lambda: "", lambda _: None)
+    run_measurement(task_of(data, model, **schema), out, engine, Policy(check=0), lambda: "", lambda _: None)
     return hashes(out)
 
 

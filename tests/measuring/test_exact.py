@@ -30,7 +30,7 @@ import packtrain
 from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, DriftError
 from packtrain.core.values import MediaLimits
-from packtrain.delivery.encode.reference import RealProcessor
+from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
 from packtrain.families.base import Run
 from packtrain.families.encoder import RecordEncoder
@@ -42,8 +42,8 @@ from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.convert import to_record
-from packtrain.records.schemas.options import SchemaOptions
+from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import to_record
 
 pytestmark = pytest.mark.contract
 QUICK, MANY, TRUE_SIZE = 24, 120, 12

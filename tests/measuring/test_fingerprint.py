@@ -14,7 +14,7 @@ import pytest
 from measuring import chats, hashes, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import MeasureOutcome
 
 FORMATTING = '''"""A formatting function of a user."""
 
@@ -35,7 +35,7 @@ class Place:
         shutil.copytree(model, self.model)
         self.out = folder / "out"
 
-    def measure(self, **options: Any) -> Outcome:
+    def measure(self, **options: Any) -> MeasureOutcome:
         return measure_outcome(
             self.data, **{"model": str(self.model), "out": self.out, "workers": 1, "check": 0, **options}
         )
@@ -49,7 +49,7 @@ def place(tmp_path: Path, qwen: Path) -> Place:
     return Place(tmp_path, qwen)
 
 
-def names(outcome: Outcome) -> set[str]:
+def names(outcome: MeasureOutcome) -> set[str]:
     """The changed inputs without their values."""
     assert not outcome.reused
     return {change.split(": ")[0] for change in outcome.changed}

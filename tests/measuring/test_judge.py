@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.measuring.journal import UnitResult
-from packtrain.measuring.judge import JUDGED_AFTER, FailureBudget, Judge
+from packtrain.measuring.judge import JUDGED_AFTER, FailureBudget, FailureJudge
 
 
 def unit(number: int, *, good: int = 0, failed: int = 0, filtered: int = 0, reason: str = "no messages") -> UnitResult:
@@ -38,7 +38,7 @@ def unit(number: int, *, good: int = 0, failed: int = 0, filtered: int = 0, reas
 
 def verdict(budget: FailureBudget, units: Iterable[UnitResult]) -> str:
     """The message of the judge, or that there was none."""
-    judge = Judge(budget)
+    judge = FailureJudge(budget)
     try:
         for result in units:
             judge.take(result)
@@ -72,22 +72,22 @@ def test_both_verdicts_occur() -> None:
 
 
 def test_not_before_a_rate_means_something() -> None:
-    judge = Judge(FailureBudget(max_failure_rate=0.1))
+    judge = FailureJudge(FailureBudget(max_failure_rate=0.1))
     judge.take(unit(0, failed=JUDGED_AFTER - 1))
     with pytest.raises(DataError, match=f"{JUDGED_AFTER:,} of the first {JUDGED_AFTER:,} records"):
         judge.take(unit(1, failed=1))
-    judge = Judge(FailureBudget(max_failure_rate=0.1))
+    judge = FailureJudge(FailureBudget(max_failure_rate=0.1))
     judge.take(unit(0, good=800, failed=199))
     judge.take(unit(1, good=2000))  # the rate is low again once there is enough to judge by
     judge.finish()
-    judge = Judge(FailureBudget(max_failure_rate=0.1))
+    judge = FailureJudge(FailureBudget(max_failure_rate=0.1))
     judge.take(unit(0, failed=2, good=3))
     with pytest.raises(DataError, match="2 of the first 5 records"):
         judge.finish()
 
 
 def test_stops_at_the_unit_that_spends_the_budget() -> None:
-    judge = Judge(FailureBudget())
+    judge = FailureJudge(FailureBudget())
     judge.take(unit(2, failed=5000))  # later in the dataset, so it must wait
     judge.take(unit(0, good=1000))
     with pytest.raises(DataError, match="5,000 of the first 6,500"):
@@ -102,7 +102,7 @@ def test_filtered_records_are_neither_failures_nor_good() -> None:
 
 
 def test_on_error_fail_names_the_first_in_dataset_order() -> None:
-    judge = Judge(FailureBudget(on_error="fail"))
+    judge = FailureJudge(FailureBudget(on_error="fail"))
     judge.take(unit(3, failed=1))
     judge.take(unit(1, good=4, filtered=2, failed=3, reason="unknown role"))
     judge.take(unit(2, failed=1))

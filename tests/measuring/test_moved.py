@@ -14,13 +14,13 @@ from measuring import chats, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.fingerprint import differences
-from packtrain.delivery.encode import tokenizer as finishing
-from packtrain.delivery.encode.rows import RowTable
+from packtrain.delivery.encode import finished_tokenizer as finishing
+from packtrain.delivery.encode.row_table import RowTable
 from packtrain.families.settings import read_settings
-from packtrain.measuring.content import content_of
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import inputs_of
+from packtrain.measuring.table_content import content_of
+from packtrain.packing.pack_plan import plan_inputs
 
 IMAGES = ("images/a.png", "images/b.png")
 
@@ -36,7 +36,7 @@ def home(tmp_path: Path, qwen: Path) -> Path:
     return home
 
 
-def measured(home: Path, data: str = "data/train.jsonl", **options: Any) -> Outcome:
+def measured(home: Path, data: str = "data/train.jsonl", **options: Any) -> MeasureOutcome:
     usual = {"model": str(home / "model"), "out": home / "out", "workers": 1, "check": 0}
     return measure_outcome(home / data, **{**usual, **options})
 
@@ -47,7 +47,7 @@ def moved(home: Path, name: str = "elsewhere") -> Path:
 
 def changes(before: CostTable, after: CostTable) -> set[str]:
     """By which names plans and tokens of one table differ from those of the other."""
-    return {change.split(": ")[0] for change in differences(inputs_of(before), inputs_of(after))}
+    return {change.split(": ")[0] for change in differences(plan_inputs(before), plan_inputs(after))}
 
 
 @pytest.mark.parametrize("data", ["data/train.jsonl", "data", "data/*.jsonl", "mix.yaml"])
@@ -58,7 +58,7 @@ def test_what_was_moved_is_found_unchanged(home: Path, data: str) -> None:
     again = measured(there, data)
     assert again.reused
     for table in (again.table, CostTable.load(there / "out")):
-        assert inputs_of(table) == inputs_of(first)
+        assert plan_inputs(table) == plan_inputs(first)
         assert {file.file for file in table.files} == {str(there / "data" / "train.jsonl")}
         request = table.request()
         assert request.model == str(there / "model")
@@ -73,7 +73,7 @@ def test_other_places_of_a_table_that_may_only_be_read(home: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise PermissionError("read only")
 
-    monkeypatch.setattr("packtrain.measuring.run.write_summary", refuse)
+    monkeypatch.setattr("packtrain.measuring.measurement.write_summary", refuse)
     again = measured(there)
     assert again.reused
     assert again.table.request().model == str(there / "model")
@@ -220,7 +220,7 @@ def test_a_journal_of_another_place_is_not_gone_on_with(home: Path, monkeypatch:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("packtrain.measuring.run.write_table", stop)
+        patch.setattr("packtrain.measuring.measurement.write_table", stop)
         with pytest.raises(KeyboardInterrupt):
             measured(home)
     there = moved(home)

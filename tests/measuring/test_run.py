@@ -20,7 +20,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.measuring import writer
 from packtrain.measuring.journal import Journal
-from packtrain.measuring.run import JOURNAL, Progress
+from packtrain.measuring.measurement import JOURNAL, MeasureProgress
 from packtrain.measuring.table import CostTable
 
 RECORDS = 400
@@ -210,7 +210,7 @@ def test_a_stopped_run_continues_where_it_was(tmp_path: Path, qwen: Path) -> Non
     class Stop(Exception):
         pass
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: MeasureProgress) -> None:
         if progress.units == 5:
             raise Stop
 
@@ -289,7 +289,7 @@ def test_a_second_run_beside_the_first_is_refused(tmp_path: Path, qwen: Path) ->
     data = write_lines(tmp_path / "data.jsonl", chats(5))
     refused: list[str] = []
 
-    def second(_: Progress) -> None:
+    def second(_: MeasureProgress) -> None:
         if not refused:
             with pytest.raises(PacktrainError, match="another run") as caught:
                 measured(data, tmp_path / "out", qwen, seed=1)
@@ -320,7 +320,7 @@ def test_journal_units_are_checked_against_the_sum(tmp_path: Path, qwen: Path) -
 
     data = write_lines(tmp_path / "data.jsonl", [*chats(30), "{broken"])
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: MeasureProgress) -> None:
         if progress.units:
             raise KeyboardInterrupt
 

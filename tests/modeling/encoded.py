@@ -16,7 +16,7 @@ from torch import Tensor
 from packtrain.core.values import Media, MediaHeader, MediaRef, Message, Part, Record, Text
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
-from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.request import Request
 from packtrain.modeling.random_model import build_model

@@ -14,8 +14,8 @@ from torch import Tensor
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.export import save_final
 from packtrain.modeling.load import load_model
-from packtrain.modeling.parts import decoder_layers
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_parts import decoder_layers
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.vision_batches import checkpoint_parts
 
 HALF, WIDE = torch.bfloat16, torch.float32

@@ -12,14 +12,14 @@ from encoded import TEXT_ONLY, VISION, contract, fresh_model, gradients, logits,
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.adapters import decoder_matrices, describe_trainable, set_trainable
+from packtrain.modeling.adapters import decoder_linear_pattern, describe_trainable, set_trainable
 from packtrain.modeling.empty_media import add_empty_media_hook
 from packtrain.modeling.four_bits import keep_four_bits
 from packtrain.modeling.load import load_model
-from packtrain.modeling.parts import PARTS, decoder_layers, model_parts, part_of_weight
-from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight
+from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.prepare_model import prepare_model
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.modeling.settings import ModelSettings
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
 from packtrain.predicting.weights import part_of
 
@@ -263,7 +263,7 @@ def test_contradictions_are_refused(family: str, given: dict[str, Any], message:
 
 
 def test_a_pattern_names_layers_by_module() -> None:
-    pattern = decoder_matrices(fresh_model("smolvlm"))
+    pattern = decoder_linear_pattern(fresh_model("smolvlm"))
     assert pattern.startswith(r"model\.text_model\.layers\.\d+\.(?:")
 
 

@@ -32,7 +32,7 @@ from packtrain.delivery.collate.padded import PaddedCollator
 from packtrain.families.contracts import BatchContract
 from packtrain.modeling import varlen
 from packtrain.modeling.attention import BACKENDS, VARLEN_LOOP, choose_backend, set_attention
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 
 SLOW = ("idefics3", "smolvlm", "llava_next", "llava_onevision", "internvl", "qwen2_vl")
 FAMILIES = [

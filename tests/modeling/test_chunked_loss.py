@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.trainer_pt_utils import LabelSmoother
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.values import IGNORED
+from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
-from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.prepare_model import prepare_model
 
 FAMILIES = (*encoded.VISION, *encoded.TEXT_ONLY)
 

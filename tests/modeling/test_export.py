@@ -25,7 +25,7 @@ from packtrain.modeling.attention import set_attention
 from packtrain.modeling.export import copy_input_files, save_final
 from packtrain.modeling.input_limits import limited_parts, write_limits
 from packtrain.modeling.load import load_model
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_settings import ModelSettings
 
 SLOW = ("idefics3", "smolvlm", "llava_onevision", "internvl", "qwen2_vl")
 FAMILIES = [pytest.param(f, marks=pytest.mark.more) if f in SLOW else f for f in (*VISION, *TEXT_ONLY)]

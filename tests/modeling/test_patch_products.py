@@ -6,9 +6,9 @@ import encoded
 import pytest
 import torch
 
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.patch_products import multiply_patches
-from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.prepare_model import prepare_model
 
 
 @pytest.mark.contract

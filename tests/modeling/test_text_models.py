@@ -17,8 +17,8 @@ from transformers.models.auto import modeling_auto
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import choose_backend, set_attention
 

@@ -18,7 +18,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.modeling import vision_batches
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.empty_media import add_empty_media_hook
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.vision_batches import checkpoint_parts, grid_pieces, split_vision
 
 ROWS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import PackingConfig
 
 LENGTH = 20_000
 

@@ -14,7 +14,7 @@ from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary
 from packtrain.measuring.places import Places
-from packtrain.measuring.statistics import summarise
+from packtrain.measuring.statistics import table_statistics
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, CostTable, write_summary
 
 
@@ -73,6 +73,6 @@ def write_table(
     )
     if count:
         write_summary(folder, summary)
-        summary = replace(summary, statistics=summarise(CostTable.load(folder)))
+        summary = replace(summary, statistics=table_statistics(CostTable.load(folder)))
     write_summary(folder, summary)
     return CostTable.load(folder)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from lengths import KINDS, WORK, digest_of, lvis_table, packed, packs_of
 
-from packtrain.packing.build import build_plan
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.build_plan import build_plan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Schedule
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CHANGED = (
-    "packs are not what they were. If that is meant, raise PACKER_VERSION in packing/plan.py, so that older plans are "
-    "told apart, and write golden.json again: python tests/packing/test_golden.py"
+    "packs are not what they were. If that is meant, raise PACKER_VERSION in packing/pack_plan.py, so that older plans "
+    "are told apart, and write golden.json again: python tests/packing/test_golden.py"
 )
 
 

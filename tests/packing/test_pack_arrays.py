@@ -13,7 +13,7 @@ from packtrain.packing.arrays import (
     Packing,
     check_strategy,
     pack_arrays,
-    window_of,
+    window_size,
 )
 
 NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none")
@@ -142,7 +142,7 @@ def test_unknown_strategies_are_refused_with_the_nearest(name: Any, hint: str) -
 
 @pytest.mark.parametrize("name", ["window_-1", "window_1.5", "window_", "window_N", " window_3", "window_3\n"])
 def test_windows_need_a_whole_number(name: str) -> None:
-    assert window_of(name) is None
+    assert window_size(name) is None
     with pytest.raises(ConfigError):
         check_strategy(name)
 

@@ -23,8 +23,8 @@ from tables import write_table
 from packtrain.core.artifacts import DiskFull, read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build import Progress, build_plan
-from packtrain.packing.plan import KIND, PLAN, VERSION, PackPlan
+from packtrain.packing.build_plan import PackProgress, build_plan
+from packtrain.packing.pack_plan import KIND, PLAN, VERSION, PackPlan
 from packtrain.packing.resources import EXTRAS, RESOURCES
 
 # ---- files
@@ -141,7 +141,7 @@ def test_what_is_there_is_never_overwritten(table: CostTable, tmp_path: Path) ->
     out = tmp_path / "plan"
     build_plan(table, config(), WORK, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    told: list[Progress] = []
+    told: list[PackProgress] = []
     with pytest.raises(ArtifactError, match="never overwritten"):
         build_plan(table, config(seed=1), WORK, out, told.append)
     assert not told, "it is refused before the work is done"
@@ -156,7 +156,7 @@ def test_what_is_there_is_never_overwritten(table: CostTable, tmp_path: Path) ->
 def test_a_folder_filled_by_another_process_meanwhile_is_left_alone(table: CostTable, tmp_path: Path) -> None:
     out = tmp_path / "plan"
 
-    def fill(_: Progress) -> None:
+    def fill(_: PackProgress) -> None:
         out.mkdir(exist_ok=True)
         (out / "theirs").write_text("theirs")
 
@@ -172,7 +172,7 @@ def test_an_empty_folder_may_be_filled(table: CostTable, tmp_path: Path) -> None
 
 
 def test_a_failure_leaves_nothing_behind(table: CostTable, tmp_path: Path) -> None:
-    def fail(_: Progress) -> None:
+    def fail(_: PackProgress) -> None:
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
@@ -186,8 +186,8 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from lengths import WORK, lvis_table
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build import build_plan
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.build_plan import build_plan
+from packtrain.packing.packing_config import PackingConfig
 
 def wait(*_):
     Path({marker!r}).touch()
@@ -264,7 +264,7 @@ def test_without_repacking_one_file_serves_all_epochs(table: CostTable, tmp_path
 
 
 def test_progress_is_told_window_by_window(table: CostTable) -> None:
-    told: list[Progress] = []
+    told: list[PackProgress] = []
     build_plan(table, config(epochs=2, packing_window=130), WORK, progress=told.append)
     assert [(now.epoch, now.epochs, now.total) for now in told] == [(n, 2, 300) for n in (0, 0, 0, 1, 1, 1)]
     for epoch in range(2):

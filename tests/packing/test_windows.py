@@ -17,7 +17,7 @@ import packtrain.packing.windows as windows_module
 from packtrain.core.errors import DataError
 from packtrain.measuring.table import CostTable
 from packtrain.packing.arrays import pack_sums
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.packing.windows import MAXIMA, TableRows, WindowPacks, fill_ratio, pack_windows
 

@@ -17,8 +17,8 @@ from packtrain.planning.baseline import Baseline
 from packtrain.planning.choice import MOST_DROPPED, acceptable, choose, conservative, dropped_share, efficient
 from packtrain.planning.intervals import derive_intervals
 from packtrain.planning.room import changes_for, make_room
+from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import sweep
-from packtrain.planning.values import Simulation
 from packtrain.predicting.values import Load, TrainingSetup
 
 

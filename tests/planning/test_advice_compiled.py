@@ -10,7 +10,7 @@ from asking import ask
 from made_tables import detection
 
 from packtrain.planning.baseline import Baseline
-from packtrain.planning.configs import Draft, packed_config, padded_config
+from packtrain.planning.configs import ConfigDraft, packed_config, padded_config
 from packtrain.planning.padding import baseline_run, padded_runs
 from packtrain.planning.passes import FIELDS, one_pass
 from packtrain.planning.sweep import pack_rows, simulate
@@ -83,6 +83,6 @@ def test_configs_say_it_where_training_would_do_otherwise(
     simulation = simulate(question, config)
     assert simulation is not None
     padded = baseline_run(question, packed.samples)
-    draft = Draft(question=question, simulation=simulation, padded=padded)
+    draft = ConfigDraft(question=question, simulation=simulation, padded=padded)
     found = packed_config(draft), padded_config(draft, padded)
     assert tuple(one["training"].get("compile") for one in found) == written

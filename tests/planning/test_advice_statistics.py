@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tables import detection, films, write_table
 
-from packtrain.planning.statistics import MODALITIES, dataset_stats, histogram, modality_codes
+from packtrain.planning.dataset_statistics import MODALITIES, dataset_stats, histogram, modality_codes
 
 NUMBERS = st.lists(st.integers(0, 10**6) | st.integers(0, 30), min_size=1, max_size=200)
 

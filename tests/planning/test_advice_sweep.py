@@ -15,8 +15,8 @@ from made_tables import Columns, detection, films, texts, write_table
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.planning.question import Question, packing_from
 from packtrain.planning.rows import read_rows
+from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import KEPT, default_lengths, pack_rows, simulate, step_shape, sweep
-from packtrain.planning.values import Simulation
 from packtrain.planning.views import heaviest_pack
 
 

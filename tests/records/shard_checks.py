@@ -23,9 +23,9 @@ import fsspec
 import pytest
 import zstandard
 
-from packtrain.records.shards.cache import ShardCache
-from packtrain.records.shards.folder import CacheFolder
+from packtrain.records.shards.cache_folder import CacheFolder
 from packtrain.records.shards.handles import SpanPlain
+from packtrain.records.shards.shard_cache import ShardCache
 from packtrain.records.span import Span
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

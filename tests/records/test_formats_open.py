@@ -16,7 +16,7 @@ import zstandard
 
 from packtrain.core.errors import ConfigError
 from packtrain.records.formats import jsonl
-from packtrain.records.formats.files import split_note
+from packtrain.records.formats.source_files import split_note
 from packtrain.records.open import count_unit, data_files, iter_units, open_sources, read_unit, recognise
 
 LINES = b'{"a": 1}\n{"a": 2}\n'

@@ -17,7 +17,8 @@ import pytest
 from format_checks import read_all, read_units, reader, shown, source, values
 
 from packtrain.core.errors import ConfigError
-from packtrain.records.formats import compression, files, hf_dataset, saved_dataset, tables
+from packtrain.records.formats import compression, hf_dataset, saved_dataset, tables
+from packtrain.records.formats import source_files as files
 
 
 def rows(number: int) -> list[dict[str, Any]]:

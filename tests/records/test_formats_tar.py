@@ -20,7 +20,8 @@ from damage import mutated
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaRef
-from packtrain.records.formats import compression, files, json_object, tar_members, tar_shards
+from packtrain.records.formats import compression, json_object, tar_members, tar_shards
+from packtrain.records.formats import source_files as files
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}

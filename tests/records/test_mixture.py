@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from packtrain.core.errors import ConfigError
-from packtrain.records.formats.files import list_files
+from packtrain.records.formats.source_files import list_files
 from packtrain.records.mixture import KEYS
 from packtrain.records.open import iter_units, open_sources, read_unit, recognise
 

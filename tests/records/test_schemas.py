@@ -17,7 +17,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import ROLES, Media, MediaRef, Message, PartLimits, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
-from packtrain.records.schemas.unread import Unread, unread_of
+from packtrain.records.schemas.unread import UnreadNames, unread_of
 from packtrain.records.source import Entry
 
 DEFAULT = SchemaOptions()
@@ -26,7 +26,7 @@ DEFAULT = SchemaOptions()
 def convert(value: Any, media: dict[str, MediaRef] | None = None, **options: Any) -> Record:
     entry = Entry(origin="data.jsonl:7", value=value, media=media or {})
     options_ = SchemaOptions(**options) if options else DEFAULT
-    return to_record(entry, source="mine", options=options_, unread=Unread())
+    return to_record(entry, source="mine", options=options_, unread=UnreadNames())
 
 
 def reason(value: Any, **options: Any) -> str:
@@ -550,14 +550,14 @@ def test_a_chat_may_be_a_text_of_json(column: str) -> None:
 def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str]) -> None:
     assert unread_of(value, recognise_schema(value)) == expected
     entry = Entry(origin="x", value={**value, "id": "first"})
-    seen = Unread()
+    seen = UnreadNames()
     for _ in range(2):
         to_record(entry, source="s", options=DEFAULT, unread=seen)
     assert seen.handed_over() == {name: [2, "first"] for name in expected}
     assert not seen.handed_over()
     if expected:
         with pytest.raises(RecordError, match="nothing reads"):
-            to_record(entry, source="s", options=DEFAULT, unread=Unread(strict=True))
+            to_record(entry, source="s", options=DEFAULT, unread=UnreadNames(strict=True))
 
 
 @pytest.mark.parametrize(
@@ -924,7 +924,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_tools_are_the_same_however_they_are_written(name: str) -> None:
     value, same = PUBLISHED[name]
-    unread = Unread(strict=True)
+    unread = UnreadNames(strict=True)
     record = to_record(Entry(origin="data.jsonl:7", value=value), source="mine", options=DEFAULT, unread=unread)
     assert record == convert({"messages": same, "tools": [TOOL]})
     call = record.messages[1].extras

@@ -20,7 +20,7 @@ from packtrain.core.errors import ConfigError, DataError
 from packtrain.records.formats import compression
 from packtrain.records.open import count_unit, iter_units, open_sources, read_place, read_unit, recognise
 from packtrain.records.shards import address, measuring
-from packtrain.records.shards import cache as cache_module
+from packtrain.records.shards import shard_cache as cache_module
 
 ROWS = [{"id": f"r{n}", "text": "x" * n} for n in range(3000)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import shard_checks as checks
 
-from packtrain.records.shards.cache import ShardCache
 from packtrain.records.shards.entries import address_of
+from packtrain.records.shards.shard_cache import ShardCache
 
 SIZE = 3_000_000
 BUDGET = 7_000_000  # two files, and a third in the making

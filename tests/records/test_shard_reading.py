@@ -23,9 +23,9 @@ from packtrain.core.errors import ConfigError, DataError, RecordError
 from packtrain.core.retries import Unreachable
 from packtrain.records.formats import compression
 from packtrain.records.shards import address, forward
-from packtrain.records.shards.cache import ShardCache
-from packtrain.records.shards.files import CachedFiles, LocalFiles
+from packtrain.records.shards.data_files import CachedFiles, LocalFiles
 from packtrain.records.shards.plain import Files
+from packtrain.records.shards.shard_cache import ShardCache
 
 SIZE = 600_000
 WAYS = ("local", "local, cached", "cached", "copied")
@@ -307,8 +307,8 @@ def test_the_index_of_a_gzip_file_is_made_once_and_kept(tmp_path: Path, monkeypa
 GONE = """
 import os, sys
 from packtrain.core.errors import RecordError
-from packtrain.records.shards.cache import ShardCache
-from packtrain.records.shards.files import LocalFiles
+from packtrain.records.shards.shard_cache import ShardCache
+from packtrain.records.shards.data_files import LocalFiles
 
 path, how = sys.argv[1:]
 files = LocalFiles()
@@ -351,7 +351,7 @@ def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
 
 
 def test_gzip_without_the_package_goes_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.records.shards.files.indexed_gzip", lambda: None)
+    monkeypatch.setattr("packtrain.records.shards.data_files.indexed_gzip", lambda: None)
     (path,) = checks.make_files(tmp_path / "data", 1, SIZE, "gzip")
     with LocalFiles(ShardCache(tmp_path / "cache", 8 << 20)).plain(str(path)) as plain:
         assert plain.path is not None

@@ -11,7 +11,7 @@ import studies
 from browser import REQUIRED, Browser, find_browser
 from study_parts import Made
 
-from packtrain.reports.files import write_study
+from packtrain.reports.study_files import write_study
 
 MADE = {"lvis": lambda: studies.lvis(3000), "hostile": studies.hostile, "single": studies.single}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from study_parts import GIB, Made, columns_like_lvis, make
 
-from packtrain.planning.values import Reason
+from packtrain.planning.study_values import Reason
 from packtrain.predicting.memory import MemoryEstimate
 from packtrain.predicting.options import Saving
 from packtrain.reports.samples import NUMBERS

@@ -14,9 +14,9 @@ from study_parts import Made
 from packtrain.core.artifacts import read_json
 from packtrain.core.numbers import FORMATS, formatted, gib, memory
 from packtrain.reports.compared import SIMULATED, compared
-from packtrain.reports.content import plain, study_content
-from packtrain.reports.files import KINDS, VERSION
 from packtrain.reports.samples import NUMBERS
+from packtrain.reports.study_content import json_value, study_content
+from packtrain.reports.study_files import KINDS, VERSION
 
 Written = tuple[Made, Path]
 
@@ -160,7 +160,7 @@ def test_config_is_the_same_in_yaml_json_and_page(written: Written) -> None:
     made, out = written
     text = (out / "recommended.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
-    assert config == plain(made.study.recommendation.config)
+    assert config == json_value(made.study.recommendation.config)
     assert config == parts_of(out)["recommendation"]["config"]
     page = read_page(out / "report.html")
     [shown] = [one for one in page.all("pre") if one.attributes.get("id") == "config-text"]

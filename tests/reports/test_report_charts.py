@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pages import Page
 
 from packtrain.core.numbers import FORMATS, percent
-from packtrain.planning.values import BalanceRow, Histogram
+from packtrain.planning.study_values import BalanceRow, Histogram
 from packtrain.reports.charts import (
+    BarSpan,
     Line,
     Point,
-    Span,
     balance_chart,
     bin_position,
     edge_ticks,
@@ -71,7 +71,7 @@ def test_histogram_bars_are_as_high_as_their_counts() -> None:
 
 
 def test_stacked_parts_fill_their_share_and_the_limit_is_marked() -> None:
-    parts = [Span(size=size, css="c0", tip=str(size)) for size in (10, 30, 60)]
+    parts = [BarSpan(size=size, css="c0", tip=str(size)) for size in (10, 30, 60)]
     page = Page(str(stacked_bar(parts, label="a", whole=200, limit=80)))
     bars = [rect for rect in page.all("rect") if rect.attributes["class"] == "c0"]
     assert [bar.attributes["width"] for bar in bars] == ["5%", "15%", "30%"]

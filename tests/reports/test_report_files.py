@@ -15,8 +15,8 @@ from study_parts import Made
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.reports import figures
-from packtrain.reports.files import FILES, write_study
-from packtrain.reports.samples import SampleChunk, Samples
+from packtrain.reports.samples import SampleChunk, SampleChunks
+from packtrain.reports.study_files import FILES, write_study
 
 Written = tuple[Made, Path]
 
@@ -157,4 +157,4 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     made = studies.single()
     with pytest.raises(ConfigError, match="is a file"):
-        write_study(made.study, Samples(()), tmp_path / "out")
+        write_study(made.study, SampleChunks(()), tmp_path / "out")

@@ -16,13 +16,13 @@ from rich.console import Console
 from study_parts import Made
 
 from packtrain.cli.show.plan import _sweep_table
-from packtrain.planning.values import Group, PicturePack, PictureSample
-from packtrain.reports.content import study_content
+from packtrain.planning.study_values import Group, PicturePack, PictureSample
+from packtrain.reports.config_text import config_text
 from packtrain.reports.figures import _subtitle
 from packtrain.reports.html import embedded
 from packtrain.reports.markdown import comparison_text, memory_text
 from packtrain.reports.page import render_page
-from packtrain.reports.yaml_text import config_text
+from packtrain.reports.study_content import study_content
 
 Written = tuple[Made, Path]
 KNOWN = {

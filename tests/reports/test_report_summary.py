@@ -11,7 +11,7 @@ import studies
 from study_parts import Made
 
 from packtrain.reports.checklist import checklist
-from packtrain.reports.files import write_study
+from packtrain.reports.study_files import write_study
 
 Written = tuple[Made, Path]
 

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.planning.values import Reason
+from packtrain.planning.study_values import Reason
 from packtrain.records.yaml_text import load_yaml
-from packtrain.reports.content import plain
-from packtrain.reports.yaml_text import config_text
+from packtrain.reports.config_text import config_text
+from packtrain.reports.study_content import json_value
 
 BASE = studies.single().study.recommendation
 TEXT = st.one_of(
@@ -84,7 +84,7 @@ def test_a_changed_line_has_its_old_value_and_others_stay() -> None:
 def test_values_of_other_types_become_plain_ones() -> None:
     config = MappingProxyType({"a": np.int64(3), "b": (1, 2), "c": np.float32(0.5), "d": MappingProxyType({})})
     text = config_text(replace(BASE, config=config))
-    assert yaml.safe_load(text) == plain(config) == {"a": 3, "b": [1, 2], "c": 0.5, "d": {}}
+    assert yaml.safe_load(text) == json_value(config) == {"a": 3, "b": [1, 2], "c": 0.5, "d": {}}
 
 
 def test_long_values_stay_on_their_line() -> None:

@@ -21,7 +21,7 @@ from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_drawn import draw_runs
 from packtrain.reports.run_page import render_runs, write_run_report
 from packtrain.runs.read import read_run
-from packtrain.runs.values import STEP_KEYS, About, Evaluation, Run, Steps, Warned
+from packtrain.runs.run_values import STEP_KEYS, About, Evaluation, Steps, TrainingRun, Warned
 
 EVIL = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\u202e\x00"
 
@@ -47,12 +47,14 @@ def data_of(page: Page) -> dict[str, Any]:
     return dict(json.loads(script.text))
 
 
-def made_of(columns: dict[str, np.ndarray], **more: Any) -> Run:
+def made_of(columns: dict[str, np.ndarray], **more: Any) -> TrainingRun:
     """A run straight from columns."""
     length = len(columns["step"])
     whole = {name: columns.get(name, np.full(length, np.nan)) for name in STEP_KEYS}
     steps = Steps(columns=whole, rates=more.pop("rates", {}))
-    return Run(**{"folder": Path("run"), "name": "run", "about": About(model="m", mode="packed"), **more}, steps=steps)
+    return TrainingRun(
+        **{"folder": Path("run"), "name": "run", "about": About(model="m", mode="packed"), **more}, steps=steps
+    )
 
 
 @pytest.mark.parametrize("name", ["one", "both"])

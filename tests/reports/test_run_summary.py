@@ -16,14 +16,14 @@ from made_runs import Made, expected_loss, steps_of, write_run
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import markdown_of, render_runs
 from packtrain.runs.read import read_run
-from packtrain.runs.summary import FEWEST, compare, smooth_loss, summarise, window_of
+from packtrain.runs.run_summary import FEWEST, compare_runs, loss_window, smooth_loss, summarise_run
+from packtrain.runs.run_values import STEP_KEYS, Steps, TrainingRun
 from packtrain.runs.thin import edges_for, thin, trailing_mean
-from packtrain.runs.values import STEP_KEYS, Run, Steps
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 
 
-def made_run(tmp_path: Path, name: str, **changes: object) -> Run:
+def made_run(tmp_path: Path, name: str, **changes: object) -> TrainingRun:
     return read_run(write_run(tmp_path / name, replace(Made(), **changes)))  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_trailing_mean_is_the_mean_of_what_lies_behind(steps: list[tuple[float, 
 
 def test_summary_adds_up(tmp_path: Path) -> None:
     made = Made(steps=50)
-    one, steps = summarise(read_run(write_run(tmp_path / "run", made))), steps_of(made)
+    one, steps = summarise_run(read_run(write_run(tmp_path / "run", made))), steps_of(made)
     assert (one.steps, one.samples, one.tokens) == (50, steps[-1].samples_seen, steps[-1].tokens_seen)
     assert one.seconds == pytest.approx(sum(step.step_seconds for step in steps))
     warm = steps[1:]
@@ -84,22 +84,22 @@ def test_steps_without_loss_are_in_no_mean_and_are_no_broken_ones(tmp_path: Path
     for line in (steps[0], steps[20], *steps[40:]):  # more at the end than the final loss is a mean of
         line |= {"loss": None, "supervised_tokens": 0}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    one = summarise(read_run(folder))
+    one = summarise_run(read_run(folder))
     assert (one.loss_start, one.loss_not_finite) == (whole[1], 0)
     assert one.loss_end is not None
     assert min(whole[30:40]) <= one.loss_end <= max(whole[30:40])
 
 
 def test_a_run_without_a_gpu_leaves_out_what_it_does_not_know(tmp_path: Path) -> None:
-    one = summarise(made_run(tmp_path, "cpu", gpu=False, steps=5))
+    one = summarise_run(made_run(tmp_path, "cpu", gpu=False, steps=5))
     assert (one.memory, one.memory_share, one.mfu, one.predicted_seconds) == (None, None, None, None)
 
 
 def test_losses_that_are_not_numbers_are_counted_and_left_out(tmp_path: Path) -> None:
-    one = summarise(made_run(tmp_path, "nan", steps=60, nan_at=(10, 60)))
+    one = summarise_run(made_run(tmp_path, "nan", steps=60, nan_at=(10, 60)))
     assert one.loss_not_finite == 2
     assert one.loss_end is not None
-    every = summarise(made_run(tmp_path, "all", steps=3, nan_at=(1, 2, 3)))
+    every = summarise_run(made_run(tmp_path, "all", steps=3, nan_at=(1, 2, 3)))
     assert (every.loss_start, every.loss_end, every.loss_not_finite) == (None, None, 3)
 
 
@@ -109,13 +109,13 @@ def test_runs_are_compared_where_they_have_seen_equally_many_samples(tmp_path: P
     padded = made_run(
         tmp_path, "padded", mode="padded", steps=300, samples_per_step=8, seconds=0.4, seed=3, noise=0.005
     )
-    both = compare([packed, padded])
+    both = compare_runs([packed, padded])
     assert both is not None
     assert both.samples == packed.steps["samples_seen"][-1] < padded.steps["samples_seen"][-1]
     ours, theirs = both.runs
     assert (both.baseline, both.fastest) == (1, 0)
     assert ours.loss == pytest.approx(theirs.loss, rel=0.015)
-    assert theirs.loss > 1.3 * smooth_loss(padded.steps, window_of(padded.steps))[-1], (
+    assert theirs.loss > 1.3 * smooth_loss(padded.steps, loss_window(padded.steps))[-1], (
         "at its own end the longer run is far lower"
     )
     middle = both.samples - both.window / 2
@@ -132,20 +132,20 @@ def test_evaluations_at_equal_samples_are_what_losses_are_compared_by(tmp_path: 
     """They are of the same data, which the last samples of two trainings are not."""
     one = made_run(tmp_path, "a", steps=60, evaluate=10)
     other = replace(one, evaluations=tuple(replace(each, loss=1.1 * each.loss) for each in one.evaluations))
-    both = compare([one, other])
+    both = compare_runs([one, other])
     assert both is not None
     assert both.evaluated
     assert both.apart == pytest.approx(0.1)
     assert both.runs[0].eval_loss == one.evaluations[-1].loss
     far = replace(one, evaluations=one.evaluations[:3])
-    both = compare([one, far])
+    both = compare_runs([one, far])
     assert both is not None
     assert (both.evaluated, both.runs[1].eval_loss) == (False, None)
     assert both.apart == 0.0, "the losses in training are the same"
 
 
 def test_runs_that_learned_differently_are_apart(tmp_path: Path) -> None:
-    both = compare([made_run(tmp_path, "a"), made_run(tmp_path, "b", end=1.6, seed=5)])
+    both = compare_runs([made_run(tmp_path, "a"), made_run(tmp_path, "b", end=1.6, seed=5)])
     assert both is not None
     assert both.apart > 0.5
     slow, target = both.runs[1], both.target
@@ -156,8 +156,8 @@ def test_runs_that_learned_differently_are_apart(tmp_path: Path) -> None:
 def test_one_run_or_one_without_steps_is_not_compared(tmp_path: Path) -> None:
     run = made_run(tmp_path, "a", steps=4)
     empty = made_run(tmp_path, "b", steps=0, evaluate=0)
-    assert compare([run]) is None
-    assert compare([run, empty]) is None
+    assert compare_runs([run]) is None
+    assert compare_runs([run, empty]) is None
 
 
 def steps_lasting(seconds: list[float]) -> Steps:
@@ -195,7 +195,7 @@ def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) ->
     for run, first, other in zip(runs, (0.5, slow), (0.55, 0.5), strict=True):
         run.steps.columns["step_seconds"][:] = [first, *([other] * (steps - 1))]
     packed, padded = runs[0], replace(runs[1], about=replace(runs[1].about, mode="padded"))
-    both, summaries = compare([packed, padded]), [summarise(run) for run in (packed, padded)]
+    both, summaries = compare_runs([packed, padded]), [summarise_run(run) for run in (packed, padded)]
     assert both is not None
     ours, theirs = both.runs
     assert ours.speedup == pytest.approx(0.5 / 0.55), "by all its seconds it would be 2.7"
@@ -214,7 +214,7 @@ def test_few_steps_compare_no_speed_and_call_no_losses_the_same(tmp_path: Path, 
     long = replace(long, steps=made_run(tmp_path, "other", mode="padded", steps=30, noise=0.001).steps)
     if steps < FEWEST:
         short.steps.columns["step_seconds"][2] *= 9  # no number of steps may become negative
-    both, content = compare([long, short]), runs_content([long, short])
+    both, content = compare_runs([long, short]), runs_content([long, short])
     assert both is not None
     ours, theirs = both.runs
     assert (theirs.steps, both.enough) == (steps, steps > FEWEST)
@@ -237,10 +237,10 @@ def test_few_steps_compare_no_speed_and_call_no_losses_the_same(tmp_path: Path, 
 def test_a_run_has_one_final_loss(tmp_path: Path) -> None:
     """On its own page, beside another run, and where both have seen as many samples."""
     run = made_run(tmp_path, "a", steps=45)
-    both = compare([run, run])
+    both = compare_runs([run, run])
     assert both is not None
-    assert both.runs[0].loss == summarise(run).loss_end == summarise(run, both.window).loss_end
-    assert both.window == summarise(run).loss_window
+    assert both.runs[0].loss == summarise_run(run).loss_end == summarise_run(run, both.window).loss_end
+    assert both.window == summarise_run(run).loss_window
 
 
 def test_a_loss_that_still_falls_is_told_from_noise(tmp_path: Path) -> None:
@@ -261,11 +261,11 @@ def test_noise_is_what_single_steps_make_of_a_loss(tmp_path: Path) -> None:
     found = []
     for noise in (0.002, 0.3):
         pair = [made_run(tmp_path, f"{noise}-{at}", noise=noise, seed=at, evaluate=0, steps=60) for at in (1, 2)]
-        both = compare(pair)
+        both = compare_runs(pair)
         assert both is not None
         assert both.noise is not None
         assert both.apart is not None
         found.append(both)
     assert found[0].noise < 0.02 < found[1].noise
     assert found[1].apart <= found[1].noise
-    assert compare([replace(run, evaluations=()) for run in pair[:1] * 2]).apart == 0
+    assert compare_runs([replace(run, evaluations=()) for run in pair[:1] * 2]).apart == 0

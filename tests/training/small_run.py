@@ -20,9 +20,9 @@ from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.delivery.trainers.mixin import trainer_arguments
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.load import load_model
-from packtrain.modeling.prepare import prepare_model
-from packtrain.modeling.settings import ModelSettings
-from packtrain.training.settings import StepSettings
+from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.prepare_model import prepare_model
+from packtrain.training.step_settings import StepSettings
 from packtrain.training.trainer import PackedTrainer
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))  # where processes for ranks are

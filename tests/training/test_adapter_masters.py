@@ -12,11 +12,11 @@ from small_run import dataset, losses, same, trainer_of, weights
 from torch import Tensor
 from torch.optim import AdamW
 
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import MASTER, make_optimizer, masters_of
 from packtrain.training.ready import ready_model
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 HALF, WIDE = torch.bfloat16, torch.float32
 

@@ -12,7 +12,7 @@ from small_run import difference
 from test_sharded_command import STEPS, weights_in, write_config
 from test_trainer_sharded import TOLERANCE
 
-from packtrain.app.train.run import train
+from packtrain.app.train.train import train
 
 pytestmark = [
     pytest.mark.full,

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 
 class Signal(TrainerCallback):

@@ -18,12 +18,12 @@ from transformers import Adafactor, Trainer, TrainerCallback
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.groups import parameter_groups
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import masters as masters_module
 from packtrain.training.masters import MASTER, MasterWeights, make_optimizer, masters_of
 from packtrain.training.ready import ready_model
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import process_of

@@ -12,7 +12,7 @@ from small_run import dataset, difference, losses, model_of, shared, trainer_of,
 from test_trainer_sharded import FAMILY, answered, as_launched, fresh, launch, options_of, packs
 
 from packtrain.training.masters import MASTER, masters_of
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 pytestmark = [pytest.mark.contract, pytest.mark.full]
 WAYS = ("ddp", "fsdp")

@@ -11,8 +11,8 @@ import torch
 from small_run import dataset, model_of, shared, trainer_of
 
 from packtrain.core.errors import MemoryLimitError
-from packtrain.delivery.collate.values import BatchInfo
-from packtrain.delivery.encode.values import EMPTY_PACK, PackKey
+from packtrain.delivery.collate.batch_values import BatchInfo
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
 from packtrain.families.model_folder import resolve
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from packtrain.core.errors import ArtifactError
-from packtrain.delivery.collate.values import BatchInfo
-from packtrain.delivery.encode.values import PackKey
+from packtrain.delivery.collate.batch_values import BatchInfo
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
@@ -26,7 +26,7 @@ from packtrain.predicting.values import LanguageShape, Load, ModelShape, Paramet
 from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.meter import StepMeter
 from packtrain.training.predictions import ModelPrediction, batch_load, useful_load
-from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, memory, stopwatch
+from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, device_memory, stopwatch
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import run_ranks
@@ -260,7 +260,7 @@ def test_time_and_memory_are_those_of_the_device_that_trains(monkeypatch: pytest
     assert end(meter, 1).memory_bytes is None
     gpu = torch.device("cuda", 1)
     assert isinstance(stopwatch(gpu), GpuStopwatch)
-    assert isinstance(memory(gpu), GpuMemory)
+    assert isinstance(device_memory(gpu), GpuMemory)
     with pytest.raises(AssertionError, match="no business"):
         StepMeter().attend(nn.Linear(2, 2), gpu)
     with pytest.raises(AssertionError, match="no business"):

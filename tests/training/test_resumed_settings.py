@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from packtrain.core.errors import ArtifactError
 from packtrain.training.resumed_settings import settings_as_asked
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 pytestmark = pytest.mark.contract
 RATE, STOP, STEPS = 0.01, 2, 6

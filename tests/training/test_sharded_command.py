@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from small_run import difference, write_samples
 from test_trainer_sharded import SMOOTH, TOLERANCE, as_launched, fresh, launch
 
-from packtrain.app.train.run import train
+from packtrain.app.train.train import train
 from packtrain.core.errors import ConfigError
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))

@@ -10,10 +10,10 @@ import pytest
 from small_run import SAMPLES, dataset, model_of, trainer_of
 
 from packtrain.core.errors import PacktrainError
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 from packtrain.training.checkpoints import complete_checkpoints
 from packtrain.training.meter import StepMeter
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 pytestmark = pytest.mark.contract
 

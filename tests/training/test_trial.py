@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.synthetic import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.modeling.known_shapes import KNOWN_SHAPES
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
 from packtrain.training.masters import MasterWeights
-from packtrain.training.settings import LOSS_CHUNK
+from packtrain.training.step_settings import LOSS_CHUNK
 from packtrain.training.trial import OUT_OF_MEMORY, Trial, measure_trial
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import pytest
 
 from packtrain.core.values import Cost
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.values import EncodedSample
+from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families import tiny
 from packtrain.families.contracts import BatchContract
 from packtrain.measuring.request import Request

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from packtrain.delivery.encode.synthetic import made_sample
-from packtrain.delivery.encode.values import EncodedSample
-from packtrain.verifying.values import Verdict
+from packtrain.delivery.encode.encoded_sample import EncodedSample
+from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.verifying.verdict import Verdict
 
 LENGTHS = (23, 40, 17, 31)
 

@@ -17,16 +17,16 @@ from hand_made import text_samples
 from torch import Tensor, nn
 
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.encode.values import IGNORED, IMAGE, EncodedSample
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample
 from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.random_model import build_model
 from packtrain.training.loss import InChunks, loss_on
+from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.long_rows import long_rows
-from packtrain.verifying.passes import Collate
-from packtrain.verifying.quick import Room, Training, quick_check
-from packtrain.verifying.run import verify_model
-from packtrain.verifying.values import Verdict
+from packtrain.verifying.quick import RowRoom, Training, quick_check
+from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.verification import verify_model
 
 Rows = dict[str, Any]
 BF16 = torch.bfloat16
@@ -89,7 +89,7 @@ class Planted:
             self.collate(constant=ConstantShapes(tokens=1024)),
             self.found.contract,
             pack=[*samples, *long],
-            room=Room(tokens=1024),
+            room=RowRoom(tokens=1024),
             training=Training(loss=self.loss),
         )
 

@@ -10,13 +10,13 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.values import IMAGE, TEXT, VIDEO
+from packtrain.delivery.encode.encoded_sample import IMAGE, TEXT, VIDEO
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.random_model import build_model
-from packtrain.verifying.run import verify_model
-from packtrain.verifying.shapes import shaped_folder
-from packtrain.verifying.values import Verdict
+from packtrain.verifying.tiny_shapes import shaped_folder
+from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.verification import verify_model
 
 PROVED = tuple(family for family in tiny.TINY_FAMILIES if family != "nanovlm")
 QUICK = ("llama", "qwen3", "gemma3_text", "qwen3_vl")

@@ -12,15 +12,15 @@ from hand_made import failed, text_samples
 
 from packtrain.core.errors import DataError
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.encode.values import IGNORED, TEXT
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.random_model import build_model
 from packtrain.training.loss import InChunks, loss_on
-from packtrain.verifying.choice import MOST_SAMPLES, MOST_TOKENS, Room, short_samples
+from packtrain.verifying.checked_samples import MOST_SAMPLES, MOST_TOKENS, RowRoom, short_samples
 from packtrain.verifying.long_rows import long_enough
 from packtrain.verifying.quick import FORWARDS, WITH_LOSS, Training, quick_check
-from packtrain.verifying.run import verify_model
+from packtrain.verifying.verification import verify_model
 
 VOCABULARY = 200
 
@@ -55,7 +55,9 @@ def test_with_media(subject: Callable[[str], Any]) -> None:
     model = build_model(found.folder)
     samples = [*text_samples(VOCABULARY, (8, 9, 10, 11)), *found.some("text", "image", "two-images", "video")]
     samples[:4] = [replace(one, position_ids=one.position_ids.expand(4, -1)) for one in samples[:4]]
-    verdict = quick_check(model, samples, right(found), found.contract, room=Room(tokens=600), training=trained(model))
+    verdict = quick_check(
+        model, samples, right(found), found.contract, room=RowRoom(tokens=600), training=trained(model)
+    )
     assert verdict.passed, verdict.failures
     assert {one.split("(")[1].split(",")[0] for one in verdict.samples} == {"text", "image", "2 images", "video"}
     assert "neighbours, other pixels" in {finding.check for finding in verdict.findings}
@@ -195,7 +197,7 @@ def test_no_pass_needs_more_than_a_step(subject: Callable[[str], Any], llama: An
     samples = text_samples(VOCABULARY, (300, 310, 320, 330, 1500))
     for sample in samples:
         sample.labels[:-20] = IGNORED  # as behind media
-    room = Room(tokens=2048)
+    room = RowRoom(tokens=2048)
     collate = PackCollator(found.contract, pad_id=found.pad_id, constant=ConstantShapes(tokens=room.tokens))
     passes: list[tuple[int, int, bool]] = []
 
@@ -226,7 +228,7 @@ def test_what_is_chosen() -> None:
 @pytest.mark.parametrize("alignment", [1, 16, 50, 88])
 @pytest.mark.parametrize("lengths", [(176,), (170, 175), (60, 90, 100), (176, 12), (161, 20)])
 def test_what_is_chosen_fits_into_a_pack(lengths: tuple[int, ...], alignment: int) -> None:
-    chosen, _ = short_samples(text_samples(VOCABULARY, lengths), Room(tokens=176, alignment=alignment))
+    chosen, _ = short_samples(text_samples(VOCABULARY, lengths), RowRoom(tokens=176, alignment=alignment))
     assert len(chosen) > 1
     assert sum(-(-len(sample) // alignment) * alignment for sample in chosen) <= 176
 
@@ -250,7 +252,7 @@ def test_the_text_of_a_sample_that_is_too_long_has_no_media(subject: Callable[[s
     assert (text.token_kinds == TEXT).all()
     assert text.position_ids.shape == (4, len(text))
     assert not left_out
-    chosen, left_out = short_samples([image], Room(tokens=len(image)))
+    chosen, left_out = short_samples([image], RowRoom(tokens=len(image)))
     assert not any(sample.media for sample in chosen)
     assert "image: the shortest sample" in left_out[0]
 

@@ -13,13 +13,13 @@ from hand_made import checks, failed, text_samples
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.values import EncodedSample, PackedRow
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow
 from packtrain.families.contracts import BatchContract
 from packtrain.modeling.random_model import build_model
+from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.modes import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode
-from packtrain.verifying.passes import Collate
-from packtrain.verifying.run import verify_model
-from packtrain.verifying.values import Verdict
+from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.verification import verify_model
 
 Batch = dict[str, Any]
 PARITY = {"logits (forward 1)", "logits (forward 3)", "logits (eval)", "logits (train)"}

@@ -11,16 +11,16 @@ from typing import Any
 
 import yaml
 
-from packtrain.app.train.settings import resolve_run
-from packtrain.config.data import section_defaults
-from packtrain.config.load import Reading, RunConfig, config_files
+from packtrain.app.train.resolved_run import resolve_run
+from packtrain.config.data_options import section_defaults
+from packtrain.config.run_config import Reading, RunConfig, config_files
 from packtrain.config.section import Section
 from packtrain.config.sections import SECTIONS
 from packtrain.config.steps import counted_in_packs_by
 from packtrain.config.systems import systems_of
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import without_secrets
-from packtrain.records.formats.files import is_hub_name
+from packtrain.records.formats.source_files import is_hub_name
 from packtrain.records.shards.address import is_remote
 from packtrain.records.yaml_text import Dumper
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import packtrain
-from packtrain.core.places import cache_dir
+from packtrain.core.cache_root import cache_dir
 
 _TRAIN = "train"
 # Packages by what they are for: what they give, and the extra that brings them.
@@ -38,7 +38,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Component:
     """One thing to look for."""
 
     group: str  # machine, kernels, packages or places
@@ -48,40 +48,40 @@ class Part:
     get: str = ""  # how to have it
 
 
-def examine() -> list[Part]:
+def examine() -> list[Component]:
     """Everything, in the order in which it matters."""
     return [*_machine(), *_kernels(), *_packages(), *_places()]
 
 
-def _machine() -> Iterator[Part]:
-    yield Part(group="machine", name="packtrain", found=packtrain.__version__)
-    yield Part(group="machine", name="Python", found=f"{platform.python_version()} ({sys.executable})")
-    yield Part(group="machine", name="cores", found=f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
+def _machine() -> Iterator[Component]:
+    yield Component(group="machine", name="packtrain", found=packtrain.__version__)
+    yield Component(group="machine", name="Python", found=f"{platform.python_version()} ({sys.executable})")
+    yield Component(group="machine", name="cores", found=f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     torch = _torch()
     built = f" for CUDA {torch.version.cuda}" if torch is not None and torch.version.cuda else " without CUDA"
     found = f"{torch.__version__}{built}" if torch is not None else ""
-    yield Part(group="machine", name="torch", found=found, gives="training and verify", get=_install(_TRAIN))
-    yield Part(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
+    yield Component(group="machine", name="torch", found=found, gives="training and verify", get=_install(_TRAIN))
+    yield Component(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
     gpus = _gpus(torch)
     missing = "training at full speed; without one, tiny models train on the CPU"
     get = "a torch with CUDA, a driver and a GPU" if torch is not None else _install(_TRAIN)
-    yield Part(group="machine", name="GPUs", found=gpus, gives=missing, get=get)
+    yield Component(group="machine", name="GPUs", found=gpus, gives=missing, get=get)
 
 
-def _kernels() -> Iterator[Part]:
+def _kernels() -> Iterator[Component]:
     torch = _torch()
     gpu = bool(_gpus(torch))
     varlen = torch is not None and find_spec("torch.nn.attention.varlen") is not None
     flex = torch is not None and find_spec("torch.nn.attention.flex_attention") is not None
     where = "" if gpu else ", to be used on a GPU"
-    yield Part(
+    yield Component(
         group="kernels",
         name="varlen",
         found=f"of torch {torch.__version__}" if varlen else "",
         gives="packs without a mask",
         get="pip install 'torch>=2.11'",
     )
-    yield Part(
+    yield Component(
         group="kernels",
         name="flex attention",
         found=f"of torch {torch.__version__}{where}" if flex else "",
@@ -93,29 +93,29 @@ def _kernels() -> Iterator[Part]:
         ("flash-attn", "flash_attn", 2, "pip install flash-attn --no-build-isolation"),
         ("flash-attn 3", "flash_attn_interface", 3, built),
     ):
-        yield Part(
+        yield Component(
             group="kernels",
             name=name,
             found=_version(package, name.split(" ")[0]),
             gives=f"flash_attention_{number} as the attention of a run; varlen packs just as well without it",
             get=get,
         )
-    yield Part(
+    yield Component(
         group="kernels", name="triton", found=_version("triton"), gives="compiled layers on a GPU", get=_install(_TRAIN)
     )
 
 
-def _packages() -> Iterator[Part]:
+def _packages() -> Iterator[Component]:
     for name, gives, extra in _EXTRAS:
-        yield Part(group="packages", name=name, found=_version(name), gives=gives, get=_install(extra))
+        yield Component(group="packages", name=name, found=_version(name), gives=gives, get=_install(extra))
 
 
-def _places() -> Iterator[Part]:
+def _places() -> Iterator[Component]:
     folder = cache_dir()
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = f"{shutil.disk_usage(there).free / _GIB:,.0f} GiB free"
     writable = os.access(there, os.W_OK)
-    yield Part(
+    yield Component(
         group="places",
         name="cache",
         found=f"{folder}, {free}" if writable else "",
@@ -123,7 +123,7 @@ def _places() -> Iterator[Part]:
         get="set PACKTRAIN_CACHE to a folder that can",
     )
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    yield Part(
+    yield Component(
         group="places",
         name="hub",
         found="" if offline else "asked for models and datasets that are not local",

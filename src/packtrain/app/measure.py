@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 from packtrain.app.cache.made import made_of
-from packtrain.config.dataset import DatasetConfig
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
-from packtrain.core.places import cache_dir
+from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import packing_notes
-from packtrain.delivery.encode.reference import load_reference
-from packtrain.delivery.encode.tokenizer import finished_tokenizer
+from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.model_folder import resolve
 from packtrain.families.registry import load_family
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
+from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress, Policy, run_measurement
 from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
-from packtrain.measuring.run import Outcome, Policy, Progress, run
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.worker import FAMILY_RULE, Task
 from packtrain.packing.draw import check_weights
-from packtrain.records.formats.files import split_notes
+from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 
-PROCESSOR_RULE = "packtrain.delivery.encode.reference:ProcessorRule"
+PROCESSOR_RULE = "packtrain.delivery.encode.processor:ProcessorRule"
 ENGINES = ("local", "ray")
 P = ParamSpec("P")
 
@@ -45,9 +45,9 @@ def measure_outcome(
     streaming: bool | None = False,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[MeasureProgress], None] = lambda _: None,
     **settings: Any,
-) -> Outcome:
+) -> MeasureOutcome:
     """Measure, and say what was done: measured, continued or found unchanged.
 
     `settings` are those of section `data` in a config, such as max_pixels in `processor_config`, `formatting_func` or
@@ -71,8 +71,9 @@ def measure_outcome(
     if request.template_date is not None:
         told["data"]["template_date"] = request.template_date
 
-    def measured(folder: Path, *, again: bool) -> Outcome:
-        return run(task, folder, by, policy, lambda: load_reference(request), progress, told=told, again=again)
+    def measured(folder: Path, *, again: bool) -> MeasureOutcome:
+        processor = functools.partial(load_reference, request)
+        return run_measurement(task, folder, by, policy, processor, progress, told=told, again=again)
 
     if out is not None or config.costs is not None:
         folder = Path(out or str(config.costs))
@@ -125,7 +126,7 @@ def _config(data: str | Path, model: str | None, settings: dict[str, Any]) -> Da
     return DatasetConfig(dataset_path=str(data), model=model, **settings)
 
 
-def _table_of(function: Callable[P, Outcome]) -> Callable[P, CostTable]:
+def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     @functools.wraps(function)
     def measure(*args: P.args, **kwargs: P.kwargs) -> CostTable:
         return function(*args, **kwargs).table

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.app.cache.made import made_of
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.core.places import cache_dir
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build import Progress, build_plan
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.build_plan import PackProgress, build_plan
 from packtrain.packing.own import packer_source
-from packtrain.packing.plan import PACKER_VERSION, PLAN, VERSION, PackPlan, inputs_of
+from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, plan_inputs
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
@@ -29,7 +29,7 @@ GENERIC_WORK = WorkModel(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Packed:
+class PackOutcome:
     """A plan, and whether it was there already."""
 
     plan: PackPlan
@@ -47,10 +47,10 @@ def pack_outcome(
     costs: CostTable | str | Path,
     config: PackingConfig,
     out: str | Path | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[PackProgress], None] = lambda _: None,
     *,
     cache: Path | None = None,
-) -> Packed:
+) -> PackOutcome:
     """Pack, and say whether anything had to be done. With `cache` plans are looked for and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     work, work_from = work_of(table)
@@ -58,13 +58,13 @@ def pack_outcome(
     of = table.told.get("data", {}).get("dataset_path")
     known = made_of("plans", _name(table, config, work), cache or cache_dir(), of=of, mode=mode)
 
-    def packed(folder: Path | None, again: bool) -> Packed:
+    def packed(folder: Path | None, again: bool) -> PackOutcome:
         if folder is not None and (folder / PLAN).exists():
-            return Packed(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
+            return PackOutcome(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
         if not again:
             raise ArtifactError(str(folder), got="no plan")
         plan = build_plan(table, config, work, folder, progress)
-        return Packed(plan=plan, reused=False, work_from=work_from, notes=notes)
+        return PackOutcome(plan=plan, reused=False, work_from=work_from, notes=notes)
 
     notes = _notes(table)
     if out is None:
@@ -81,7 +81,9 @@ def pack_outcome(
 def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
     """Of a plan in the cache: one for each table and packing."""
     own = packer_source(config.packing_strategy)
-    return digest([config.describe(), inputs_of(table), PACKER_VERSION, VERSION, asdict(work), *([own] if own else [])])
+    return digest(
+        [config.describe(), plan_inputs(table), PACKER_VERSION, VERSION, asdict(work), *([own] if own else [])]
+    )
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:
@@ -106,7 +108,7 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
     plan = PackPlan.load(folder)
     wanted: dict[str, Any] = {
         "config": config.describe(),
-        "inputs": inputs_of(table),
+        "inputs": plan_inputs(table),
         "packer_version": PACKER_VERSION,
         "packer_source": packer_source(config.packing_strategy),
     }

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.config.data import data_seed, section_defaults
-from packtrain.config.dataset import FILTERS, MEASURED_DEFAULTS
-from packtrain.config.load import RunConfig, absolute_paths, load_config
+from packtrain.config.data_options import data_seed, section_defaults
+from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
+from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.sections import DataSection
 from packtrain.config.setup import ATTENTION, compiles, sharding_notes, training_setup
 from packtrain.config.steps import in_packs, said_samples, step_size
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.places import cache_dir
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.model_config import packing_notes
@@ -26,19 +26,19 @@ from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.config import LIMITS, PackingConfig
 from packtrain.packing.overlong import fit_pieces
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import samples_of
 from packtrain.planning.baseline import Baseline
-from packtrain.planning.study import Progress, study_outcome
-from packtrain.planning.values import Study
+from packtrain.planning.study import StudyProgress, study_outcome
+from packtrain.planning.study_values import Study
 from packtrain.predicting.calibration import Fit, coefficients_for
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import ModelShape
-from packtrain.reports.files import check_place, write_study
 from packtrain.reports.samples import NUMBERS, SampleChunk
+from packtrain.reports.study_files import check_place, write_study
 
 _PACKING = {field.name for field in fields(PackingConfig)}
 _CHUNK = 1 << 18  # samples whose lines are written together
@@ -81,7 +81,7 @@ def plan(
     baseline: Mapping[str, Any] | None = None,
     seed: int | None = None,
     overwrite: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[StudyProgress], None] = lambda _: None,
 ) -> Planned:
     """Sweep lengths and limits, choose what to train with on these GPUs, and write the report.
 

@@ -7,26 +7,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.places import cache_dir
+from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import model_contract
-from packtrain.delivery.encode.tokenizer import finished_tokenizer
 from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.measuring.request import Request
 from packtrain.modeling.quiet import quiet_libraries
 from packtrain.modeling.random_model import build_model
-from packtrain.verifying.shapes import SHAPES, shaped_folder
+from packtrain.verifying.tiny_shapes import SHAPES, shaped_folder
 
 if TYPE_CHECKING:
     import torch
 
     from packtrain.delivery.encode.encode import SampleEncoder
-    from packtrain.delivery.encode.values import EncodedSample
+    from packtrain.delivery.encode.encoded_sample import EncodedSample
     from packtrain.families.contracts import BatchContract
     from packtrain.records.source import SourceSpec
-    from packtrain.verifying.values import Priced, Verdict
+    from packtrain.verifying.verdict import Priced, Verdict
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEVICES = ("cpu", "cuda")
@@ -64,7 +64,7 @@ def verify(
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
     from packtrain.verifying.long_rows import long_rows, unreached
-    from packtrain.verifying.run import verify_model
+    from packtrain.verifying.verification import verify_model
 
     request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
     encoder = SampleEncoder(request)
@@ -112,9 +112,11 @@ def _samples(
     from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
 
     if request.specs:
-        from packtrain.verifying.user_data import samples_of  # only now: reading data needs more packages than proving
+        from packtrain.verifying.user_data import (
+            user_samples,  # only now: reading data needs more packages than proving
+        )
 
-        made, longest = samples_of(request, encoder, count, contract.longest_row)
+        made, longest = user_samples(request, encoder, count, contract.longest_row)
         return made, longest if longest is not None else max((one.sample for one in made), key=len)
     chat = request.settings().chat_template is not None
     longest = synthetic_text(encoder, long_enough(config, contract), chat=chat, seed=seed)
@@ -124,7 +126,7 @@ def _samples(
 def _training_loss(model: Any, place: _Place) -> Any:
     """As `train` takes it unless it is told otherwise; from logits where chunks cannot express them."""
     from packtrain.training.loss import FromLogits, loss_on, losses_of
-    from packtrain.training.settings import StepSettings
+    from packtrain.training.step_settings import StepSettings
 
     try:
         losses = losses_of(model, StepSettings())

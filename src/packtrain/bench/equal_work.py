@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from packtrain.modeling.known_shapes import known_config
 from packtrain.packing.balance import balance_table
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.packing.pack_plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_summary import EpochCounts, PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.packing.windows import pack_windows

@@ -16,10 +16,10 @@ from packtrain.bench.loader_memory import memory_over_steps
 from packtrain.bench.loader_process import fresh
 from packtrain.bench.loader_speed import SpeedTask, epochs_needed, speed
 from packtrain.bench.loader_start import start_times, starts
-from packtrain.bench.tables import show_loader as show_bench
-from packtrain.config.dataset import DatasetConfig
+from packtrain.bench.result_tables import show_loader as show_bench
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import resolve
 
 __all__ = ["bench_loader", "show_bench"]

@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.app.datasets.build import MultiModalDataset
-from packtrain.config.dataset import DatasetConfig
+from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
-from packtrain.demo.data import write_dataset
+from packtrain.demo.demo_data import write_dataset
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
-from packtrain.measuring.content import content_of
-from packtrain.measuring.fingerprint import inputs_of
-from packtrain.measuring.statistics import count_copies, summarise
+from packtrain.measuring.inputs import measure_inputs
+from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
+from packtrain.measuring.table_content import content_of
 
 PICTURES = 64
 SHARDS = 4
@@ -182,11 +182,11 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
     counts = replace(table.summary.counts, entries=entries * times, rows=entries * times)
     content = content_of(folder / COSTS, folder / MEDIA)
     schemas = {name: number * times for name, number in table.summary.schemas.items()}
-    summary = replace(table.summary, inputs=inputs_of(request), counts=counts, schemas=schemas, content=content)
+    summary = replace(table.summary, inputs=measure_inputs(request), counts=counts, schemas=schemas, content=content)
     longer = CostTable(folder, summary)
     summary = replace(
         summary,
-        statistics=summarise(longer),
+        statistics=table_statistics(longer),
         copies=count_copies(longer.column("check"), longer.column("tokens")),
         sums=sums_of(folder, (COSTS, MEDIA)),
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from packtrain.bench.loader_data import LongData, forget_pages
 from packtrain.bench.loader_process import fresh
-from packtrain.config.dataset import DatasetConfig
+from packtrain.config.dataset_config import DatasetConfig
 
 ROUNDS = 2
 Access = Literal["map-style", "streaming"]

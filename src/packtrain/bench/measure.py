@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from packtrain.bench.tables import show_measure as show_bench
-from packtrain.core.places import cache_dir
+from packtrain.bench.result_tables import show_measure as show_bench
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.seeds import stream
-from packtrain.delivery.encode.reference import RealProcessor, load_reference
-from packtrain.demo.data import write_dataset
+from packtrain.delivery.encode.processor import RealProcessor, load_reference
+from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
-from packtrain.measuring.columns import Rows
+from packtrain.measuring.columns import UnitRows
 from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, open_sources, read_unit
@@ -123,7 +123,7 @@ def _rate(records: int, work: Callable[[], Any], *, seconds: float) -> float:
 
 
 def _measure(request: Request, measurer: Measurer) -> list[int]:
-    rows = Rows()
+    rows = UnitRows()
     for unit in iter_units(request.specs):
         for result in measurer.measure(rows.passing(read_unit(request.specs, unit)), unit.source):
             rows.add(result)

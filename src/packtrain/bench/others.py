@@ -19,7 +19,7 @@ _WINDOW = 1_000  # samples that trl and ms-swift pack together by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class PackerRun:
     """A packer that is ready to go: what is timed, and what the packs of its result hold."""
 
     pack: Callable[[], Any]
@@ -34,7 +34,7 @@ class OtherPacker:
     package: str  # as it is installed
     module: str  # as it is imported
     most: int  # samples that it is given, since some are slow
-    prepare: Callable[[np.ndarray, int], Run]  # lengths, each at most the capacity
+    prepare: Callable[[np.ndarray, int], PackerRun]  # lengths, each at most the capacity
     note: str = ""  # what a reader of its numbers should know
 
     @property
@@ -51,7 +51,7 @@ class OtherPacker:
             return "?"
 
 
-def _trl(lengths: np.ndarray, capacity: int, together: int) -> Run:
+def _trl(lengths: np.ndarray, capacity: int, together: int) -> PackerRun:
     """trl packs a dataset of token ids and moves the ids, one byte each here, so its time is not of packing alone."""
     import datasets
     import trl
@@ -73,7 +73,7 @@ def _trl(lengths: np.ndarray, capacity: int, together: int) -> Run:
     def loads(packed: Any) -> np.ndarray:
         return np.asarray(pc.list_value_length(packed.data.column("input_ids")).to_numpy())
 
-    return Run(pack=pack, loads=loads)
+    return PackerRun(pack=pack, loads=loads)
 
 
 def _ids(lengths: np.ndarray) -> pa.LargeListArray:
@@ -82,25 +82,25 @@ def _ids(lengths: np.ndarray) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int8)))
 
 
-def _trl_windows(lengths: np.ndarray, capacity: int) -> Run:
+def _trl_windows(lengths: np.ndarray, capacity: int) -> PackerRun:
     return _trl(lengths, capacity, _WINDOW)
 
 
-def _trl_whole(lengths: np.ndarray, capacity: int) -> Run:
+def _trl_whole(lengths: np.ndarray, capacity: int) -> PackerRun:
     return _trl(lengths, capacity, len(lengths))
 
 
-def _binpacking(lengths: np.ndarray, capacity: int) -> Run:
+def _binpacking(lengths: np.ndarray, capacity: int) -> PackerRun:
     import binpacking
 
     items = lengths.tolist()
-    return Run(
+    return PackerRun(
         pack=lambda: binpacking.to_constant_volume(items, capacity),
         loads=lambda bins: np.array([sum(found) for found in bins if found]),
     )
 
 
-def _binpacking_windows(lengths: np.ndarray, capacity: int) -> Run:
+def _binpacking_windows(lengths: np.ndarray, capacity: int) -> PackerRun:
     """Windows of 1,000; the last pack of a window goes back into the next one, as ms-swift does it."""
     import binpacking
 
@@ -114,24 +114,24 @@ def _binpacking_windows(lengths: np.ndarray, capacity: int) -> Run:
             )
         return packs
 
-    return Run(pack=pack, loads=lambda packs: np.array([sum(found) for found in packs if found]))
+    return PackerRun(pack=pack, loads=lambda packs: np.array([sum(found) for found in packs if found]))
 
 
-def _axolotl(lengths: np.ndarray, capacity: int) -> Run:
+def _axolotl(lengths: np.ndarray, capacity: int) -> PackerRun:
     """With its defaults for groups and samples of a pack, in one process."""
     pack_parallel = importlib.import_module("axolotl.utils.samplers.multipack").pack_parallel
 
     def pack() -> Any:
         return pack_parallel(lengths, capacity, group_size=100_000, bin_size=200, num_processes=1)
 
-    return Run(pack=pack, loads=lambda bins: np.array([lengths[list(found)].sum() for found in bins]))
+    return PackerRun(pack=pack, loads=lambda bins: np.array([lengths[list(found)].sum() for found in bins]))
 
 
-def _llamafactory(lengths: np.ndarray, capacity: int) -> Run:
+def _llamafactory(lengths: np.ndarray, capacity: int) -> PackerRun:
     """The file that holds its packer is loaded alone: the package around it imports much that packing does not need."""
     knapsack = _alone("llamafactory", "data/processor/processor_utils.py")["greedy_knapsack"]
     items = lengths.tolist()
-    return Run(pack=lambda: knapsack(items.copy(), capacity), loads=lambda bins: np.array([sum(f) for f in bins]))
+    return PackerRun(pack=lambda: knapsack(items.copy(), capacity), loads=lambda bins: np.array([sum(f) for f in bins]))
 
 
 def _alone(package: str, file: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from packtrain.bench.equal_work import MODEL, equal_work
 from packtrain.bench.length_files import read_lengths
 from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture
 from packtrain.bench.others import NOT_RUN, OTHERS, OtherPacker
+from packtrain.bench.result_tables import show_pack as show_bench
 from packtrain.bench.scaling import scaling
-from packtrain.bench.tables import show_pack as show_bench
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
 from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays

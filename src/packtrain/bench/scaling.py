@@ -13,7 +13,7 @@ import numpy as np
 
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
 from packtrain.packing.arrays import pack_arrays
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.packing.windows import LARGEST_WINDOW, pack_windows
 

@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from packtrain.bench.host import about_host
+from packtrain.bench.this_host import about_host
 from packtrain.bench.train_data import POOL, Pool
 from packtrain.bench.train_loop import BenchTrainer, LoopSettings
 from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows, with_method
 from packtrain.bench.train_shapes import TINY, TINY_TEXT, BenchModel, bench_model
-from packtrain.core.places import cache_dir
+from packtrain.core.cache_root import cache_dir
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.load import quantize_random
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import Method
 
 _TINY_SCALE = 24  # by which lengths are divided for the tiny model

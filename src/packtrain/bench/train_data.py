@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
-from packtrain.delivery.encode.synthetic import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
-from packtrain.delivery.encode.values import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.synthetic_samples import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
 from packtrain.families.contracts import contract_for
 from packtrain.packing.arrays import pack_arrays
 from packtrain.predicting.shapes import shape_from_config

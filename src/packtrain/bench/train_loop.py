@@ -19,27 +19,27 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from packtrain.bench.host import throttled_seconds
+from packtrain.bench.this_host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_rows import BenchRow
 from packtrain.bench.train_shapes import BenchModel
+from packtrain.delivery.collate.batch_values import Batch
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.collate.values import Batch
-from packtrain.delivery.encode.values import PackedRow
+from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import compile_layers, undo_compile
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
-from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.prepare_model import prepare_model
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, estimate_memory
 from packtrain.training.masters import make_optimizer
-from packtrain.training.settings import LOSS_CHUNK
 from packtrain.training.settled import set_aside
+from packtrain.training.step_settings import LOSS_CHUNK
 
 _GIB = 2**30
 _MULTIPLE = 128  # of the tokens of a static shape: matrix products like it

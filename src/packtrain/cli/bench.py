@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from packtrain.cli.common import Json, numbers, output, print_json, progress_console
-from packtrain.cli.interrupts import STARTS_OVER, interruptible
+from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.core.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ Kinds = Annotated[
 
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """What lies in the cache: size, of which dataset and model, when it was used, and whether it is stale and why."""
-    from packtrain.app.cache.entries import list_cache
+    from packtrain.app.cache.cached import list_cache
     from packtrain.cli.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
@@ -53,8 +53,8 @@ def clear(
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
-    from packtrain.app.cache.entries import KEPT, KINDS, clear_cache, list_cache
-    from packtrain.app.cache.entries import older_than as unused_for
+    from packtrain.app.cache.cached import KEPT, KINDS, clear_cache, list_cache
+    from packtrain.app.cache.cached import older_than as unused_for
     from packtrain.cli.show.cache import cache_json, considered, show_cache, size_of
 
     if not (kind or stale or everything or older_than is not None):
@@ -88,7 +88,7 @@ def clear(
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """Read everything in the cache and compare it with what it says of itself. Exit code 1: something is broken."""
-    from packtrain.app.cache.entries import verify_cache
+    from packtrain.app.cache.cached import verify_cache
     from packtrain.cli.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
@@ -108,7 +108,7 @@ def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) ->
 
 
 def _root(given: Path | None) -> Path:
-    from packtrain.core.places import cache_dir
+    from packtrain.core.cache_root import cache_dir
 
     root = (given if given is not None else cache_dir()).expanduser()
     if root.exists() and not root.is_dir():

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from packtrain.cli.common import Json, output, print_json, progress_console
-from packtrain.cli.interrupts import STARTS_OVER, interruptible
+from packtrain.cli.interruptible import STARTS_OVER, interruptible
 
 
 def calibrate(
@@ -49,10 +49,10 @@ def calibrate(
     Example: packtrain calibrate --out calibration.json
     On the machine that plans: packtrain calibrate --again calibration.json
     """
-    from packtrain.app.calibration.run import calibrate as measure
-    from packtrain.app.calibration.run import refit
+    from packtrain.app.calibration.calibrate import calibrate as measure
+    from packtrain.app.calibration.calibrate import refit
     from packtrain.cli.show.bars import Bar
-    from packtrain.cli.show.calibration import markdown, show_calibration
+    from packtrain.cli.show.calibrate import markdown, show_calibration
 
     with interruptible(STARTS_OVER), Bar("calibrating", progress_console(), quiet=as_json) as bar:
         if again is not None:

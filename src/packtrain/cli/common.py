@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 
-from packtrain.cli.interrupts import CONTINUES, Interrupted, interruptible, never_lost
+from packtrain.cli.interruptible import CONTINUES, Interrupted, interruptible, never_lost
 from packtrain.core.artifacts import DiskFull
 from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_system
 from packtrain.core.public import public

@@ -83,8 +83,8 @@ def show(
     Example: packtrain config show leaf.yaml training.learning_rate=1e-5
     """
     from packtrain.app.convert import sections_of, sections_text
-    from packtrain.config.data import section_defaults
-    from packtrain.config.load import load_config
+    from packtrain.config.data_options import section_defaults
+    from packtrain.config.run_config import load_config
 
     config, notes = section_defaults(load_config(file, overrides or ()))
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from packtrain.cli.common import Json, errors, output, print_json, progress_console
-from packtrain.cli.interrupts import interruptible
+from packtrain.cli.interruptible import interruptible
 
 
 def demo(
@@ -34,8 +34,8 @@ def demo(
     from packtrain.cli.show.pack import plan_json, show_plan
     from packtrain.cli.show.plan import planned_json, show_planned
     from packtrain.cli.show.terminal import MeasureBar, measured_json, show_measured
-    from packtrain.demo.run import run_demo
-    from packtrain.measuring.run import Progress
+    from packtrain.demo.demo import run_demo
+    from packtrain.measuring.measurement import MeasureProgress
 
     bar = MeasureBar("measuring", progress_console(), quiet=as_json)
 
@@ -44,7 +44,7 @@ def demo(
         if not as_json:
             output.print(line, soft_wrap=True, markup=False)
 
-    def progress(measured: Progress) -> None:
+    def progress(measured: MeasureProgress) -> None:
         bar.__enter__()  # the first time; later nothing
         bar.update(measured)
 

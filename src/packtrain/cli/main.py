@@ -15,7 +15,7 @@ from packtrain.cli.common import run
 from packtrain.cli.demo import demo
 from packtrain.cli.doctor import doctor
 from packtrain.cli.init import init
-from packtrain.cli.interrupts import Verbs
+from packtrain.cli.interruptible import Verbs
 from packtrain.cli.measure import measure
 from packtrain.cli.pack import inspect, pack
 from packtrain.cli.plan import plan

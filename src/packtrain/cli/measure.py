@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from packtrain.cli.common import Json, measuring, output, print_json
-from packtrain.cli.options import settings_of
+from packtrain.cli.config_options import settings_of
 
 
 @settings_of("measure")

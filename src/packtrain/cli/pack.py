@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from packtrain.cli.common import Json, output, print_json, progress_console
-from packtrain.cli.interrupts import STARTS_OVER, interruptible
-from packtrain.cli.options import settings_of
+from packtrain.cli.config_options import settings_of
+from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.core.errors import ConfigError
 
 
@@ -32,8 +32,8 @@ def pack(
     from packtrain.app.pack import pack_outcome
     from packtrain.cli.show.pack import PackBar, plan_json, show_packed
     from packtrain.packing.balance import balance_table
-    from packtrain.packing.config import PackingConfig
-    from packtrain.packing.plan import PLAN
+    from packtrain.packing.pack_plan import PLAN
+    from packtrain.packing.packing_config import PackingConfig
 
     if "packing_length" not in settings:
         raise ConfigError("--packing-length", got="none", expected="tokens of one pack, such as 16384")
@@ -88,7 +88,7 @@ def inspect(
     Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120 --batch
     """
     from packtrain.app.inspection import plan as looking
-    from packtrain.cli.show.pack import plan_json, show_blocked, show_pack, show_places, show_plan
+    from packtrain.cli.show.pack import plan_json, show_blocked, show_places, show_plan, show_samples
     from packtrain.packing.balance import balance_table
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
@@ -109,7 +109,7 @@ def inspect(
         if as_json:
             print_json({"pack": pack, "epoch": epoch or 0, "samples": [asdict(one) for one in samples]})
         else:
-            show_pack(pack, samples, found.config.packing_length, output)
+            show_samples(pack, samples, found.config.packing_length, output)
     elif sample is not None:
         found, table = looking.open_plan(plan, costs)
         places, rows = looking.find_sample(found, table, sample)
@@ -155,7 +155,7 @@ def _inspect_step_batches(
     from packtrain.app.inspection.step import inspect_step, step_batches
     from packtrain.cli.show.batch import batch_json, show_batch
     from packtrain.cli.show.step import show_step, step_json
-    from packtrain.core.places import cache_dir
+    from packtrain.core.cache_root import cache_dir
 
     seen = inspect_step(run, step, costs)
     with interruptible("nothing was changed"):
@@ -177,7 +177,7 @@ def _inspect_batch(
     from packtrain.app.inspection.batch import inspect_batch
     from packtrain.app.inspection.plan import open_plan
     from packtrain.cli.show.batch import batch_json, show_batch
-    from packtrain.core.places import cache_dir
+    from packtrain.core.cache_root import cache_dir
 
     found, table = open_plan(plan, costs)
     with interruptible("nothing was changed"):

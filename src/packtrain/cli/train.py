@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from packtrain.cli.common import Json, errors, names_of, output, print_json, progress_console
-from packtrain.cli.interrupts import is_interrupt
+from packtrain.cli.interruptible import is_interrupt
 
 _SETTINGS = {
     "model": "model.model_name_or_path",
@@ -79,8 +79,8 @@ def train(
 
     Example: packtrain train run.yaml training.learning_rate=1e-5 --dry-run
     """
-    from packtrain.app.train.run import train as run
-    from packtrain.app.train.values import Ready
+    from packtrain.app.train.train import train as run
+    from packtrain.app.train.train_outcome import ReadyRun
     from packtrain.cli.show.train import PrepareBar, outcome_json, show_outcome, show_ready
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
@@ -91,7 +91,7 @@ def train(
 
     started: list[Path] = []
 
-    def ready(found: Ready) -> None:
+    def ready(found: ReadyRun) -> None:
         bar.__exit__()
         started.append(found.run.folder)
         if not as_json:
@@ -121,9 +121,9 @@ def train(
             end_process(f"\n{said}", code=INTERRUPTED)
         errors.print(f"\n[yellow]{escape(said)}[/]", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    from packtrain.app.train.values import Place
+    from packtrain.app.train.train_outcome import ProcessPlace
 
-    if Place.here().first:
+    if ProcessPlace.here().first:
         if as_json:
             print_json(outcome_json(outcome))
         else:

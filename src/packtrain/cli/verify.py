@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from packtrain.cli.common import Json, errors, output, print_json
-from packtrain.cli.interrupts import STARTS_OVER, interruptible
+from packtrain.cli.interruptible import STARTS_OVER, interruptible
 
 _INCONCLUSIVE = 3  # exit code
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from packtrain.config.load import RunConfig
+from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import KEPT_CHECKPOINTS, TRAINER_KEYS
 from packtrain.config.setup import (
     MULTIMODAL,

@@ -22,7 +22,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class Unread:
+class RuntimeValue:
     """A value that only running the file would tell."""
 
     def __init__(self, text: str) -> None:
@@ -64,7 +64,7 @@ def _read(node: ast.expr, known: Mapping[str, Any]) -> Any:
     try:
         return _value(node, known, 0)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
-        return Unread(ast.unparse(node)[:100])
+        return RuntimeValue(ast.unparse(node)[:100])
 
 
 def _value(node: ast.expr, known: Mapping[str, Any], depth: int) -> Any:
@@ -81,7 +81,7 @@ def _value(node: ast.expr, known: Mapping[str, Any], depth: int) -> Any:
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
             return value
-        case ast.Name(id=name) if name in known and not isinstance(known[name], Unread):
+        case ast.Name(id=name) if name in known and not isinstance(known[name], RuntimeValue):
             return known[name]
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [inner(one) for one in elements]

@@ -10,12 +10,12 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from packtrain.config.load import RunConfig
+from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import ModelSection
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import CHOICES, TrainingSetup
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 MULTIMODAL = "multimodal"  # another system's name for AdamW with a learning rate for each part
 # What an optimizer keeps of every parameter, by the trainer's names.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from packtrain.config.load import RunConfig
+from packtrain.config.run_config import RunConfig
 from packtrain.config.systems import BATCHES_OF_PACKS, systems_of
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.planning.sweep import KEPT, StepShape, step_shape

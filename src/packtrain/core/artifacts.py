@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.errors import ArtifactError
+from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import digest
 
 _CHECKSUM = "checksum"  # of a JSON artifact without this one
@@ -138,6 +138,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def whole_content(path: Path, *, fix: str) -> Iterator[None]:
+    """Name the JSON artifact whose content is made into values here, where something is missing or of another kind."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        got = f"no {error.args[0]}" if isinstance(error, KeyError) else in_one_line(error)
+        raise ArtifactError(str(path), got=got, expected=f"a whole {path.name}", fix=fix) from None
 
 
 def write_json(path: Path, kind: str, version: int, content: Mapping[str, Any], *, checked: bool = False) -> None:

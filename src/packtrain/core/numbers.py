@@ -129,10 +129,10 @@ def rate(value: float) -> str:
     return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
-def seconds(value: float) -> str:
+def short_time(value: float) -> str:
     """A short time, such as that of a step.
 
-    >>> seconds(0.0421), seconds(2.0412), seconds(300), seconds(0)
+    >>> seconds(0.0421), seconds(2.0412), seconds(300), short_time(0)
     ('42.1 ms', '2.04 s', '5 min', '0')
     """
     if value == 0 or value >= 120:
@@ -154,7 +154,21 @@ def elapsed(value: float) -> str:
 
 FORMATS: dict[str, Callable[[float], str]] = {
     function.__name__: function
-    for function in (count, decimal, large, percent, memory, gib, times, ratio, duration, loss, rate, seconds, elapsed)
+    for function in (
+        count,
+        decimal,
+        large,
+        percent,
+        memory,
+        gib,
+        times,
+        ratio,
+        duration,
+        loss,
+        rate,
+        short_time,
+        elapsed,
+    )
 }
 
 

@@ -60,7 +60,7 @@ def has_secrets(url: str) -> bool:
     return _whole(url) is not None
 
 
-def whole(url: str) -> str:
+def with_secrets(url: str) -> str:
     """A URL with what was kept apart of it, or of the folder or pattern that it is a file of."""
     return _whole(url) or url
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def gib(size: float) -> str:
+def gpu_memory(size: float) -> str:
     """Bytes of a GPU's memory.
 
-    >>> gib(3 * 2**29)
+    >>> gpu_memory(3 * 2**29)
     '1.5 GiB'
     """
     return f"{size / 2**30:,.1f} GiB"
 
 
-def percent(share: float) -> str:
+def share_text(share: float) -> str:
     """A share; those near nothing or everything keep a digit that says something.
 
-    >>> percent(0.314), percent(0.001), percent(0.0), percent(0.9998)
+    >>> percent(0.314), percent(0.001), percent(0.0), share_text(0.9998)
     ('31.4 %', '0.10 %', '0 %', '99.98 %')
     """
     if share == 0:

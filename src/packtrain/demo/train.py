@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.report import Reported, report
-from packtrain.config.load import RunConfig
-from packtrain.demo.data import write_dataset
+from packtrain.config.run_config import RunConfig
+from packtrain.demo.demo_data import write_dataset
 from packtrain.runs.read import RUN, read_run
 
 if TYPE_CHECKING:
-    from packtrain.verifying.values import Verdict
+    from packtrain.verifying.verdict import Verdict
 
 MODES = ("packed", "padded")
 LENGTH, SAMPLES = 4096, 8  # tokens of a pack, samples of a step: those of one pack
@@ -34,7 +34,7 @@ _LOOK = 0.5  # seconds between two looks at what the runs have logged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class RunStanding:
     """How far one of the two runs is."""
 
     mode: str
@@ -65,7 +65,7 @@ def train_demo(
     model: str,
     pictures: int,
     say: Callable[[str], None] = lambda _: None,
-    progress: Callable[[Standing], None] = lambda _: None,
+    progress: Callable[[RunStanding], None] = lambda _: None,
 ) -> DemoTraining:
     """Prove packing for the model, train it packed and padded, and compare at equal samples."""
     from packtrain.app.verify import verify
@@ -123,9 +123,9 @@ def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: s
     return RunConfig.of(sections)
 
 
-def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], None]) -> None:
+def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[RunStanding], None]) -> None:
     """Train at the same time, so that whatever else the machine does slows all of them alike."""
-    from packtrain.app.train.run import train
+    from packtrain.app.train.train import train
 
     steps = {}
     for mode, config in configs.items():
@@ -140,7 +140,7 @@ def _train_all(configs: Mapping[str, RunConfig], progress: Callable[[Standing], 
 
 
 def _train_one(config: RunConfig) -> None:
-    from packtrain.app.train.run import train
+    from packtrain.app.train.train import train
 
     train(config)
 
@@ -149,7 +149,7 @@ def _follow(
     configs: Mapping[str, RunConfig],
     steps: Mapping[str, int],
     futures: Mapping[str, Future[None]],
-    progress: Callable[[Standing], None],
+    progress: Callable[[RunStanding], None],
 ) -> None:
     """Tell how far the runs are, from what they log, until all have ended."""
     done = False
@@ -157,7 +157,7 @@ def _follow(
         done = all(future.done() for future in futures.values())
         for mode, config in configs.items():
             step, loss = _last_step(_run_folder(config))
-            progress(Standing(mode=mode, step=step, steps=steps[mode], loss=loss))
+            progress(RunStanding(mode=mode, step=step, steps=steps[mode], loss=loss))
         time.sleep(0 if done else _LOOK)
 
 

@@ -38,7 +38,7 @@ COST_FIELDS = tuple(f.name for f in fields(Cost))
 
 
 @dataclass
-class Rows:
+class UnitRows:
     """Rows of one unit of work, collected column by column; `index` counts from the unit's first entry.
 
     A unit is a piece of one file. `file` is 0 here: which number that file has is known only when all units are.

@@ -9,9 +9,9 @@ from packtrain.core.values import Record
 from packtrain.families.registry import is_text_only
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
-from packtrain.records.schemas.convert import to_record
 from packtrain.records.schemas.formatting import load_formatting
-from packtrain.records.schemas.unread import Unread
+from packtrain.records.schemas.to_record import to_record
+from packtrain.records.schemas.unread import UnreadNames
 from packtrain.records.source import Entry
 
 
@@ -29,7 +29,7 @@ class Converter:
         self._request = request
         function = request.schema.formatting_func
         self._formatting = load_formatting(function)[0] if function else None
-        self.unread = Unread(strict=request.strict_columns)
+        self.unread = UnreadNames(strict=request.strict_columns)
         self.schemas: Counter[str] = Counter()  # what records were read as
         self._text_only = _text_only(request)
         self._stores = [

@@ -31,7 +31,7 @@ class FailureBudget:
             raise ConfigError("max_failure_rate", got=self.max_failure_rate, expected="a share between 0 and 1")
 
 
-class Judge:
+class FailureJudge:
     """Looks at units in dataset order, whatever order they finish in, so that the verdict is always the same."""
 
     def __init__(self, budget: FailureBudget, remedies: Remedies | None = None) -> None:

@@ -15,7 +15,7 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_family
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
-from packtrain.measuring.fingerprint import settings_state
+from packtrain.measuring.inputs import settings_state
 from packtrain.measuring.measure_summary import MeasureSummary
 
 if TYPE_CHECKING:

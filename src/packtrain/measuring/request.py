@@ -14,10 +14,10 @@ from packtrain.families.encoder import LossOn
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
 from packtrain.families.template_date import check_date, date_for
 from packtrain.measuring.places import Places, SourcePlace
-from packtrain.records.formats.files import local_root
 from packtrain.records.formats.hf_dataset import in_files
+from packtrain.records.formats.source_files import local_root
 from packtrain.records.media import MAX_IMAGE_PIXELS
-from packtrain.records.schemas.convert import SchemaOptions
+from packtrain.records.schemas.to_record import SchemaOptions
 from packtrain.records.source import SourceSpec
 
 

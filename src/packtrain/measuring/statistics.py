@@ -94,7 +94,7 @@ def data_notes(summary: MeasureSummary) -> tuple[str, ...]:
     return (*notes, *unread_note(summary.unread))
 
 
-def summarise(table: CostTable) -> TableStatistics:
+def table_statistics(table: CostTable) -> TableStatistics:
     """Statistics of every described column, one column in memory at a time, and the sources' shares."""
     tokens = table.column("tokens")
     sources = table.source_codes()

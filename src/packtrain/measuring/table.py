@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
@@ -215,7 +215,9 @@ class CostTable:
 
 def read_summary(folder: Path) -> MeasureSummary:
     """measure.json of a folder, as it was written."""
-    return MeasureSummary.from_json(read_json(folder / SUMMARY, KIND, VERSION, checked=True, fix="measure again"))
+    body = read_json(folder / SUMMARY, KIND, VERSION, checked=True, fix="measure again")
+    with whole_content(folder / SUMMARY, fix="measure again"):
+        return MeasureSummary.from_json(body)
 
 
 def write_summary(folder: Path, summary: MeasureSummary) -> None:

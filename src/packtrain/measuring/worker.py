@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from packtrain.core.values import LedgerEntry
-from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, Rows, ledger_lines, to_ipc
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, UnitRows, ledger_lines, to_ipc
 from packtrain.measuring.journal import UnitResult
 from packtrain.measuring.measurer import Measurer
 from packtrain.measuring.request import Request
@@ -51,7 +51,7 @@ def measurer_for(task: Task) -> Measurer:
 
 def measure_unit(task: Task, item: WorkItem) -> UnitResult:
     """Measure every entry of one unit."""
-    measurer, rows = measurer_for(task), Rows()
+    measurer, rows = measurer_for(task), UnitRows()
     measurer.unread(), measurer.schemas()  # of whatever it has looked at before
     entries = rows.passing(read_unit(task.request.specs, item.unit))
     if item.drawn is None:

@@ -17,10 +17,10 @@ from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
 from packtrain.core.values import LedgerEntry
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, ledger_lines, shifted, to_ipc
-from packtrain.measuring.content import Content
 from packtrain.measuring.journal import Journal, UnitResult
 from packtrain.measuring.measure_summary import EntryCounts, UnreadName
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, DataFile
+from packtrain.measuring.table_content import Content
 from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import loses_more
 
@@ -29,7 +29,7 @@ _PIECES = 256  # tables that are held before they are joined
 
 
 @dataclass(kw_only=True, slots=True)
-class Counts:
+class TableCounts:
     """How many entries were read and what became of them."""
 
     entries: int = 0
@@ -84,9 +84,9 @@ class Counts:
         )
 
 
-def write_table(out: Path, journal: Journal) -> Counts:
+def write_table(out: Path, journal: Journal) -> TableCounts:
     """Write costs.parquet, media.parquet and ledger.jsonl."""
-    counts = Counts()
+    counts = TableCounts()
     with ExitStack() as stack:
         costs_path, media_path, ledger_path = (
             stack.enter_context(atomic_path(out / name)) for name in (COSTS, MEDIA, LEDGER)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.modeling.empty_media import has_small_image, small_image_features
-from packtrain.modeling.parts import PARTS, decoder_layers, model_parts, part_of_weight, transformers_model
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight, transformers_model
+from packtrain.modeling.model_settings import ModelSettings
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole
@@ -194,7 +194,7 @@ def _targets(model: Any, settings: ModelSettings) -> str | list[str]:
     """The user's names, as peft takes them, or a pattern for the matrices of the decoder's layers."""
     asked = settings.lora_target_modules
     if asked is None:
-        return decoder_matrices(model)
+        return decoder_linear_pattern(model)
     if asked == (ALL_LINEAR,):
         return ALL_LINEAR
     names = [name for name, _ in model.named_modules()]
@@ -210,7 +210,7 @@ def _targets(model: Any, settings: ModelSettings) -> str | list[str]:
     return list(asked)
 
 
-def decoder_matrices(model: Any) -> str:
+def decoder_linear_pattern(model: Any) -> str:
     """A pattern for the names of all linear maps in the layers of the language model, and of nothing else."""
     layers = decoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.contracts import BatchContract
 from packtrain.modeling import varlen
-from packtrain.modeling.parts import ModelParts, model_parts
+from packtrain.modeling.model_parts import ModelParts, model_parts
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
 VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.values import IGNORED
+from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.modeling.host_threads import in_one_thread
-from packtrain.modeling.parts import transformers_model
+from packtrain.modeling.model_parts import transformers_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 
 _COMPILERS = ("torch._inductor", "torch._dynamo", "triton")
 # Where layers find the length of the longest sample: a number that must not be taken for a constant.

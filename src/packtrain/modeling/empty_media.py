@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.families.contracts import BatchContract
-from packtrain.modeling.parts import ModelParts, model_parts
+from packtrain.modeling.model_parts import ModelParts, model_parts
 
 _PIXELS = ("pixel_values", "pixel_values_videos")  # what an encoder is run on, once for each
 

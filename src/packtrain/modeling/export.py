@@ -23,7 +23,7 @@ from packtrain.core.values import MediaLimits
 from packtrain.families.settings import read_settings
 from packtrain.modeling.four_bits import keep_four_bits
 from packtrain.modeling.input_limits import limited_parts, write_limits
-from packtrain.modeling.parts import transformers_model
+from packtrain.modeling.model_parts import transformers_model
 
 # Files of a model's folder that say how its inputs are made.
 _INPUT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.parts import PARTS, model_parts, part_of_weight
+from packtrain.modeling.model_parts import PARTS, model_parts, part_of_weight
 
 
 def parameter_groups(

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from packtrain.core import places
+from packtrain.core import cache_root as places
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.modeling.four_bits import keep_four_bits
-from packtrain.modeling.parts import decoder_layers
+from packtrain.modeling.model_parts import decoder_layers
 from packtrain.modeling.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained
 from packtrain.modeling.random_model import build_model
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.modeling.host_threads import in_one_thread
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 
 MODEL_TYPES = ("qwen3_vl",)
 ON_HOST = ("image_grid_thw", "video_grid_thw")

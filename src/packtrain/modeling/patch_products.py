@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from packtrain.modeling.parts import model_parts
+from packtrain.modeling.model_parts import model_parts
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.parts import model_parts, transformers_model
+from packtrain.modeling.model_parts import model_parts, transformers_model
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
 _PER_PATCH = (_ROWS, "position_ids", "interp_indices", "interp_weights")

@@ -106,7 +106,7 @@ def pack_matrix(sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: 
         raise ConfigError("samples", got=f"{len(sizes):,}", expected=f"at most {MOST_SAMPLES:,}", fix="pack in windows")
     if len(sizes) * int(capacities.max()) >= _LARGEST and (sizes.sum(axis=0, dtype=np.float64) >= _LARGEST).any():
         raise ConfigError("resources", got="costs that add up to 2^62 or more", expected="sums below 2^62")
-    window = window_of(strategy)
+    window = window_size(strategy)
     if window is not None:
         return _in_windows(sizes, capacities, window, seed, effort)
     if is_own(strategy):
@@ -140,7 +140,7 @@ def carry_over(
 
 def check_strategy(name: str) -> None:
     """Refuse a strategy that does not exist, with the nearest that does."""
-    if isinstance(name, str) and (name in _PACKERS or window_of(name) is not None or name == WRAPPED or is_own(name)):
+    if isinstance(name, str) and (name in _PACKERS or window_size(name) is not None or name == WRAPPED or is_own(name)):
         return
     raise ConfigError(
         "packing_strategy",
@@ -150,7 +150,7 @@ def check_strategy(name: str) -> None:
     )
 
 
-def window_of(strategy: str) -> int | None:
+def window_size(strategy: str) -> int | None:
     """The N of `window_N`."""
     found = re.fullmatch(r"window_(\d+)", strategy)
     return int(found.group(1)) if found and int(found.group(1)) > 0 else None

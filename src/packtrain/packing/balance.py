@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 
 RANKS = (2, 4, 8, 64, 512)

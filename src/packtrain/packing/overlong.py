@@ -9,7 +9,7 @@ import numpy as np
 
 from packtrain.core.errors import DataError
 from packtrain.packing.arrays import WRAPPED
-from packtrain.packing.config import SETTING_OF, PackingConfig
+from packtrain.packing.packing_config import SETTING_OF, PackingConfig
 from packtrain.packing.resources import Samples, Tails
 
 STAGE = "pack"

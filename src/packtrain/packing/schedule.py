@@ -27,7 +27,7 @@ import numpy as np
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.seeds import stream
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 
 # sorted: random steps, by work inside; strict: steps of packs with similar work; length: steps of packs with similar
 # numbers of tokens, for padded batches; random: as shuffled

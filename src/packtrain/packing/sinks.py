@@ -13,7 +13,7 @@ from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError
 from packtrain.core.folders import whole_folder
-from packtrain.packing.plan import KIND, LEDGER, PLAN, VERSION, EpochPacks
+from packtrain.packing.pack_plan import KIND, LEDGER, PLAN, VERSION, EpochPacks
 from packtrain.packing.plan_summary import PlanSummary
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from packtrain.core.seeds import stream
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.windows import WindowPacks, fill_ratio, loads_of
 
 

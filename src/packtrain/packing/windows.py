@@ -10,10 +10,10 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
-from packtrain.packing.arrays import WRAPPED, carry_over, pack_matrix, pack_sums, window_of
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.entries import Entries
+from packtrain.packing.arrays import WRAPPED, carry_over, pack_matrix, pack_sums, window_size
 from packtrain.packing.overlong import UNLABELLED, Dropped, fit_pieces
+from packtrain.packing.pack_entries import Entries
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails, samples_of
 from packtrain.packing.wrapped import refuse_media, wrap
 
@@ -78,8 +78,8 @@ def pack_windows(
 ) -> Iterator[WindowPacks]:
     """The packs of one epoch, window by window, in the order in which windows are to be read."""
     epoch = epoch if config.repack_each_epoch else 0
-    size = window_of(config.packing_strategy) or config.packing_window or LARGEST_WINDOW
-    strategy = "best_fit" if window_of(config.packing_strategy) else config.packing_strategy
+    size = window_size(config.packing_strategy) or config.packing_window or LARGEST_WINDOW
+    strategy = "best_fit" if window_size(config.packing_strategy) else config.packing_strategy
     starts = np.arange(0, len(source), size)
     if config.shuffle:
         starts = stream(config.seed, "windows", epoch).permutation(starts)

@@ -15,8 +15,8 @@ import numpy as np
 
 from packtrain.core.errors import DataError
 from packtrain.core.seeds import stream
-from packtrain.packing.entries import Entries
 from packtrain.packing.overlong import UNLABELLED, Dropped, supervised_in
+from packtrain.packing.pack_entries import Entries
 from packtrain.packing.resources import Samples, Tails
 
 

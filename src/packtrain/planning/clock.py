@@ -8,7 +8,7 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.schedule import arrange, turned
-from packtrain.planning.passes import Passes, one_pass
+from packtrain.planning.passes import PassColumns, one_pass
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.time import (
     Coefficients,
@@ -35,7 +35,7 @@ class Clock:
     gpu: Gpu
     coefficients: Coefficients | None
 
-    def seconds(self, passes: Passes) -> np.ndarray:
+    def seconds(self, passes: PassColumns) -> np.ndarray:
         """Every pass, forward and backward, without what happens once a step."""
         setup = replace(self.setup, attention="varlen")
         work = work_seconds(self.shape, setup, self.gpu, self.coefficients, longest=int(passes["longest"].max()))
@@ -51,7 +51,7 @@ class Clock:
         found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
         return self._launched(found, passes["patches"] > 0, passes["images"])
 
-    def epoch(self, passes: Passes, per_step: int, *, packs: bool = False) -> float:
+    def epoch(self, passes: PassColumns, per_step: int, *, packs: bool = False) -> float:
         """All passes in this order, `per_step` in an optimizer step.
 
         GPUs wait for each other where they exchange something: once a step while each holds whole weights and
@@ -71,13 +71,13 @@ class Clock:
             busy = busy.sum(axis=1, keepdims=True)
         return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_batches)
 
-    def epoch_of_packs(self, passes: Passes, per_step: int, seed: int) -> float:
+    def epoch_of_packs(self, passes: PassColumns, per_step: int, seed: int) -> float:
         """An epoch in the order in which packs are trained: random steps, sorted by work inside."""
         work, random = self.seconds(passes), stream(seed, "study", "steps")
         order = arrange(random.permutation(len(passes)), work, per_step, "sorted", random)
         return self.epoch(passes.take(order), per_step, packs=True)
 
-    def _once(self, passes: Passes, micro_batches: int) -> float:
+    def _once(self, passes: PassColumns, micro_batches: int) -> float:
         """What a step needs beside its passes: gradients added up and exchanged, the optimizer."""
         mean = passes.mean()
         # Squares of passes that differ are more than rows of the mean length have: no dense mask would be seen then.
@@ -85,7 +85,7 @@ class Clock:
         step = step_time(self.shape, self.setup, mean, self.gpu, self.coefficients, micro_batches)
         return max(0.0, step.seconds - micro_batches * float(self.seconds(one_pass(mean))[0]))
 
-    def _dense(self, passes: Passes) -> np.ndarray:
+    def _dense(self, passes: PassColumns) -> np.ndarray:
         """Which passes attend over whole rows with a mask; a row that is one sample needs none."""
         if self.setup.attention == "varlen":
             return np.zeros(len(passes), bool)

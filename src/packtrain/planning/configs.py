@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packtrain.core.words import counted, gib, percent, signed_percent
-from packtrain.packing.config import PackingConfig
+from packtrain.core.words import counted, gpu_memory, share_text, signed_percent
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.intervals import RATES, Intervals, derive_intervals
 from packtrain.planning.question import Question
-from packtrain.planning.room import Change, shown_setting
+from packtrain.planning.room import RoomOption, shown_setting
+from packtrain.planning.study_values import PaddedRun, Reason, Simulation
 from packtrain.planning.sweep import KEPT
-from packtrain.planning.values import PaddedRun, Reason, Simulation
 
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
 # Where a config says what a TrainingSetup holds.
@@ -28,13 +28,13 @@ Sections = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Draft:
+class ConfigDraft:
     """What a config is written from."""
 
     question: Question
     simulation: Simulation
     padded: PaddedRun  # the user's own
-    changes: tuple[Change, ...] = ()
+    changes: tuple[RoomOption, ...] = ()
 
     @property
     def intervals(self) -> Intervals:
@@ -62,7 +62,7 @@ class Draft:
         return derive_intervals(self.question.baseline, before=before, after=before, steps=self.padded.steps)
 
 
-def packed_config(draft: Draft) -> Sections:
+def packed_config(draft: ConfigDraft) -> Sections:
     """The user's config with what training with this packing changes in it."""
     simulation, packing = draft.simulation, draft.question.packing
     data: dict[str, Any] = {"packing": True, "packing_length": simulation.packing_length, **simulation.limits}
@@ -72,7 +72,7 @@ def packed_config(draft: Draft) -> Sections:
     return _changed(draft, data, training)
 
 
-def padded_config(draft: Draft, run: PaddedRun) -> Sections:
+def padded_config(draft: ConfigDraft, run: PaddedRun) -> Sections:
     """The user's config for this padded run."""
     question, grouped = draft.question, run.order == "by_length"
     training: dict[str, Any] = {
@@ -96,7 +96,7 @@ def left_out(config: Mapping[str, Mapping[str, Any]], base: Mapping[str, Mapping
     }
 
 
-def _changed(draft: Draft, data: Mapping[str, Any], training: Mapping[str, Any]) -> Sections:
+def _changed(draft: ConfigDraft, data: Mapping[str, Any], training: Mapping[str, Any]) -> Sections:
     """What was said, with what is recommended in its place."""
     base = draft.question.base
     said = {name: value for name, value in base.get("training", {}).items() if name not in _STEP_SIZES}
@@ -130,7 +130,7 @@ def _different(question: Question, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(setup, name)) != getattr(own, name)}
 
 
-def _training(draft: Draft, intervals: Intervals, *, packed: bool) -> dict[str, Any]:
+def _training(draft: ConfigDraft, intervals: Intervals, *, packed: bool) -> dict[str, Any]:
     question = draft.question
     setup, base = question.setup, question.base
     said, evaluates = (
@@ -167,7 +167,7 @@ def _training(draft: Draft, intervals: Intervals, *, packed: bool) -> dict[str, 
 # ---- reasons
 
 
-def packed_reasons(draft: Draft, why_length: str) -> tuple[Reason, ...]:
+def packed_reasons(draft: ConfigDraft, why_length: str) -> tuple[Reason, ...]:
     """One line for each value of the config."""
     found = (
         *_data_reasons(draft, why_length),
@@ -178,7 +178,7 @@ def packed_reasons(draft: Draft, why_length: str) -> tuple[Reason, ...]:
     return _with_what_was(draft, found)
 
 
-def padded_reasons(draft: Draft, run: PaddedRun) -> tuple[Reason, ...]:
+def padded_reasons(draft: ConfigDraft, run: PaddedRun) -> tuple[Reason, ...]:
     """What there is to say when nothing is packed, and this run is recommended."""
     padded, baseline = draft.padded, draft.question.baseline
     grouped = baseline.group_by_length
@@ -199,16 +199,15 @@ def padded_reasons(draft: Draft, run: PaddedRun) -> tuple[Reason, ...]:
         sizes = str(padded.batch_size), str(run.batch_size)
         found.append(_reason("per_device_train_batch_size", *sizes, "the fastest that fits"))
     if grouped != (run.order == "by_length"):
-        reason = (
-            f"{percent(run.waste)} of these batches is padding, {percent(padded.waste)} of those of {baseline.name}"
-        )
+        less, more = share_text(run.waste), share_text(padded.waste)
+        reason = f"{less} of these batches is padding, {more} of those of {baseline.name}"
         found.append(_reason("group_by_length", str(grouped).lower(), str(not grouped).lower(), reason))
     if draft.question.setup.compiled and not baseline.compiled:
         found.append(_reason("compile", "false", "true", "compiled layers are faster, after the first steps"))
     return _with_what_was(draft, (*found, *_setup_reasons(replace(draft, padded=run), packed=False)))
 
 
-def _with_what_was(draft: Draft, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+def _with_what_was(draft: ConfigDraft, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """What the user has said stands beside each value; of a run that nobody trains there is nothing to say."""
     question = draft.question
     said = {name: value for values in question.base.values() for name, value in values.items()}
@@ -221,7 +220,7 @@ def _with_what_was(draft: Draft, reasons: Iterable[Reason]) -> tuple[Reason, ...
     return tuple(replace(reason, baseline=was(reason)) for reason in reasons)
 
 
-def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
+def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     one, padded, packing = draft.simulation, draft.padded, draft.question.packing
     empty = one.steps * one.packs_per_step - one.packs
     found = [
@@ -229,17 +228,17 @@ def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
             "packing",
             "false",
             "true",
-            f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding",
+            f"{share_text(padded.waste)} of what {draft.question.baseline.name} computes is padding",
         ),
         _reason("packing_length", f"{padded.worst.longest:,} at most", f"{one.packing_length:,}", why_length),
         _reason(
             "packing_strategy",
             "none",
             packing.packing_strategy,
-            f"{one.packs:,} packs where no packing can have fewer than {one.bound:,}; fill {percent(one.fill)}",
+            f"{one.packs:,} packs where no packing can have fewer than {one.bound:,}; fill {share_text(one.fill)}",
         ),
     ]
-    first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
+    first = ", ".join(f"{resource} in {share_text(share)}" for resource, share in one.fullest.items())
     needed = {change.setting: f"{change.reason}; " for change in draft.changes}
     found += [
         _reason(name, "no limit", f"{value:,}", f"{needed.get(name, '')}used up first in packs: {first}")
@@ -283,7 +282,7 @@ def _data_reasons(draft: Draft, why_length: str) -> list[Reason]:
     ]
 
 
-def _step_reasons(draft: Draft) -> list[Reason]:
+def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     question, one = draft.question, draft.simulation
     baseline, gpus = question.baseline, question.setup.gpus
     size, before = baseline.per_device_batch_size, question.samples_per_step
@@ -320,7 +319,7 @@ def _step_reasons(draft: Draft) -> list[Reason]:
     ]
 
 
-def _interval_reasons(draft: Draft) -> list[Reason]:
+def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
     baseline, new = draft.question.baseline, draft.intervals
     found = []
     for name in RATES:
@@ -353,7 +352,7 @@ def _interval_reasons(draft: Draft) -> list[Reason]:
     return found
 
 
-def _interval_reason(draft: Draft, name: str, noun: str) -> Reason:
+def _interval_reason(draft: ConfigDraft, name: str, noun: str) -> Reason:
     new, given = getattr(draft.intervals, name), getattr(draft.question.baseline, name)
     one = draft.simulation
     times, whole = one.steps / new, one.samples_packed * draft.question.epochs
@@ -364,11 +363,11 @@ def _interval_reason(draft: Draft, name: str, noun: str) -> Reason:
     return _reason(name, "not set" if given is None else f"{given:,}", f"{new:,}", reason)
 
 
-def _setup_reasons(draft: Draft, *, packed: bool = True) -> list[Reason]:
+def _setup_reasons(draft: ConfigDraft, *, packed: bool = True) -> list[Reason]:
     setup, one = draft.question.setup, draft.simulation
     on = str(setup.gradient_checkpointing).lower()
     used, what = (one.memory_bytes, "pack") if packed else (draft.padded.memory_bytes, "batch")
-    memory = f"{gib(used)} of {gib(draft.question.gpu.memory_bytes)} with the worst {what}"
+    memory = f"{gpu_memory(used)} of {gpu_memory(draft.question.gpu.memory_bytes)} with the worst {what}"
     changed = [
         _reason(change.setting, change.before, change.after, change.reason)
         for change in draft.changes

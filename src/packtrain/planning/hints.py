@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.words import about, counted, duration, gib, percent, signed_percent
+from packtrain.core.words import about, counted, duration, gpu_memory, share_text, signed_percent
 from packtrain.packing.arrays import binding_resources
-from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.planning.choice import dropped_share
 from packtrain.planning.intervals import RATES, derive_intervals
-from packtrain.planning.passes import Passes
+from packtrain.planning.passes import PassColumns
 from packtrain.planning.question import Question
 from packtrain.planning.recommend import Findings, described
+from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import KEPT, pack_rows, simulate
-from packtrain.planning.values import Simulation
 from packtrain.predicting.time import step_time
 
 _VISION_HEAVY = 0.5  # share of the time in the vision encoder from which its limits are the first thing to look at
@@ -26,7 +26,7 @@ _TINY = 20_000_000  # parameters: a model that is smaller is there to try things
 WORTH_SAYING = 1.02  # times as fast: what gains less is no advice
 
 
-def hints(found: Findings, passes: Passes) -> tuple[str, ...]:
+def hints(found: Findings, passes: PassColumns) -> tuple[str, ...]:
     """Everything worth saying about what is recommended, the most consequential first."""
     question, one = found.question, found.chosen
     config = question.packing.limited(one.settings)
@@ -69,8 +69,8 @@ def _room(found: Findings) -> list[str]:
         return []
     changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.changes)
     return [
-        f"Nothing that was tried fits {gib(found.question.usable_bytes)} ({changes or 'no option left'}): use more or "
-        "larger GPUs, a smaller model, or shorter samples."
+        f"Nothing that was tried fits {gpu_memory(found.question.usable_bytes)} ({changes or 'no option left'}): use "
+        "more or larger GPUs, a smaller model, or shorter samples."
     ]
 
 
@@ -87,7 +87,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     if config.cutoff_len is not None:
         why, elsewhere = f"fit{'s' if alone else ''} no pack or ha{'s' if alone else 've'} no label after the cut", "."
     text = (
-        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {why} and "
+        f"{counted(one.samples_dropped, 'sample')} ({share_text(dropped_share(one))}) {why} and "
         f"{'is' if alone else 'are'} left out, with {one.tokens_dropped:,} tokens{elsewhere}"
     )
     longest = int(tokens.max())
@@ -161,7 +161,7 @@ def _few_steps(steps: int) -> list[str]:
     return [f"An epoch has only {counted(steps, 'step')}: train more epochs, or fewer samples per step."]
 
 
-def _idle(found: Findings, passes: Passes) -> list[str]:
+def _idle(found: Findings, passes: PassColumns) -> list[str]:
     """GPUs that get no pack, and what a larger step would gain: also a reason why packing does not help."""
     question, one = found.question, found.chosen
     gpus = question.setup.gpus
@@ -222,7 +222,7 @@ def _never_binding(question: Question, config: PackingConfig) -> list[str]:
     ]
 
 
-def vision_share(question: Question, passes: Passes) -> float:
+def vision_share(question: Question, passes: PassColumns) -> float:
     """The part of the predicted time that goes into patches."""
     mean = passes.mean()
     if not mean.patches:
@@ -234,12 +234,12 @@ def vision_share(question: Question, passes: Passes) -> float:
     return 1 - rest / whole
 
 
-def _vision(found: Findings, passes: Passes) -> list[str]:
+def _vision(found: Findings, passes: PassColumns) -> list[str]:
     """What smaller media would gain, where the vision encoder is most of the work."""
     share, one = vision_share(found.question, passes), found.chosen
     if share < _VISION_HEAVY:
         return []
-    text = f"The vision encoder takes {percent(share)} of the time."
+    text = f"The vision encoder takes {share_text(share)} of the time."
     gaining = [option for option in found.media if option.simulation.seconds * WORTH_SAYING < one.seconds]
     if not gaining:
         return [text]
@@ -271,7 +271,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
         return []
     gain = kept.tokens_per_second / found.chosen.tokens_per_second - 1
     return [
-        f"Without gradient checkpointing {described(longest)} would need {gib(kept.memory_bytes)} and reach "
+        f"Without gradient checkpointing {described(longest)} would need {gpu_memory(kept.memory_bytes)} and reach "
         f"{kept.tokens_per_second:,.0f} real tokens/s ({signed_percent(gain)} against the recommended packing): "
         "worth a trial, with less room for surprises."
     ]
@@ -284,8 +284,8 @@ def _todays_run(found: Findings) -> list[str]:
         name = baseline.name[0].upper() + baseline.name[1:]
         return [
             f"{name} itself does not fit: its worst batch, with a sample of {own.worst.longest:,} tokens, needs "
-            f"{gib(own.memory_bytes)} of {gib(found.question.usable_bytes)}; its time is what it would be with more "
-            "memory."
+            f"{gpu_memory(own.memory_bytes)} of {gpu_memory(found.question.usable_bytes)}; its time is what it would "
+            "be with more memory."
         ]
     if not found.helps and one.speedup > max(1.0, found.gain):
         return [

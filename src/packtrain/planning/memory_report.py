@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import PACK_SCHEMA, PackPlan
-from packtrain.planning.passes import Passes
+from packtrain.packing.pack_plan import PACK_SCHEMA, PackPlan
+from packtrain.planning.passes import PassColumns
 from packtrain.planning.question import Question
 from packtrain.planning.recommend import Findings
 from packtrain.planning.room import make_room
+from packtrain.planning.study_values import Beside, Combination, MemoryReport, Simulation
 from packtrain.planning.sweep import simulate
-from packtrain.planning.tiles import largest_image, tiles_of
-from packtrain.planning.values import Beside, Combination, MemoryReport, Simulation
+from packtrain.planning.tiles import largest_image_patches, tiles_of
 from packtrain.planning.views import heaviest_pack, sample_ids
 from packtrain.predicting.host import HostNeeds, host_needs
 from packtrain.predicting.memory import vision_layer_parts
@@ -29,7 +29,7 @@ WORKERS, GPUS_PER_NODE = 4, 8  # of each GPU's loader, and of a node: what host 
 _Tried = tuple[str, str, Simulation, int]  # option, change, what packing is like with it, samples filtered out
 
 
-def memory_report(found: Findings, plan: PackPlan, passes: Passes) -> MemoryReport:
+def memory_report(found: Findings, plan: PackPlan, passes: PassColumns) -> MemoryReport:
     """The estimate that the recommendation rests on, and everything around it."""
     question, one = found.question, found.chosen
     number = heaviest_pack(question, passes)
@@ -91,7 +91,7 @@ def comfortable(found: Findings) -> Combination | None:
     )
 
 
-def _savings(found: Findings, passes: Passes) -> tuple[Saving, ...]:
+def _savings(found: Findings, passes: PassColumns) -> tuple[Saving, ...]:
     """Every option that is not taken, and other limits at several values, each packed for real."""
     question, one = found.question, found.chosen
 
@@ -159,7 +159,7 @@ def _largest_image(found: Findings) -> int:
     samples = found.question.rows.samples
     if tiles_of(samples) is None:
         return int(samples["largest_patches"].max())
-    return found.table.largest_image() or largest_image(samples)
+    return found.table.largest_image() or largest_image_patches(samples)
 
 
 def _resources(found: Findings) -> Sequence[Resource]:

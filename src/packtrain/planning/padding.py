@@ -9,12 +9,12 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.arrays import pack_sums
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples
 from packtrain.planning.clock import Clock
-from packtrain.planning.passes import Passes
+from packtrain.planning.passes import PassColumns
 from packtrain.planning.question import Question
-from packtrain.planning.values import PaddedRun
+from packtrain.planning.study_values import PaddedRun
 
 Order = Literal["random", "by_length"]
 ORDERS: tuple[Order, ...] = ("random", "by_length")
@@ -35,13 +35,13 @@ def padded_order(lengths: np.ndarray, order: Order, group: int, seed: int) -> np
     return shuffled[np.lexsort((-lengths[shuffled], group_of))]
 
 
-def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> Passes:
+def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> PassColumns:
     """Batches of consecutive samples, every one padded to its longest; the last may have fewer rows."""
     offsets = np.append(np.arange(0, len(order), batch_size), len(order))
     taken = samples.take(order)
     longest = np.maximum.reduceat(taken["tokens"], offsets[:-1])
     rows = np.diff(offsets)
-    return Passes(
+    return PassColumns(
         {
             "tokens": rows * longest,
             "squared_tokens": rows * longest * longest,
@@ -96,7 +96,7 @@ def padding_cost(question: Question, samples: Samples, run: PaddedRun) -> float:
     offsets = np.append(np.arange(0, len(order), run.batch_size), len(order))
     real = samples["tokens"][order]
     bare = {"tokens": pack_sums(real, offsets), "squared_tokens": pack_sums(real * real, offsets)}
-    passes = Passes({**padded_passes(samples, order, run.batch_size).columns, **bare})
+    passes = PassColumns({**padded_passes(samples, order, run.batch_size).columns, **bare})
     per_step = max(1, round(question.samples_per_step / run.batch_size))
     seconds = _clock(question, run.kernels).epoch(passes, per_step) * question.rows.scale
     return max(0.0, 1 - seconds / run.seconds)

@@ -14,7 +14,7 @@ _FROM_PLANS = {"squared_tokens": "attention"}  # where a plan has another name f
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Passes:
+class PassColumns:
     """One array for each field of a Load, one number for each pass."""
 
     columns: Mapping[str, np.ndarray]
@@ -37,7 +37,7 @@ class Passes:
         """An average pass."""
         return Load(**{name: round(float(self.columns[name].mean())) for name in FIELDS})
 
-    def filled(self, length: int) -> Passes:
+    def filled(self, length: int) -> PassColumns:
         """Rows of one length, as compiled layers compute them: what a pack leaves free is one more sample."""
         free = np.maximum(length - self.columns["tokens"], 0)
         more = {
@@ -45,19 +45,19 @@ class Passes:
             "squared_tokens": self.columns["squared_tokens"] + free * free,
             "longest": np.maximum(self.columns["longest"], free),
         }
-        return Passes({**self.columns, **more})
+        return PassColumns({**self.columns, **more})
 
-    def take(self, order: np.ndarray) -> Passes:
+    def take(self, order: np.ndarray) -> PassColumns:
         """Some of the passes, in another order."""
-        return Passes({name: column[order] for name, column in self.columns.items()})
+        return PassColumns({name: column[order] for name, column in self.columns.items()})
 
 
-def pack_passes(loads: Mapping[str, np.ndarray]) -> Passes:
+def pack_passes(loads: Mapping[str, np.ndarray]) -> PassColumns:
     """Packs are rows of their own; a pack's numbers come under the names that plans have for them."""
     found = {name: loads[_FROM_PLANS.get(name, name)] for name in FIELDS if name != "rows"}
-    return Passes({**found, "rows": np.ones_like(found["tokens"])})
+    return PassColumns({**found, "rows": np.ones_like(found["tokens"])})
 
 
-def one_pass(load: Load) -> Passes:
+def one_pass(load: Load) -> PassColumns:
     """A single pass as columns."""
-    return Passes({name: np.array([getattr(load, name)]) for name in FIELDS})
+    return PassColumns({name: np.array([getattr(load, name)]) for name in FIELDS})

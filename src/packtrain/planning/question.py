@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.clock import Clock
-from packtrain.planning.passes import Passes
-from packtrain.planning.rows import Rows
+from packtrain.planning.passes import PassColumns
+from packtrain.planning.rows import CostRows
 from packtrain.predicting.calibration import Fit
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, MemoryEstimate, estimate_memory
@@ -25,7 +25,7 @@ HEADROOM = 0.10  # of the GPU's memory that a plan leaves free: estimates are es
 class Question:
     """Everything that decides the answer, except the lengths and limits that are tried."""
 
-    rows: Rows
+    rows: CostRows
     shape: ModelShape
     model: str
     gpu: Gpu
@@ -74,7 +74,7 @@ class Question:
         """Seconds of padded passes."""
         return replace(self.clock, setup=self.padded_setup, coefficients=self._of_padded()[0])
 
-    def epoch_of_packs(self, passes: Passes, length: int, per_step: int) -> float:
+    def epoch_of_packs(self, passes: PassColumns, length: int, per_step: int) -> float:
         """Seconds of an epoch of packs; compiled layers compute all of a pack's length, however full it is."""
         computed = passes.filled(length) if self.setup.compiled else passes
         return self.clock.epoch_of_packs(computed, per_step, self.seed)

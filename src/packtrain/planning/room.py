@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.core.words import gib
+from packtrain.core.words import gpu_memory
 from packtrain.planning.choice import MOST_DROPPED, acceptable
 from packtrain.planning.question import Question
-from packtrain.planning.values import Simulation
+from packtrain.planning.study_values import Simulation
 from packtrain.predicting.values import Load, TrainingSetup
 
 _LIMIT_STEP = 1_024  # patches: a limit that reads well
@@ -21,7 +21,7 @@ _DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class RoomOption:
     """One option that was turned on."""
 
     setting: str
@@ -36,7 +36,7 @@ class Room:
 
     setup: TrainingSetup
     limits: tuple[Mapping[str, int], ...]
-    changes: tuple[Change, ...]
+    changes: tuple[RoomOption, ...]
     enough: bool  # something fits now
     worst: Load  # the heaviest pack of the packing that needs least
 
@@ -139,15 +139,15 @@ def _applied(setup: TrainingSetup, taken: Sequence[tuple[dict[str, Any], str]]) 
 
 def _described(
     question: Question, before: Simulation, taken: Sequence[tuple[dict[str, Any], str]]
-) -> tuple[Change, ...]:
+) -> tuple[RoomOption, ...]:
     found, setup = [], question.setup
     for options, cost in taken:
         changed = replace(setup, **options)
         saved = question.memory_of(before.worst, setup).total - question.memory_of(before.worst, changed).total
         for name, value in options.items():
-            reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {cost}"
+            reason = f"saves {gpu_memory(saved)} at packing_length {before.packing_length:,}; {cost}"
             found.append(
-                Change(
+                RoomOption(
                     setting=name, before=shown_setting(getattr(setup, name)), after=shown_setting(value), reason=reason
                 )
             )
@@ -162,7 +162,7 @@ def shown_setting(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def changes_for(room: Room, one: Simulation) -> tuple[Change, ...]:
+def changes_for(room: Room, one: Simulation) -> tuple[RoomOption, ...]:
     """The changes as this packing has them: every length has its own limit on patches, and some need none."""
     found = tuple(change for change in room.changes if change.setting != _PATCHES)
     if len(found) == len(room.changes) or _PATCHES not in one.limits:
@@ -170,8 +170,8 @@ def changes_for(room: Room, one: Simulation) -> tuple[Change, ...]:
     return (*found, _limit_change(one.limits[_PATCHES], one.packing_length))
 
 
-def _limit_change(limit: int, length: int) -> Change:
-    return Change(
+def _limit_change(limit: int, length: int) -> RoomOption:
+    return RoomOption(
         setting=_PATCHES,
         before="no limit",
         after=f"{limit:,}",

@@ -9,8 +9,8 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable, SourceCodes
-from packtrain.packing.config import PackingConfig
 from packtrain.packing.draw import draw_of, is_mixed, mixture_of
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples, Tails, samples_of, tail_runs
 from packtrain.packing.windows import rows_that_fit
 
@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Rows:
+class CostRows:
     """Costs by row, how much of each row's end may be cut, and which source it is of."""
 
     samples: Samples
@@ -44,14 +44,14 @@ class Rows:
             return None
         return draw_of(self.mixture, self.sources, rows_that_fit(self, config)).counts(config.seed, 0)
 
-    def part(self, most: int, seed: int) -> Rows:
+    def part(self, most: int, seed: int) -> CostRows:
         """At most so many of the rows, drawn by the seed, where a look at some is enough."""
         if len(self) <= most:
             return self
         chosen = np.sort(stream(seed, "part").choice(len(self), most, replace=False))
         return replace(self.take(chosen), scale=self.scale * len(self) / most)
 
-    def take(self, chosen: np.ndarray) -> Rows:
+    def take(self, chosen: np.ndarray) -> CostRows:
         """Some of the rows and no others, in increasing order."""
         return replace(
             self,
@@ -61,12 +61,12 @@ class Rows:
         )
 
 
-def read_rows(table: CostTable, seed: int, most: int = MOST_ROWS) -> Rows:
+def read_rows(table: CostTable, seed: int, most: int = MOST_ROWS) -> CostRows:
     """All rows, or `most` of them drawn by the seed."""
     sources, mixture = table.source_codes() if is_mixed(table) else None, mixture_of(table)
     if len(table) <= most:
         samples, tails = samples_of(table)
-        return Rows(samples=samples, tails=tails, sources=sources, mixture=mixture)
+        return CostRows(samples=samples, tails=tails, sources=sources, mixture=mixture)
     chosen = np.sort(stream(seed, "study").choice(len(table), most, replace=False))
     parts = []
     for start in range(0, len(table), _AT_ONCE):
@@ -75,7 +75,7 @@ def read_rows(table: CostTable, seed: int, most: int = MOST_ROWS) -> Rows:
         here = chosen[np.searchsorted(chosen, start) : np.searchsorted(chosen, stop)] - start
         parts.append((samples.take(here), tails.tokens[here]))
     columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0].columns}
-    return Rows(
+    return CostRows(
         samples=Samples(columns),
         tails=Tails(np.concatenate([tails for _, tails in parts]), lambda some: tail_runs(table, chosen[some])),
         sources=sources and SourceCodes(sources.names, sources.codes[chosen]),

@@ -9,11 +9,11 @@ import numpy as np
 
 from packtrain.core.errors import PacktrainError
 from packtrain.measuring.table import CostTable
-from packtrain.packing.config import PackingConfig
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.question import Question
 from packtrain.planning.rows import MOST_ROWS, read_rows
+from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import simulate
-from packtrain.planning.values import Simulation
 
 _MOST_MEDIA = 1_000_000  # priced one by one; more would take minutes
 _NOTICEABLE = 0.8  # of the patches: a limit that changes less is not worth showing

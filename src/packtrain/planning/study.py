@@ -12,23 +12,23 @@ import numpy as np
 from packtrain.core.errors import ConfigError
 from packtrain.measuring.statistics import unread_note
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build import build_plan
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.build_plan import build_plan
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.choice import Choice, acceptable, choose
+from packtrain.planning.dataset_statistics import dataset_stats
 from packtrain.planning.hints import hints
 from packtrain.planning.memory_report import memory_report
 from packtrain.planning.padding import best_padded, padded_runs, padding_cost
 from packtrain.planning.question import Question, packing_from
 from packtrain.planning.recommend import Findings, recommend
 from packtrain.planning.room import Room, make_room
-from packtrain.planning.rows import MOST_ROWS, Rows, read_rows
+from packtrain.planning.rows import MOST_ROWS, CostRows, read_rows
 from packtrain.planning.smaller_media import smaller_media
-from packtrain.planning.statistics import dataset_stats
+from packtrain.planning.study_values import Simulation, Study
 from packtrain.planning.sweep import default_lengths, pack_rows, sweep
 from packtrain.planning.trouble import trouble
-from packtrain.planning.values import Simulation, Study
 from packtrain.planning.views import balance_rows, picture, plan_passes
 from packtrain.predicting.calibration import Fit
 from packtrain.predicting.gpus import Gpu
@@ -43,7 +43,7 @@ _TODAY = Baseline()
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StudyProgress:
     """How far a study is."""
 
     done: int
@@ -79,7 +79,7 @@ def study_outcome(
     base: Mapping[str, Mapping[str, Any]] = _NO_CONFIG,
     missing: frozenset[str] = frozenset(),
     most_rows: int = MOST_ROWS,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[StudyProgress], None] = lambda _: None,
 ) -> StudyOutcome:
     """Study a measured dataset for a model and GPUs, and build the plan that comes out best.
 
@@ -107,15 +107,15 @@ def study_outcome(
         base=base,
         missing=missing,
     )
-    progress(Progress(0, 1, "reading"))
+    progress(StudyProgress(0, 1, "reading"))
     tried = _lengths(lengths, packing, rows, shape)
     question, simulations, room = _swept(question, tried, limits, progress)
     chosen = choose(simulations, question.samples_per_step, said=question.baseline.says_step)
     config = _config(question, simulations[chosen.simulation])
-    progress(Progress(0, 1, f"packing {config.packing_length:,}"))
+    progress(StudyProgress(0, 1, f"packing {config.packing_length:,}"))
     plan = build_plan(table, config, work_seconds(shape, question.setup, gpu, time))
     findings = _findings(question, table, simulations, chosen, room, plan)
-    progress(Progress(0, 1, "memory"))
+    progress(StudyProgress(0, 1, "memory"))
     return StudyOutcome(_study(findings, plan), plan)
 
 
@@ -123,12 +123,12 @@ def _swept(
     question: Question,
     lengths: Sequence[int],
     limits: Sequence[Mapping[str, int]],
-    progress: Callable[[Progress], None],
+    progress: Callable[[StudyProgress], None],
 ) -> tuple[Question, tuple[Simulation, ...], Room | None]:
     """The sweep; where nothing fits, once more with options that make room."""
 
     def swept(one: Question, sets: Sequence[Mapping[str, int]]) -> tuple[Simulation, ...]:
-        return sweep(one, lengths, sets, lambda done, total, doing: progress(Progress(done, total, doing)))
+        return sweep(one, lengths, sets, lambda done, total, doing: progress(StudyProgress(done, total, doing)))
 
     simulations = swept(question, limits)
     if any(
@@ -211,7 +211,7 @@ make_study = _study_of(study_outcome)
 
 
 def _lengths(
-    lengths: Sequence[int] | None, packing: Mapping[str, object], rows: Rows, shape: ModelShape
+    lengths: Sequence[int] | None, packing: Mapping[str, object], rows: CostRows, shape: ModelShape
 ) -> tuple[int, ...]:
     given, cutoff, tokens = packing.get("packing_length"), packing.get("cutoff_len"), rows.samples["tokens"]
     if isinstance(cutoff, int):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from packtrain.core.errors import ConfigError, DataError, nearest
-from packtrain.packing.config import LIMITS, PackingConfig
+from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import Samples
 from packtrain.packing.tail import Tail, first_packs
 from packtrain.packing.windows import loads_of, pack_windows
 from packtrain.planning.padding import baseline_run
-from packtrain.planning.passes import Passes, pack_passes
+from packtrain.planning.passes import PassColumns, pack_passes
 from packtrain.planning.question import Question
-from packtrain.planning.values import Simulation
+from packtrain.planning.study_values import Simulation
 
 LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
 POWERS = (4_096, 8_192, 16_384, 32_768)
@@ -27,7 +27,7 @@ KEPT = 0.10  # how far the samples of a step may move to give every GPU the same
 class Packed:
     """One packing of the rows: every pack, and the samples in them."""
 
-    passes: Passes
+    passes: PassColumns
     loads: Mapping[str, np.ndarray]
     samples: Samples  # in packs, pieces of rows where they are cut
     whole: int  # samples that they come from
@@ -92,10 +92,10 @@ def step_shape(wanted: int, samples_per_pack: float, gpus: int) -> StepShape:
 
 def simulate(question: Question, config: PackingConfig) -> Simulation | None:
     """Pack once and price it; None when no sample fits."""
-    return price(question, config, pack_rows(question, config))
+    return priced(question, config, pack_rows(question, config))
 
 
-def price(question: Question, config: PackingConfig, packed: Packed) -> Simulation | None:
+def priced(question: Question, config: PackingConfig, packed: Packed) -> Simulation | None:
     """What a packing needs and what it gains."""
     count, scale, passes = len(packed.passes), question.rows.scale, packed.passes
     if not count:

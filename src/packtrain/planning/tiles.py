@@ -22,7 +22,7 @@ def tiles_of(samples: Samples) -> np.ndarray | None:
     return patches // largest if cut.any() else None
 
 
-def largest_image(samples: Samples) -> int:
+def largest_image_patches(samples: Samples) -> int:
     """Patches of the largest image at most, all tiles together: what one of several has if others have one tile."""
     patches, images = samples["patches"], samples["images"]
     alone = np.where(images > 1, patches - (images - 1) * samples["largest_patches"], patches)

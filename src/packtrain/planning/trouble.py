@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from packtrain.core.words import counted, duration, gib
+from packtrain.core.words import counted, duration, gpu_memory
 from packtrain.planning.choice import MOST_DROPPED, dropped_share
-from packtrain.planning.passes import Passes
+from packtrain.planning.passes import PassColumns
 from packtrain.planning.recommend import Findings, described
+from packtrain.planning.study_values import MemoryReport, Trouble
 from packtrain.planning.sweep import step_shape
-from packtrain.planning.values import MemoryReport, Trouble
 from packtrain.predicting.options import CHEAP
 
 _MORE_EPOCHS = 1.5
 _LESS = 0.97  # of the memory: what needs more than this is no way out
 
 
-def trouble(found: Findings, passes: Passes, memory: MemoryReport) -> tuple[Trouble, ...]:
+def trouble(found: Findings, passes: PassColumns, memory: MemoryReport) -> tuple[Trouble, ...]:
     """What may happen, with what to do about it in this plan."""
     return (
         Trouble(sign="Out of memory", action=_out_of_memory(found, memory)),
@@ -35,7 +35,8 @@ def _out_of_memory(found: Findings, memory: MemoryReport) -> str:
         and dropped_share(other) <= allowed
     ]
     ways = [
-        f"{described(other)} needs {gib(other.memory_bytes)} and drops {counted(other.samples_dropped, 'sample')}"
+        f"{described(other)} needs {gpu_memory(other.memory_bytes)} "
+        f"and drops {counted(other.samples_dropped, 'sample')}"
         for other in sorted(shorter, key=lambda other: -other.memory_bytes)[:2]
     ]
     options = [
@@ -44,10 +45,10 @@ def _out_of_memory(found: Findings, memory: MemoryReport) -> str:
         if saving.total_after < _LESS * memory.estimate.total and saving.option in CHEAP and saving.seconds
     ]
     for saving in sorted(options, key=lambda saving: saving.seconds or 0)[:1]:
-        ways.append(f"{saving.option} ({saving.change}) needs {gib(saving.total_after)}; {saving.cost}")
+        ways.append(f"{saving.option} ({saving.change}) needs {gpu_memory(saving.total_after)}; {saving.cost}")
     if not ways:
         return "nothing that was tried needs clearly less: use GPUs with more memory, or a smaller model."
-    return f"the plan counts on {gib(one.memory_bytes)}. Next: {'; '.join(ways)}."
+    return f"the plan counts on {gpu_memory(one.memory_bytes)}. Next: {'; '.join(ways)}."
 
 
 def _unstable(found: Findings) -> str:
@@ -72,7 +73,7 @@ def _slow(found: Findings) -> str:
     )
 
 
-def _waiting(found: Findings, passes: Passes) -> str:
+def _waiting(found: Findings, passes: PassColumns) -> str:
     question, one = found.question, found.chosen
     media = int(passes["images"].sum() + passes["frames"].sum())
     if not media:

@@ -9,18 +9,18 @@ import numpy as np
 
 from packtrain.measuring.table import CostTable
 from packtrain.packing.balance import balance_table
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.resources import EXTRAS, RESOURCES
-from packtrain.planning.passes import FIELDS, Passes, pack_passes
+from packtrain.planning.passes import FIELDS, PassColumns, pack_passes
 from packtrain.planning.question import Question
-from packtrain.planning.values import BalanceRow, PicturePack, PictureSample
+from packtrain.planning.study_values import BalanceRow, PicturePack, PictureSample
 
 SHOWN = 40  # packs of the picture
 RANKS = (1, 2, 8)  # times the GPUs there are, two at least
 _EXACT = 16  # packs whose memory is estimated one by one, after a first look at all
 
 
-def plan_passes(plan: PackPlan) -> Passes:
+def plan_passes(plan: PackPlan) -> PassColumns:
     """The packs of the first epoch."""
     epoch = plan.epoch(0)
     return pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
@@ -82,7 +82,7 @@ class _Named:
         )
 
 
-def heaviest_pack(question: Question, passes: Passes) -> int:
+def heaviest_pack(question: Question, passes: PassColumns) -> int:
     """The pack that needs most memory, estimated exactly for those that it can be.
 
     Memory is largest at one of several moments, which different things decide: candidates are the packs with most of

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any, Literal
 
 from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError
-from packtrain.core.places import cache_dir
 from packtrain.predicting.fitting import Knob, fit_ratios
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory

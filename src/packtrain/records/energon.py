@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError
-from packtrain.records.formats.files import expand_braces
+from packtrain.records.formats.source_files import expand_braces
 from packtrain.records.yaml_text import brief, read_any
 
 _META = ".nv-meta"

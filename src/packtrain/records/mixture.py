@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.records.dataset_registry import is_registry, registry_items
 from packtrain.records.energon import is_metadataset, metadataset_items
-from packtrain.records.formats.files import YAML_ENDINGS, is_hub_name
-from packtrain.records.registry import is_registry, registry_items
+from packtrain.records.formats.source_files import YAML_ENDINGS, is_hub_name
 from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import brief, read_any

@@ -11,10 +11,13 @@ from typing import Protocol, runtime_checkable
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.secrets import kept_apart
+from packtrain.records.dataset_registry import is_registry
 from packtrain.records.formats import json_object
 from packtrain.records.formats.compression import SPOILING, SPOILT, file_blocks
 from packtrain.records.formats.delimited import NOT_CSV
-from packtrain.records.formats.files import (
+from packtrain.records.formats.json_object import BOM, parse_object
+from packtrain.records.formats.saved_dataset import INFO_FILE, SPLITS_FILE, STATE_FILE, dataset_files, is_saved_dataset
+from packtrain.records.formats.source_files import (
     ENDINGS,
     YAML_ENDINGS,
     dataset_root,
@@ -29,10 +32,7 @@ from packtrain.records.formats.files import (
     walk,
     writable,
 )
-from packtrain.records.formats.json_object import BOM, parse_object
-from packtrain.records.formats.saved_dataset import INFO_FILE, SPLITS_FILE, STATE_FILE, dataset_files, is_saved_dataset
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
-from packtrain.records.registry import is_registry
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.shards.plain import Plain
@@ -59,7 +59,7 @@ LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
 
 @runtime_checkable
-class Counts(Protocol):
+class CountedFormat(Protocol):
     """A format that knows the number of a unit's entries without making them."""
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
@@ -135,7 +135,7 @@ def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
     """How many entries `read_unit` yields; by reading only where a format cannot tell."""
     spec = specs[unit.source]
     reader = _reader(spec.format)
-    if isinstance(reader, Counts) and not is_remote(spec.path):
+    if isinstance(reader, CountedFormat) and not is_remote(spec.path):
         return reader.count(spec, unit)
     return sum(1 for _ in read_unit(specs, unit))
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, ratio, tick
-from packtrain.planning.values import BalanceRow, Histogram
+from packtrain.planning.study_values import BalanceRow, Histogram
 from packtrain.reports.svg import (
     BOTTOM,
     TOP,
@@ -45,7 +45,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class BarSpan:
     """One part of a stacked bar."""
 
     size: float
@@ -128,7 +128,7 @@ def _line_marks(line: Line, number: int, at: Callable[[Point], tuple[str, float]
 
 
 def stacked_bar(
-    spans: Sequence[Span], *, label: str, whole: float, limit: float | None = None, height: int = 44
+    spans: Sequence[BarSpan], *, label: str, whole: float, limit: float | None = None, height: int = 44
 ) -> Markup:
     """Parts side by side on a track of size `whole`, and a line at the limit where the parts may pass it."""
     plot = [element("rect", x="0", y="0", width="100%", height=height, rx="6", class_="track")]

@@ -6,13 +6,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from packtrain.planning.values import Study
+from packtrain.planning.study_values import Study
 
 TRIAL = 1_000  # samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class ChecklistItem:
     """One thing to do, and how."""
 
     name: str
@@ -27,7 +27,7 @@ def train_command(study: Study, yaml: Path, *more: str) -> str:
     return shlex.join(command)
 
 
-def checklist(study: Study, out: Path) -> tuple[Task, ...]:
+def checklist(study: Study, out: Path) -> tuple[ChecklistItem, ...]:
     """A trial, the proof, the run itself, the padded run to compare with, and the comparison."""
     yaml, packing, config = out / "recommended.yaml", study.recommendation.packing, study.recommendation.config
     data, runs = config.get("data", {}).get("dataset_path"), f"runs/{out.resolve().name}"
@@ -38,15 +38,19 @@ def checklist(study: Study, out: Path) -> tuple[Task, ...]:
     trial = [f"--max-samples={TRIAL}"] if study.dataset.samples > TRIAL else []
     whole = "packed" if packing else "padded"
     tasks = [
-        Task(name="See what will be trained, without training", command=train_command(study, yaml, "--dry-run")),
-        Task(name="Prove that packed samples do not see each other", command=shlex.join(verify)),
-        Task(name=f"Try {TRIAL:,} samples", command=train_command(study, yaml, *trial, "-o", f"{runs}-trial")),
-        Task(name="Train", command=train_command(study, yaml, "-o", f"{runs}-{whole}")),
+        ChecklistItem(
+            name="See what will be trained, without training", command=train_command(study, yaml, "--dry-run")
+        ),
+        ChecklistItem(name="Prove that packed samples do not see each other", command=shlex.join(verify)),
+        ChecklistItem(name=f"Try {TRIAL:,} samples", command=train_command(study, yaml, *trial, "-o", f"{runs}-trial")),
+        ChecklistItem(name="Train", command=train_command(study, yaml, "-o", f"{runs}-{whole}")),
     ]
     if not packing:
         return tuple(task for task in tasks if not task.command.startswith("packtrain verify"))
     return (
         *tasks,
-        Task(name="Train without packing", command=train_command(study, yaml, *padded, "-o", f"{runs}-padded")),
-        Task(name="Compare", command=shlex.join(["packtrain", "report", f"{runs}-packed", f"{runs}-padded"])),
+        ChecklistItem(
+            name="Train without packing", command=train_command(study, yaml, *padded, "-o", f"{runs}-padded")
+        ),
+        ChecklistItem(name="Compare", command=shlex.join(["packtrain", "report", f"{runs}-packed", f"{runs}-padded"])),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from packtrain.core.numbers import count, shown
-from packtrain.planning.values import Simulation
+from packtrain.planning.study_values import Simulation
 
 COLUMNS = (
     *("tokens", "text_tokens", "vision_tokens", "image_tokens", "video_tokens", "audio_tokens", "supervised_tokens"),
@@ -47,7 +47,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ComparedRow:
     """One line of padding versus packing: a format, and the field of a padded run and of a simulation."""
 
     name: str
@@ -73,32 +73,32 @@ SIMULATED = (
     Column(title="Speed-up", kind="times", name="speedup"),
 )
 _ONE_EPOCH = (
-    Row(name="Micro-batches (batches or packs)", kind="count", padded="batches", packed="packs"),
-    Row(name="Optimizer steps", kind="count", padded="steps", packed="steps"),
-    Row(name="Samples per step", kind="decimal", padded="samples_per_step", packed="samples_per_step"),
-    Row(name="Samples trained on", kind="count", padded="samples", packed="samples_packed"),
-    Row(name="Samples dropped", kind="count", padded="dropped", packed="samples_dropped"),
-    Row(name="Real tokens", kind="count", padded="real_tokens", packed="real_tokens"),
-    Row(name="Waste", kind="percent", padded="waste", packed="unused"),
-    Row(name="Time, predicted", kind="duration", padded="seconds", packed="seconds"),
+    ComparedRow(name="Micro-batches (batches or packs)", kind="count", padded="batches", packed="packs"),
+    ComparedRow(name="Optimizer steps", kind="count", padded="steps", packed="steps"),
+    ComparedRow(name="Samples per step", kind="decimal", padded="samples_per_step", packed="samples_per_step"),
+    ComparedRow(name="Samples trained on", kind="count", padded="samples", packed="samples_packed"),
+    ComparedRow(name="Samples dropped", kind="count", padded="dropped", packed="samples_dropped"),
+    ComparedRow(name="Real tokens", kind="count", padded="real_tokens", packed="real_tokens"),
+    ComparedRow(name="Waste", kind="percent", padded="waste", packed="unused"),
+    ComparedRow(name="Time, predicted", kind="duration", padded="seconds", packed="seconds"),
 )
 _ALL_EPOCHS = (
-    Row(name="Optimizer steps", kind="count", padded="total_steps", packed="total_steps"),
-    Row(name="Samples", kind="count", padded="total_samples", packed="total_samples"),
-    Row(name="Real tokens", kind="count", padded="total_tokens", packed="total_tokens"),
-    Row(name="Time, predicted", kind="duration", padded="total_seconds", packed="total_seconds"),
+    ComparedRow(name="Optimizer steps", kind="count", padded="total_steps", packed="total_steps"),
+    ComparedRow(name="Samples", kind="count", padded="total_samples", packed="total_samples"),
+    ComparedRow(name="Real tokens", kind="count", padded="total_tokens", packed="total_tokens"),
+    ComparedRow(name="Time, predicted", kind="duration", padded="total_seconds", packed="total_seconds"),
 )
 _EXPECTED = (
-    Row(name="Samples per second", kind="decimal", padded="samples_per_second", packed="samples_per_second"),
-    Row(name="Real tokens per second", kind="count", padded="tokens_per_second", packed="tokens_per_second"),
-    Row(name="Time of a step", kind="seconds", padded="seconds_per_step", packed="seconds_per_step"),
-    Row(name="Speed over the first column", kind="times", padded="speedup", packed="speedup"),
-    Row(name="Peak memory of a GPU", kind="gib", padded="memory_bytes", packed="memory_bytes"),
-    Row(name="Fits the GPU", kind="fits", padded="fits", packed="fits"),
+    ComparedRow(name="Samples per second", kind="decimal", padded="samples_per_second", packed="samples_per_second"),
+    ComparedRow(name="Real tokens per second", kind="count", padded="tokens_per_second", packed="tokens_per_second"),
+    ComparedRow(name="Time of a step", kind="seconds", padded="seconds_per_step", packed="seconds_per_step"),
+    ComparedRow(name="Speed over the first column", kind="times", padded="speedup", packed="speedup"),
+    ComparedRow(name="Peak memory of a GPU", kind="gib", padded="memory_bytes", packed="memory_bytes"),
+    ComparedRow(name="Fits the GPU", kind="fits", padded="fits", packed="fits"),
 )
 
 
-def compared(epochs: int) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+def compared(epochs: int) -> tuple[tuple[str, tuple[ComparedRow, ...]], ...]:
     """Padding beside packing: what an epoch is, what all of them are, and what a run should show."""
     whole = ((f"All {epochs} epochs", _ALL_EPOCHS),) if epochs > 1 else ()
     return ("One epoch", _ONE_EPOCH), *whole, ("What you should see", _EXPECTED)
@@ -151,10 +151,10 @@ def limit_sets(simulations: Sequence[Simulation]) -> list[tuple[tuple[str, int],
     return list(dict.fromkeys(tuple(sorted(one.limits.items())) for one in simulations))
 
 
-def limits_text(limits: Mapping[str, int]) -> str:
+def other_limits(limits: Mapping[str, int]) -> str:
     """Further limits of a packing; empty where there are none.
 
-    >>> limits_text({"max_images_per_pack": 8}), limits_text({})
+    >>> limits_text({"max_images_per_pack": 8}), other_limits({})
     ('max_images_per_pack 8', '')
     """
     return ", ".join(f"{name} {count(value)}" for name, value in limits.items())

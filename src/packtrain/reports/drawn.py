@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, decimal, duration, gib, percent, plural, shown, tick, times
-from packtrain.planning.values import PaddedRun, Simulation, Study
+from packtrain.planning.study_values import PaddedRun, Simulation, Study
 from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
+    BarSpan,
     Line,
     Point,
-    Span,
     balance_chart,
     histogram_chart,
     line_chart,
     stacked_bar,
 )
-from packtrain.reports.compared import limit_sets, limits_text, padded_name, words
-from packtrain.reports.content import headline_memory
-from packtrain.reports.picture import MOST_PACKS, Key, packs_picture, picture_keys
+from packtrain.reports.compared import limit_sets, other_limits, padded_name, words
+from packtrain.reports.picture import MOST_PACKS, LegendKey, packs_picture, picture_keys
+from packtrain.reports.study_content import headline_memory
 
 _PARTS = (
     *("weights", "gradients", "optimizer states", "language activations", "vision activations", "attention"),
@@ -61,7 +61,7 @@ class Charts:
     memory: tuple[Named, ...]
     balance: Markup
     packs: Markup | None
-    packs_keys: tuple[Key, ...]
+    packs_keys: tuple[LegendKey, ...]
     packs_drawn: int
 
 
@@ -73,7 +73,7 @@ def draw(study: Study, colours: Mapping[str, str]) -> Charts:
         histograms=_histograms(study),
         several=len({one.packing_length for one in study.simulations}) > 1,
         limited=any(one.limits for one in study.simulations),
-        lines=tuple(limits_text(dict(limits)) for limits in limit_sets(study.simulations)),
+        lines=tuple(other_limits(dict(limits)) for limits in limit_sets(study.simulations)),
         sweep=_sweep(study, chosen),
         waste=_waste(study.padded, chosen),
         memory_small=_used(study),
@@ -157,13 +157,13 @@ def _lines(simulations: Sequence[Simulation], value: Callable[[Simulation], floa
             Point(x=one.packing_length, y=value(one), tip=_simulation_tip(one), hollow=not one.fits)
             for one in sorted(of_limits, key=lambda one: one.packing_length)
         )
-        lines.append(Line(name=limits_text(dict(limits)), points=points))
+        lines.append(Line(name=other_limits(dict(limits)), points=points))
     return lines
 
 
 def _simulation_tip(one: Simulation) -> str:
     fits = "fits" if one.fits else "does not fit"
-    limits = f" ({limits_text(one.limits)})" if one.limits else ""
+    limits = f" ({other_limits(one.limits)})" if one.limits else ""
     return (
         f"{count(one.packing_length)} tokens{limits}: {plural(one.packs, 'pack')}, {percent(one.fill)} filled, "
         f"{gib(one.memory_bytes)}, {fits}, {duration(one.seconds)} an epoch, {times(one.speedup)}"
@@ -192,8 +192,8 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]
             name=name,
             svg=stacked_bar(
                 (
-                    Span(size=real, css="c0", tip=f"{count(real)} real tokens"),
-                    Span(size=computed - real, css="c1", tip=f"{count(computed - real)} wasted positions"),
+                    BarSpan(size=real, css="c0", tip=f"{count(real)} real tokens"),
+                    BarSpan(size=computed - real, css="c1", tip=f"{count(computed - real)} wasted positions"),
                 ),
                 label=f"{name}; {count(real)} real tokens of {count(computed)} positions",
                 whole=whole,
@@ -218,7 +218,7 @@ def _memory(study: Study) -> tuple[Named, ...]:
             f"{part.name} {gib(part.bytes)}" for part in estimate.parts
         )
         spans = [
-            Span(size=part.bytes, css=css[part.name], tip=f"{words(part.name)}: {gib(part.bytes)}")
+            BarSpan(size=part.bytes, css=css[part.name], tip=f"{words(part.name)}: {gib(part.bytes)}")
             for part in estimate.parts
             if part.bytes
         ]
@@ -231,7 +231,7 @@ def _used(study: Study) -> Markup:
     """How much of a GPU the recommended packing uses, as one bar."""
     used, size = headline_memory(study), study.memory.gpu_bytes
     return stacked_bar(
-        [Span(size=used, css="c0", tip=gib(used))],
+        [BarSpan(size=used, css="c0", tip=gib(used))],
         label=f"{gib(used)} of {gib(size)}",
         whole=max(used, size),
         limit=size,

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from packtrain.core.numbers import count, decimal, large, percent, shown, tick
-from packtrain.planning.values import DatasetStats, Group, Histogram, Simulation, Study
+from packtrain.planning.study_values import DatasetStats, Group, Histogram, Simulation, Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
-from packtrain.reports.compared import limit_sets, limits_text, words
-from packtrain.reports.content import sources_by_size
+from packtrain.reports.compared import limit_sets, other_limits, words
+from packtrain.reports.study_content import sources_by_size
 from packtrain.reports.svg import spaced
 
 # Okabe and Ito's colours, which stay apart for every kind of colour vision; a little darker, for lines on white.
@@ -185,7 +185,7 @@ def _sweep(axes: Axes, study: Study, value: Callable[[Simulation], float]) -> No
             linestyle=(0, (4, 3)) if at else "-",
             linewidth=1.8,
             zorder=above,
-            label=_plain(limits_text(dict(limits)) or "no further limits"),
+            label=_plain(other_limits(dict(limits)) or "no further limits"),
         )
         missed = [one for one in line if not one.fits]
         _marks(axes, missed, value, size, color=colour, markerfacecolor="white", zorder=above + 0.005)

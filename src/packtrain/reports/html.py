@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from packtrain import __version__
 from packtrain.core.numbers import count, decimal, formatted, shown
-from packtrain.reports.compared import limits_text, modality, words
-from packtrain.reports.content import LONGEST, Content
+from packtrain.reports.compared import modality, other_limits, words
+from packtrain.reports.study_content import LONGEST, Content
 
 
 def render(template: str, content: Content, *, styles: tuple[str, ...] = ("report.css.jinja",), **more: object) -> str:
@@ -102,7 +102,7 @@ def _environment() -> Environment:
         "words": words,
         "modality": modality,
         "setting": setting,
-        "limits": limits_text,
+        "limits": other_limits,
     }
     return environment
 

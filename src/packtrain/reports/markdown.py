@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from packtrain.core.numbers import count, formatted, gib, memory, percent, shown
-from packtrain.reports.checklist import Task
+from packtrain.reports.checklist import ChecklistItem
 from packtrain.reports.compared import (
     SIMULATED,
     STATISTICS,
     compared,
     described_columns,
-    limits_text,
+    other_limits,
     padded_name,
     words,
 )
-from packtrain.reports.content import Content
+from packtrain.reports.study_content import Content
 
 _SPECIAL = "\\`*_[]<|~&$"
 _METHOD = (
@@ -28,7 +28,7 @@ _METHOD = (
 )
 
 
-def summary_text(content: Content, tasks: Sequence[Task]) -> str:
+def summary_text(content: Content, tasks: Sequence[ChecklistItem]) -> str:
     """The whole study as one document."""
     about, advice = content["about"], content["recommendation"]
     return _document(
@@ -121,7 +121,7 @@ def _simulations(content: Content) -> str:
     for one in content["simulations"]:
         cells = [_field(column.kind, one, column.name) for column in SIMULATED]
         shares = [f" ({percent(one[column.share])})" if column.share else "" for column in SIMULATED]
-        limits = _safe(limits_text(one["limits"]) or "none")
+        limits = _safe(other_limits(one["limits"]) or "none")
         rows.append([count(one["packing_length"]), limits, *map(str.__add__, cells, shares)])
     rows[best][0] = f"**{rows[best][0]}**"
     bold = "The recommended length" if content["recommendation"]["packing"] else "The best packing"

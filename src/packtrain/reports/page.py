@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packtrain.core.numbers import count
-from packtrain.planning.values import Study
+from packtrain.planning.study_values import Study
 from packtrain.reports.charts import share_bar
-from packtrain.reports.checklist import Task
+from packtrain.reports.checklist import ChecklistItem
 from packtrain.reports.compared import SIMULATED, STATISTICS, compared, described_columns, padded_name
-from packtrain.reports.content import Content, page_content, sources_by_size
 from packtrain.reports.drawn import draw, part_css
 from packtrain.reports.html import changes, render, yaml_lines
 from packtrain.reports.picture import source_colours
+from packtrain.reports.study_content import Content, page_content, sources_by_size
 
 _SECTIONS = (
     *(("data", "Data"), ("sweep", "Sweep"), ("config", "Config"), ("padding", "Padding"), ("memory", "Memory")),
@@ -22,7 +22,7 @@ _SECTIONS = (
 )
 
 
-def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[Task] = ()) -> str:
+def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[ChecklistItem] = ()) -> str:
     """The page. `yaml` is the text of recommended.yaml."""
     shown_content = page_content(content)
     colours = source_colours([group.name for group in sources_by_size(study.dataset.by_source)])

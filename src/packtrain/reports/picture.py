@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, isolated, percent, plural, shown
-from packtrain.planning.values import PicturePack, PictureSample
+from packtrain.planning.study_values import PicturePack, PictureSample
 from packtrain.reports.svg import element, framed, percent_of
 
 MOST_PACKS, MOST_SAMPLES = 40, 1600  # a page stays small whatever the data
@@ -17,20 +17,20 @@ _ROW, _BAR = 16, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Key:
+class LegendKey:
     """A colour and what it stands for."""
 
     css: str
     name: str
 
 
-def picture_keys(packs: Sequence[PicturePack], colours: Mapping[str, str]) -> tuple[Key, ...]:
+def picture_keys(packs: Sequence[PicturePack], colours: Mapping[str, str]) -> tuple[LegendKey, ...]:
     """The legend: the sources that are in the picture, in the order of their colours."""
     names = {sample.source for pack in packs[:MOST_PACKS] for sample in pack.samples}
     own = [name for name in colours if name in names and colours[name] != f"c{COLOURS}"]
-    keys = [Key(css=colours[name], name=shown(name, 48) or "(no name)") for name in own]
+    keys = [LegendKey(css=colours[name], name=shown(name, 48) or "(no name)") for name in own]
     if len(names) > len(own):
-        keys.append(Key(css=f"c{COLOURS}", name=plural(len(names) - len(own), "other source")))
+        keys.append(LegendKey(css=f"c{COLOURS}", name=plural(len(names) - len(own), "other source")))
     return tuple(keys)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from packtrain.core.numbers import shown
 from packtrain.records.yaml_text import load_yaml
-from packtrain.reports.content import LONGEST, Content, plain
 from packtrain.reports.html import changes, setting
 from packtrain.reports.run_setup import setup_rows
 from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, too_few, why_apart
-from packtrain.runs.summary import Comparison, Summary, along, compare, summarise
-from packtrain.runs.values import About, Run, Scalar
+from packtrain.reports.study_content import LONGEST, Content, json_value
+from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
+from packtrain.runs.run_values import About, Scalar, TrainingRun
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
 _PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table
@@ -31,15 +31,15 @@ _NO_CAUSE = frozenset(
 )
 
 
-def runs_content(runs: Sequence[Run]) -> Content:
+def runs_content(runs: Sequence[TrainingRun]) -> Content:
     """Everything that the page shows, beside the curves."""
-    labels, both = labels_of(runs), compare(runs)
-    summaries = [summarise(run, both.window if both is not None else None) for run in runs]
+    labels, both = labels_of(runs), compare_runs(runs)
+    summaries = [summarise_run(run, both.window if both is not None else None) for run in runs]
     return {
         "headline": headline(runs, summaries, labels, both),
         "lead": lead(runs, summaries, labels, both),
         "runs": [
-            {**_run(run), "label": label, "summary": plain(summary)}
+            {**_run(run), "label": label, "summary": json_value(summary)}
             for run, label, summary in zip(runs, labels, summaries, strict=True)
         ],
         "setup": setup_rows(runs),
@@ -49,7 +49,7 @@ def runs_content(runs: Sequence[Run]) -> Content:
     }
 
 
-def _run(run: Run) -> Content:
+def _run(run: TrainingRun) -> Content:
     about = run.about
     reasons = sorted(run.ledger.items(), key=lambda item: (-item[1], item[0]))
     kept = {shown(reason, 120): number for reason, number in reasons[:SHOWN_REASONS]}
@@ -78,7 +78,7 @@ def _run(run: Run) -> Content:
     }
 
 
-def _along(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[Content]:
+def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Content]:
     """The loss of every run at a few places, the last of which all of them have reached."""
     end = min(one.samples or 0.0 for one in summaries)
     found = []
@@ -88,7 +88,7 @@ def _along(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[Content]:
     return found
 
 
-def _comparison(runs: Sequence[Run], both: Comparison) -> Content:
+def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
@@ -96,7 +96,7 @@ def _comparison(runs: Sequence[Run], both: Comparison) -> Content:
     others = [name for name in names if name.split(".")[0] != "report" and name.split(".")[-1] not in _NO_CAUSE]
     labels = labels_of(runs)
     return {
-        **plain(both),
+        **json_value(both),
         "same_loss": same_loss(both),
         "too_few": too_few(labels, both),
         "why": why_apart(runs, labels, both.apart, others),
@@ -104,16 +104,16 @@ def _comparison(runs: Sequence[Run], both: Comparison) -> Content:
     }
 
 
-def _config(run: Run) -> Mapping[str, Any]:
+def _config(run: TrainingRun) -> Mapping[str, Any]:
     """What run.yaml says; nothing where it is no config."""
     try:
         found = load_yaml(run.config)
     except ValueError:
         return {}
-    return plain(found) if isinstance(found, dict) else {}
+    return json_value(found) if isinstance(found, dict) else {}
 
 
-def _groups(runs: Sequence[Run]) -> list[Content]:
+def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
     """What run.json says, one line for each setting with the values of all runs."""
     own = [_own(run.about) for run in runs]
     derived = [{name: value for name, value in run.about.derived.items() if name not in own[0]} for run in runs]
@@ -141,4 +141,4 @@ def _own(about: About) -> dict[str, Scalar]:
 
 def _short(value: Scalar) -> Any:
     large = isinstance(value, int | float) and abs(value) >= 1e18  # no count of anything
-    return shown(value, 200) if isinstance(value, str) or large else plain(value)
+    return shown(value, 200) if isinstance(value, str) or large else json_value(value)

@@ -17,15 +17,15 @@ from packtrain.core.numbers import (
     percent,
     rate,
     ratio,
-    seconds,
+    short_time,
     shown,
     tick,
 )
-from packtrain.reports.picture import Key
+from packtrain.reports.picture import LegendKey
 from packtrain.reports.run_curves import Axes, Curve, Dot, Level, curve_chart
-from packtrain.runs.summary import drawn_loss
+from packtrain.runs.run_summary import drawn_loss
+from packtrain.runs.run_values import TrainingRun
 from packtrain.runs.thin import BUCKETS, edges_for, thin
-from packtrain.runs.values import Run
 
 COLOURS = 8
 _GIB = 1 << 30
@@ -38,7 +38,7 @@ class Drawn:
     title: str
     unit: str
     svg: Markup
-    keys: tuple[Key, ...] = ()  # of curves that are not those of the runs
+    keys: tuple[LegendKey, ...] = ()  # of curves that are not those of the runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class _Look:
     height: int = 190
 
 
-def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> RunCharts:
+def draw_runs(runs: Sequence[TrainingRun], labels: Sequence[str]) -> RunCharts:
     """All charts; those of which no run knows a number are left out."""
     made = _Charts(runs, labels)
     speed = [made.speed_chart(column, look) for column, look in _SPEED.items()]
@@ -82,7 +82,7 @@ def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> RunCharts:
 class _Charts:
     """Runs in the same charts, one colour for each, over the same buckets of samples."""
 
-    def __init__(self, runs: Sequence[Run], labels: Sequence[str]) -> None:
+    def __init__(self, runs: Sequence[TrainingRun], labels: Sequence[str]) -> None:
         self.runs, self.labels = runs, labels
         # Few steps have a place each; two of them in one would look like an accident.
         self.buckets = BUCKETS * (1 if max(len(run.steps) for run in runs) > BUCKETS else 10)
@@ -132,7 +132,7 @@ class _Charts:
             return None
         unit = "of each part of the model" if one else "of the first part that learns"
         drawn = self._chart(_Look(title="Learning rate", unit=unit, write=rate), kept)
-        return replace(drawn, keys=tuple(Key(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
+        return replace(drawn, keys=tuple(LegendKey(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
 
     def norm_chart(self) -> Drawn | None:
         """Gradient norms; a few huge ones do not flatten the rest."""
@@ -291,7 +291,7 @@ _SPEED = {
         from_zero=False,
         top=1.0,
     ),
-    "step_seconds": _Look(title="Step time", unit="of the slowest rank", write=seconds),
+    "step_seconds": _Look(title="Step time", unit="of the slowest rank", write=short_time),
     "data_wait_share": _Look(
         title="Waiting for data", unit="share of a step's time", write=percent, tick=_percent_tick
     ),

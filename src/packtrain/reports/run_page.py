@@ -11,14 +11,14 @@ from pathlib import Path
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import formatted, gib, shown
-from packtrain.reports.charts import Span, share_bar, stacked_bar
-from packtrain.reports.content import Content
+from packtrain.reports.charts import BarSpan, share_bar, stacked_bar
 from packtrain.reports.html import render, yaml_lines
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_drawn import RunCharts, draw_runs
 from packtrain.reports.run_words import labels_of
+from packtrain.reports.study_content import Content
 from packtrain.runs.read import read_run
-from packtrain.runs.values import Run
+from packtrain.runs.run_values import TrainingRun
 
 PAGE = "report.html"
 _LINE = 2000  # characters of a line of the config
@@ -26,7 +26,7 @@ _NAME = 120  # characters of a comparison's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class RunRow:
     """One line of a table of runs: its name, format, and the number."""
 
     name: str
@@ -37,29 +37,29 @@ class Row:
 
 
 _EQUAL = (
-    Row(name="Loss in training", kind="loss", key="loss", equal=True),
-    Row(name="Loss in evaluation", kind="loss", key="eval_loss", equal=True),
-    Row(name="Real tokens per second", kind="count", key="tokens_per_second", equal=True),
-    Row(name="Speed over the baseline", kind="times", key="speedup", equal=True),
-    Row(name="Time, warm-up left out", kind="elapsed", key="seconds", equal=True),
-    Row(name="Time to the loss that all reached", kind="elapsed", key="to_target", equal=True),
-    Row(name="Optimizer steps", kind="count", key="steps", equal=True),
+    RunRow(name="Loss in training", kind="loss", key="loss", equal=True),
+    RunRow(name="Loss in evaluation", kind="loss", key="eval_loss", equal=True),
+    RunRow(name="Real tokens per second", kind="count", key="tokens_per_second", equal=True),
+    RunRow(name="Speed over the baseline", kind="times", key="speedup", equal=True),
+    RunRow(name="Time, warm-up left out", kind="elapsed", key="seconds", equal=True),
+    RunRow(name="Time to the loss that all reached", kind="elapsed", key="to_target", equal=True),
+    RunRow(name="Optimizer steps", kind="count", key="steps", equal=True),
 )
 _WHOLE = (
-    Row(name="Samples seen", kind="count", key="samples"),
-    Row(name="Final loss", kind="loss", key="loss_end", beyond=True),
-    Row(name="Loss in the last evaluation", kind="loss", key="eval_end", beyond=True),
-    Row(name="Real tokens per second", kind="count", key="tokens_per_second", beyond=True),
-    Row(name="Samples per second", kind="decimal", key="samples_per_second"),
-    Row(name="Time of training", kind="elapsed", key="seconds"),
-    Row(name="Of it, warming up", kind="elapsed", key="warm_seconds"),
-    Row(name="Use of the chip (MFU)", kind="percent", key="mfu"),
-    Row(name="Padding", kind="percent", key="padding"),
-    Row(name="Samples of a step", kind="decimal", key="samples_per_step"),
-    Row(name="Median time of a step", kind="seconds", key="step_seconds"),
-    Row(name="Waiting for data", kind="percent", key="wait_share"),
-    Row(name="Slowest rank / mean", kind="ratio", key="spread"),
-    Row(name="Peak memory", kind="gib", key="memory"),
+    RunRow(name="Samples seen", kind="count", key="samples"),
+    RunRow(name="Final loss", kind="loss", key="loss_end", beyond=True),
+    RunRow(name="Loss in the last evaluation", kind="loss", key="eval_end", beyond=True),
+    RunRow(name="Real tokens per second", kind="count", key="tokens_per_second", beyond=True),
+    RunRow(name="Samples per second", kind="decimal", key="samples_per_second"),
+    RunRow(name="Time of training", kind="elapsed", key="seconds"),
+    RunRow(name="Of it, warming up", kind="elapsed", key="warm_seconds"),
+    RunRow(name="Use of the chip (MFU)", kind="percent", key="mfu"),
+    RunRow(name="Padding", kind="percent", key="padding"),
+    RunRow(name="Samples of a step", kind="decimal", key="samples_per_step"),
+    RunRow(name="Median time of a step", kind="seconds", key="step_seconds"),
+    RunRow(name="Waiting for data", kind="percent", key="wait_share"),
+    RunRow(name="Slowest rank / mean", kind="ratio", key="spread"),
+    RunRow(name="Peak memory", kind="gib", key="memory"),
 )
 
 
@@ -93,7 +93,7 @@ def _compared_with(folders: Sequence[str | Path]) -> str:
     return f"comparison-{re.sub(r'[^A-Za-z0-9._]+', '-', name)[:_NAME]}.html"
 
 
-def render_runs(runs: Sequence[Run]) -> str:
+def render_runs(runs: Sequence[TrainingRun]) -> str:
     """The page of one run or more; the first is the one it is about."""
     content, charts = runs_content(runs), draw_runs(runs, labels_of(runs))
     several = len(runs) > 1
@@ -126,18 +126,18 @@ def markdown_of(content: Content) -> str:
     return text.translate(dict.fromkeys((0x2068, 0x2069)))
 
 
-def cell(content: Content, row: Row, at: int) -> str:
+def cell(content: Content, row: RunRow, at: int) -> str:
     """What a run has in a line."""
     where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
     return formatted(row.kind, where[row.key])
 
 
-def compared_rows(content: Content) -> list[Row]:
+def compared_rows(content: Content) -> list[RunRow]:
     """The lines of a table of runs, those at equal samples first."""
     return [*_known(_EQUAL, content), *_known(_WHOLE, content)]
 
 
-def _known(rows: Sequence[Row], content: Content) -> list[Row]:
+def _known(rows: Sequence[RunRow], content: Content) -> list[RunRow]:
     """Lines in which at least one run has a number."""
     both = content["comparison"]
     if rows is _EQUAL and both is None:
@@ -150,7 +150,7 @@ def _known(rows: Sequence[Row], content: Content) -> list[Row]:
     return [row for row in rows if any(one[row.key] is not None for one in where) and not (row.beyond and even)]
 
 
-def _sections(runs: Sequence[Run], content: Content, charts: RunCharts) -> list[tuple[str, str]]:
+def _sections(runs: Sequence[TrainingRun], content: Content, charts: RunCharts) -> list[tuple[str, str]]:
     there = (
         ("compare", "Comparison", content["comparison"] is not None),
         ("setup", "Setup", bool(content["setup"])),
@@ -171,5 +171,5 @@ def _memory_bar(content: Content) -> object:
     used, limit = summary["memory"], summary["memory_limit"]
     if not used or not limit:
         return ""
-    bar = [Span(size=used, css="c0", tip=gib(used))]
+    bar = [BarSpan(size=used, css="c0", tip=gib(used))]
     return stacked_bar(bar, label=f"{gib(used)} of {gib(limit)}", whole=max(used, limit), limit=limit, height=10)

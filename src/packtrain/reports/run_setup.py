@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packtrain.core.numbers import count, large, percent, plural, rate, shown
-from packtrain.reports.content import LONGEST, Content
 from packtrain.reports.run_words import start_of
-from packtrain.runs.values import Run, Scalar
+from packtrain.reports.study_content import LONGEST, Content
+from packtrain.runs.run_values import Scalar, TrainingRun
 
 PLANNED = "Planned in"  # the page of packtrain plan: its value is a link
 _PARTS = ("language", "vision", "projector")
@@ -16,7 +16,7 @@ _VERSIONS = ("packtrain", "torch", "transformers", "python")
 Derived = Mapping[str, Scalar]
 
 
-def setup_rows(runs: Sequence[Run]) -> list[Content]:
+def setup_rows(runs: Sequence[TrainingRun]) -> list[Content]:
     """One line for each thing that at least one run says, with the words of all of them."""
     said = [dict(_lines(run)) for run in runs]
     names = dict.fromkeys(name for one in said for name in one)
@@ -24,7 +24,7 @@ def setup_rows(runs: Sequence[Run]) -> list[Content]:
     return [{"name": name, "values": row, "differ": len({*row}) > 1} for name, row in rows]
 
 
-def _lines(run: Run) -> Iterator[tuple[str, str]]:
+def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
     about, derived = run.about, run.about.derived
     if about.model:
         yield "Model", shown(about.model, LONGEST)
@@ -109,7 +109,7 @@ def _optimizer(derived: Derived) -> str | None:
     return f"{name}, weight decay {decay or 0:g}, {clipped}, in {_text(derived.get('course.precision'))}"
 
 
-def _step(run: Run) -> str | None:
+def _step(run: TrainingRun) -> str | None:
     derived, mode = run.about.derived, run.about.mode
     samples, length = derived.get("samples_per_step"), derived.get("packing_length")
     if not isinstance(samples, int | float):
@@ -120,7 +120,7 @@ def _step(run: Run) -> str | None:
     return f"{count(samples)} samples, padded"
 
 
-def _circumstances(run: Run) -> Iterator[tuple[str, str]]:
+def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
     other = run.about.other
     when = [_text(other.get(name)) for name in ("began", "ended")]
     if when[0]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from packtrain.core.numbers import count, decimal, elapsed, isolated, large, loss, percent, plural, shown, times
-from packtrain.runs.summary import FEWEST, Comparison, Summary
-from packtrain.runs.values import Run
+from packtrain.runs.run_summary import FEWEST, Comparison, Summary
+from packtrain.runs.run_values import TrainingRun
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05
@@ -19,7 +19,7 @@ _ON_TOP = 0.001  # relative difference of losses that no chart can show
 _ENDED = {"complete": "Completed.", "not begun": "Its first step has not ended yet."}
 
 
-def labels_of(runs: Sequence[Run]) -> list[str]:
+def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
     """Short names that tell the runs apart: their modes if these do, else their folders.
 
     Folders of one name are numbered.
@@ -31,7 +31,9 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({at + 1})" for at, name in enumerate(names)]
 
 
-def headline(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None) -> str:
+def headline(
+    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
+) -> str:
     """The one thing to know."""
     if both is not None:
         return _compared(runs, both, labels)
@@ -46,14 +48,16 @@ def headline(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence
     return f"Loss {loss(first.loss_start)} → {loss(first.loss_end)}{so_far}"
 
 
-def lead(runs: Sequence[Run], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None) -> str:
+def lead(
+    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
+) -> str:
     """What happened, in two or three sentences."""
     if both is not None:
         return " ".join(_compared_lead(summaries, labels, both))
     return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}{_falling(runs[0], summaries[0])}"
 
 
-def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
+def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
     """What makes the losses of runs comparable, and why they may differ all the same.
 
     `others`: settings that differ and that a loss depends on, beside model, kernels and what shares a step.
@@ -90,13 +94,13 @@ def why_apart(runs: Sequence[Run], labels: Sequence[str], apart: float | None, o
     return " ".join(found)
 
 
-def same_steps(runs: Sequence[Run]) -> bool:
+def same_steps(runs: Sequence[TrainingRun]) -> bool:
     """Has every step the same samples in all runs? So it is with the same plan in the same order."""
     orders = {run.about.other.get("fingerprints.schedule") for run in runs}
     return len(orders) == 1 and None not in orders
 
 
-def _alike_steps(runs: Sequence[Run]) -> bool:
+def _alike_steps(runs: Sequence[TrainingRun]) -> bool:
     """Has every step of one run as much in it as that of the others, as far as all of them go?"""
     length = min(len(run.steps) for run in runs)
     names = ("samples", "tokens", "supervised_tokens")
@@ -104,12 +108,12 @@ def _alike_steps(runs: Sequence[Run]) -> bool:
     return length > 0 and all(np.array_equal(columns[0], one) for one in columns[1:])
 
 
-def other_starts(runs: Sequence[Run]) -> bool:
+def other_starts(runs: Sequence[TrainingRun]) -> bool:
     """Did the runs begin from different weights, as far as their names say?"""
     return len({start_of(run) for run in runs}) > 1
 
 
-def start_of(run: Run) -> str:
+def start_of(run: TrainingRun) -> str:
     """The weights that a run began from."""
     about = run.about
     name = isolated(about.model or "a model", 80)
@@ -122,7 +126,7 @@ def start_of(run: Run) -> str:
     return name if seed is None else f"{name} (random weights, seed {shown(seed, 20)})"
 
 
-def ended(run: Run) -> str:
+def ended(run: TrainingRun) -> str:
     """How the run ended, or where it stands."""
     step, steps = run.about.outcome.get("step"), run.about.outcome.get("steps")
     step = max(len(run.steps), step if isinstance(step, int) else 0)
@@ -141,14 +145,14 @@ def ended(run: Run) -> str:
     return _ENDED.get(run.status) or f"It says of itself: {isolated(run.status, 120)}."
 
 
-def _falling(run: Run, one: Summary) -> str:
+def _falling(run: TrainingRun, one: Summary) -> str:
     """Whether a run that is complete might have gone on."""
     if run.status != "complete" or one.fall is None or one.fall < _FALLS:
         return ""
     return f" The loss was still falling: by {percent(one.fall)} over the last {count(one.loss_window)} samples."
 
 
-def _trained(run: Run, one: Summary) -> str:
+def _trained(run: TrainingRun, one: Summary) -> str:
     mode = f" {run.about.mode}" if run.about.mode in ("packed", "padded") else ""
     words = f"{isolated(run.about.model or 'A model', 80)}, trained{mode}"
     if one.steps:
@@ -172,7 +176,7 @@ def too_few(labels: Sequence[str], both: Comparison) -> str:
     return f"In {count(both.samples)} samples {_listed(have)}; {needed}"
 
 
-def _compared(runs: Sequence[Run], both: Comparison, labels: Sequence[str]) -> str:
+def _compared(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[str]) -> str:
     subject, speed = labels[both.subject], both.runs[both.subject].speedup
     if both.apart is None:
         return "A loss is not a number"

@@ -54,7 +54,7 @@ class SampleTable(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class SampleChunks:
     """A sample table over chunks that are there already."""
 
     parts: Sequence[SampleChunk]

@@ -18,21 +18,21 @@ import numpy as np
 from packtrain.core.artifacts import open_own
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.locks import is_held
-from packtrain.runs.values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Run, Scalar, Steps, Warned
+from packtrain.runs.run_values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Scalar, Steps, TrainingRun, Warned
 
 RUN, METRICS, LEDGER, CONFIG, LOCK = "run.json", "metrics.jsonl", "ledger.jsonl", "run.yaml", ".lock"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LONGEST = 1 << 20  # characters of a config that is shown
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> TrainingRun:
     """A run from its folder."""
     folder = Path(folder)
     _check(folder)
     notes: list[str] = []
     found = _object(folder / RUN, notes)
     steps, evaluations, warnings = _metrics(folder / METRICS, notes)
-    return Run(
+    return TrainingRun(
         folder=folder,
         name=_title(found) or folder.resolve().name or str(folder),
         about=_about(found),

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from packtrain.core.errors import DataError, PacktrainError
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
 from packtrain.delivery.encode.streamed import StreamedSource
-from packtrain.delivery.encode.values import EMPTY_PACK, EncodedSample, PackKey
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.evaluation import kept_random_state
-from packtrain.verifying.choice import Room
+from packtrain.verifying.checked_samples import RowRoom
 from packtrain.verifying.quick import Training, quick_check
-from packtrain.verifying.values import Verdict
+from packtrain.verifying.verdict import Verdict
 
 _PACKS = 8  # that are looked into for samples
 Samples = tuple[EncodedSample, ...]
@@ -46,7 +46,7 @@ def check_first_batch(
     plan = dataset.schedule.plan
     packing = plan.config
     patches = int(plan.epoch(0).load("patches").max())
-    room = Room(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
+    room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with kept_random_state(), torch.compiler.set_stance("force_eager"):
         try:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from packtrain.delivery.collate.values import Batch, BatchInfo
-from packtrain.delivery.encode.values import IGNORED
+from packtrain.delivery.collate.batch_values import Batch, BatchInfo
+from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 WEIGHTS = "loss_weights"  # of a batch whose tokens do not weigh the same
 

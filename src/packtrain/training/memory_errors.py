@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from packtrain.core.errors import MemoryLimitError
-from packtrain.delivery.collate.values import BatchInfo
-from packtrain.delivery.encode.values import EMPTY_PACK
+from packtrain.delivery.collate.batch_values import BatchInfo
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, largest_tokens
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 from packtrain.training.predictions import batch_load

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from packtrain.core.errors import ArtifactError
-from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.values import ModelShape, TrainingSetup
 from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.predictions import Prediction, batch_load, useful_load
-from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, memory, stopwatch
+from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, device_memory, stopwatch
 
 _STATE = 1
 
@@ -127,7 +127,7 @@ class StepMeter:
     def _stand_on(self, device: torch.device) -> None:
         watch, gpu_memory = self._given
         self._watch = watch if watch is not None else stopwatch(device)
-        self._memory = gpu_memory if gpu_memory is not None else memory(device)
+        self._memory = gpu_memory if gpu_memory is not None else device_memory(device)
 
     def begin(self) -> None:
         """A step begins: its first batch is about to be asked for."""

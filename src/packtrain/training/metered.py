@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.batch_values import BatchInfo
 
 
 class Meter(Protocol):

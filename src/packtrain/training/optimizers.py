@@ -12,9 +12,9 @@ from transformers import Trainer, TrainingArguments
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.groups import parameter_groups
-from packtrain.modeling.settings import INSTEAD_OF_FP16, LEARNING_DTYPES
+from packtrain.modeling.model_settings import INSTEAD_OF_FP16, LEARNING_DTYPES
 from packtrain.training.masters import make_optimizer
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 
 def optimizer_of(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
-from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
 from packtrain.predicting.time import Coefficients, step_time

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packtrain.modeling.parts import part_of_weight
+from packtrain.modeling.model_parts import part_of_weight
 from packtrain.training.agreement import summed
 from packtrain.training.loss import weight_of_all
 

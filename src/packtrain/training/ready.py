@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from packtrain.core.errors import ConfigError
+from packtrain.delivery.collate.loss_weights import LossWeighting
 from packtrain.delivery.collate.packed import ConstantShapes
-from packtrain.delivery.collate.weights import LossWeighting
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend
@@ -17,15 +17,15 @@ from packtrain.modeling.compiled import compile_layers
 from packtrain.modeling.empty_media import add_empty_media_hook
 from packtrain.modeling.four_bits import keep_four_bits
 from packtrain.modeling.load import load_model
+from packtrain.modeling.model_parts import model_parts
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
-from packtrain.modeling.parts import model_parts
 from packtrain.modeling.patch_products import multiply_patches
-from packtrain.modeling.prepare import prepare_model
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.prepare_model import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import HALF
-from packtrain.training.settings import StepSettings
+from packtrain.training.step_settings import StepSettings
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILE = 128  # tokens

@@ -32,8 +32,8 @@ from packtrain.training.evaluation import EvaluationStopped
 from packtrain.training.flow import RunFlow, is_due
 from packtrain.training.memory_errors import is_memory_error
 from packtrain.training.resuming import checkpoint_to_resume, require_undamaged
-from packtrain.training.settings import StepSettings
 from packtrain.training.sharded_files import refuse_code
+from packtrain.training.step_settings import StepSettings
 
 _STATES = ("optimizer*.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")  # what is read by torch.load
 

@@ -137,6 +137,6 @@ def stopwatch(device: torch.device) -> Stopwatch:
     return GpuStopwatch(device) if device.type == "cuda" else HostStopwatch()
 
 
-def memory(device: torch.device) -> Memory:
+def device_memory(device: torch.device) -> Memory:
     """The one for where training runs."""
     return GpuMemory(device) if device.type == "cuda" else NoMemory()

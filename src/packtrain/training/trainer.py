@@ -21,18 +21,17 @@ from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from packtrain.delivery.collate.batch_values import Batch, BatchInfo
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.collate.values import Batch, BatchInfo
 from packtrain.delivery.trainers.mixin import PackedTraining
 from packtrain.delivery.trainers.watch import RankWatch
 from packtrain.modeling.attention import has_own_attention
 from packtrain.modeling.compiled import refuse_uncompiled
-from packtrain.modeling.prepare import prepare_model
+from packtrain.modeling.prepare_model import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts
 from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
-from packtrain.training.arguments import SHARDED, refuse_arguments, refuse_unsharded
 from packtrain.training.checkpoints import Checkpoint, what_is_lost
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.flow import RunFlow
@@ -44,13 +43,14 @@ from packtrain.training.metered import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.reached import StepReach, leave_alone
 from packtrain.training.ready import ready_for_steps
+from packtrain.training.refused_arguments import SHARDED, refuse_arguments, refuse_unsharded
 from packtrain.training.resumed_settings import require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints, states_in_words
-from packtrain.training.settings import StepSettings
 from packtrain.training.settled import SettledObjects
+from packtrain.training.step_settings import StepSettings
 from packtrain.training.unreached_states import reading_what_is_there
 from packtrain.verifying.quick import Training
-from packtrain.verifying.values import Verdict
+from packtrain.verifying.verdict import Verdict
 
 _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has

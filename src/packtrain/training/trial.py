@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 from packtrain.core.errors import PacktrainError
+from packtrain.delivery.collate.batch_values import Batch
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.delivery.collate.values import Batch
-from packtrain.delivery.encode.synthetic import MadeUpSamples, Mix, pack_lengths, row_lengths
-from packtrain.delivery.encode.values import PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
+from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers
+from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
-from packtrain.modeling.prepare import prepare_model
-from packtrain.modeling.settings import ModelSettings
+from packtrain.modeling.prepare_model import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
 from packtrain.predicting.calibration import Measurement
 from packtrain.predicting.shapes import shape_from_config

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from packtrain.core.values import Cost
 from packtrain.delivery.collate.join import count_patches
-from packtrain.delivery.encode.values import IGNORED, EncodedSample
-from packtrain.verifying.passes import Gradients, Outcome
-from packtrain.verifying.values import Finding
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
+from packtrain.verifying.comparison_passes import Gradients, PassOutcome
+from packtrain.verifying.verdict import Finding
 
 FP32_TOLERANCE = 1e-5
 TIMES_ALONE = 2.0  # in half precision: how much further from fp32 than the sample alone
@@ -32,7 +32,7 @@ class Judge(Protocol):
         """The logits of every sample."""
         ...
 
-    def loss(self, mode: str, found: Outcome) -> Finding:
+    def loss(self, mode: str, found: PassOutcome) -> Finding:
         """The loss of the whole row."""
         ...
 
@@ -46,7 +46,7 @@ class FullPrecision:
     """fp32: packed and alone are equal up to rounding."""
 
     samples: Sequence[EncodedSample]
-    reference: Outcome
+    reference: PassOutcome
 
     def describe(self) -> tuple[str, ...]:
         return (
@@ -65,7 +65,7 @@ class FullPrecision:
         ]
         return [largest(f"logits ({mode})", each, FP32_TOLERANCE)]
 
-    def loss(self, mode: str, found: Outcome) -> Finding:
+    def loss(self, mode: str, found: PassOutcome) -> Finding:
         difference = abs(found.loss - self.reference.loss) / max(1.0, abs(self.reference.loss))
         where = f"{found.loss:.6f} packed, {self.reference.loss:.6f} alone"
         return Finding(check=f"loss ({mode})", difference=difference, allowed=FP32_TOLERANCE, where=where)
@@ -80,8 +80,8 @@ class HalfPrecision:
     """bf16, fp16: packed is no further from fp32 than the sample alone is, up to a factor of two."""
 
     samples: Sequence[EncodedSample]
-    reference: Outcome  # alone, in fp32
-    yardstick: Outcome  # alone, in the precision that is judged
+    reference: PassOutcome  # alone, in fp32
+    yardstick: PassOutcome  # alone, in the precision that is judged
 
     def describe(self) -> tuple[str, ...]:
         return (
@@ -113,7 +113,7 @@ class HalfPrecision:
         )
         return [mean, worst]
 
-    def loss(self, mode: str, found: Outcome) -> Finding:
+    def loss(self, mode: str, found: PassOutcome) -> Finding:
         alone = _rms(torch.cat(self.yardstick.losses) - torch.cat(self.reference.losses))
         return Finding(
             check=f"loss ({mode})",

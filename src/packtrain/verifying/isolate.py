@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packtrain.delivery.encode.values import IGNORED, TEXT, EncodedSample
-from packtrain.modeling.parts import transformers_model
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
+from packtrain.modeling.model_parts import transformers_model
 from packtrain.verifying.compare import FP32_TOLERANCE, gradient_differences, largest, largest_entry
+from packtrain.verifying.comparison_passes import Collate, Gradients, forward, is_pixels, packed, run_packed, split
 from packtrain.verifying.modes import EVALUATION, TRAINING, Mode, in_mode
-from packtrain.verifying.passes import Collate, Gradients, forward, is_pixels, packed, run_packed, split
-from packtrain.verifying.values import Finding
+from packtrain.verifying.verdict import Finding
 
 _MIXED_EXPERTS = 0.05  # in half precision, where a neighbour changes in which groups a token is summed up
 _MIXED_PRECISION = 0.01
@@ -25,7 +25,7 @@ _REPEATS = 4.0  # how much more than between two equal runs gradients may differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Change:
+class ChangedSample:
     """One sample with other content of the same shape."""
 
     at: int  # which sample
@@ -33,15 +33,15 @@ class Change:
     sample: EncodedSample
 
 
-def changes_of(samples: Sequence[EncodedSample]) -> list[Change]:
+def changes_of(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
     """Every sample with other text, and every sample with media with other pixels."""
     draw = torch.Generator().manual_seed(0)
     pool = torch.cat([sample.input_ids[sample.token_kinds == TEXT] for sample in samples]).unique()
     found = []
     for at, sample in enumerate(samples):
-        found.append(Change(at=at, what="text", sample=_other_text(sample, pool, draw)))
+        found.append(ChangedSample(at=at, what="text", sample=_other_text(sample, pool, draw)))
         if sample.media:
-            found.append(Change(at=at, what="pixels", sample=_other_pixels(sample, draw)))
+            found.append(ChangedSample(at=at, what="pixels", sample=_other_pixels(sample, draw)))
     return found
 
 
@@ -117,9 +117,9 @@ def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -
 def moved_neighbours(
     model: Any,
     samples: Sequence[EncodedSample],
-    changes: Sequence[Change],
+    changes: Sequence[ChangedSample],
     before: Sequence[Tensor],
-    after: Callable[[Change], Sequence[Tensor]],
+    after: Callable[[ChangedSample], Sequence[Tensor]],
     dtype: torch.dtype | None = None,
 ) -> list[Finding]:
     """For each kind of change how far other samples moved, and how far the changed one did; over values where large.
@@ -149,7 +149,7 @@ def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], nee
 
 
 def _gradients(
-    model: Any, samples: Sequence[EncodedSample], changes: Sequence[Change], collate: Collate, allowed: float
+    model: Any, samples: Sequence[EncodedSample], changes: Sequence[ChangedSample], collate: Collate, allowed: float
 ) -> list[Finding]:
     """The gradient of the loss of all neighbours: nothing of it at one sample's inputs, and the same with another one.
 
@@ -208,7 +208,7 @@ def _watched_gradient(
     return gradients, max(map(largest_entry, here)) / max(largest_entry(everywhere), 1e-30)
 
 
-def _all_changed(sample: EncodedSample, changes: Sequence[Change]) -> EncodedSample:
+def _all_changed(sample: EncodedSample, changes: Sequence[ChangedSample]) -> EncodedSample:
     for change in changes:
         if change.what == "text":
             sample = replace(sample, input_ids=change.sample.input_ids)
@@ -221,7 +221,7 @@ def _gradient(model: Any, samples: Sequence[EncodedSample], collate: Collate) ->
     return run_packed(model, samples, collate, backward=True).gradients
 
 
-def with_change(samples: Sequence[EncodedSample], change: Change) -> list[EncodedSample]:
+def with_change(samples: Sequence[EncodedSample], change: ChangedSample) -> list[EncodedSample]:
     """The samples of a row, one of them changed."""
     return [change.sample if at == change.at else sample for at, sample in enumerate(samples)]
 

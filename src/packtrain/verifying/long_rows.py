@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from packtrain.delivery.collate.packed import ConstantShapes
-from packtrain.delivery.encode.values import EncodedSample
+from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.contracts import BatchContract
-from packtrain.verifying.passes import Collate
-from packtrain.verifying.run import NamedRow
+from packtrain.verifying.comparison_passes import Collate
+from packtrain.verifying.verification import NamedRow
 
 MOST_TOKENS = 8_448  # of a synthetic sample
 _LEAST = 1_024  # tokens: also where no length is known to matter

@@ -15,16 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packtrain.delivery.encode.values import EncodedSample
+from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.contracts import BatchContract
-from packtrain.verifying.choice import MOST_SAMPLES, Room, described, kind_of, longest_of, short_samples
+from packtrain.verifying.checked_samples import (
+    MOST_SAMPLES,
+    RowRoom,
+    kind_of,
+    longest_of,
+    sample_described,
+    short_samples,
+)
 from packtrain.verifying.compare import compare_labels
-from packtrain.verifying.isolate import Change, changes_of, moved_neighbours, with_change
+from packtrain.verifying.comparison_passes import Collate, alone_inputs, as_trained, packed, split, starts_of
+from packtrain.verifying.isolate import ChangedSample, changes_of, moved_neighbours, with_change
 from packtrain.verifying.modes import AS_TRAINED, EVALUATION, exact_products, in_mode, is_random_in_training
-from packtrain.verifying.passes import Collate, alone, as_trained, packed, split, starts_of
 from packtrain.verifying.reference import hidden_states, parity, stock_attention
 from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
-from packtrain.verifying.values import Finding, Verdict
+from packtrain.verifying.verdict import Finding, Verdict
 
 CHANGES = 4  # two of text, and of pixels as far as there are some
 # Packed and once more at the end, with a changed sample, the whole pack; alone, and the longest alone.
@@ -51,7 +58,7 @@ def quick_check(
     contract: BatchContract,
     *,
     pack: Sequence[EncodedSample] = (),
-    room: Room | None = None,
+    room: RowRoom | None = None,
     training: Training | None = None,
 ) -> Verdict:
     """Packed against alone, changed neighbours, the longest sample in its pack, and the trainer's own loss.
@@ -78,7 +85,7 @@ def quick_check(
         attn_implementation="as the model came",
         device=str(weight.device),
         dtype=str(dtype).removeprefix("torch."),
-        samples=tuple(dict.fromkeys(described(sample) for sample in shown)),
+        samples=tuple(dict.fromkeys(sample_described(sample) for sample in shown)),
         tokens=sum(len(sample) for sample in chosen),
         findings=tuple(findings),
         judged=_judged(dtype),
@@ -104,7 +111,7 @@ def _without_gradients(
             return split(hidden(packed(some, collate)[0]), some, collate)
 
         def by_itself(sample: EncodedSample) -> Tensor:
-            return hidden(alone(sample, contract))
+            return hidden(alone_inputs(sample, contract))
 
         first = row(chosen)
         changes = _changes(chosen)
@@ -113,7 +120,7 @@ def _without_gradients(
         with stock_attention(model) as used:
             at = longest_of(pack)
             if used == "eager" and len(pack[at]) > _MOST_EAGER:
-                left_out.append(f"{described(pack[at])}: alone, it needs more memory than packed")
+                left_out.append(f"{sample_described(pack[at])}: alone, it needs more memory than packed")
                 pack, at = chosen, longest_of(chosen)
             # A rank with fewer samples repeats its last.
             reference = [by_itself(chosen[min(number, len(chosen) - 1)]) for number in range(MOST_SAMPLES)]
@@ -132,7 +139,7 @@ def _without_gradients(
     ]
 
 
-def _changes(chosen: Sequence[EncodedSample]) -> list[Change]:
+def _changes(chosen: Sequence[EncodedSample]) -> list[ChangedSample]:
     """Text of the first and the last sample, pixels of the last two that have some; always equally many."""
     changes = changes_of(chosen)
     texts = [change for change in changes if change.what == "text"]

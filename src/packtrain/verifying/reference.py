@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from packtrain.delivery.encode.values import IGNORED, EncodedSample
-from packtrain.modeling.parts import transformers_model
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
+from packtrain.modeling.model_parts import transformers_model
 from packtrain.verifying.compare import largest
-from packtrain.verifying.passes import forward
-from packtrain.verifying.values import Finding
+from packtrain.verifying.comparison_passes import forward
+from packtrain.verifying.verdict import Finding
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.seeds import stream
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Message, Part, Record, Text
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
-from packtrain.delivery.encode.values import EncodedSample
+from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.base import Family
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.measuring.request import Request
-from packtrain.verifying.values import Priced
+from packtrain.verifying.verdict import Priced
 
 # Wide and narrow ones are cheap for models that cut images into tiles; the cheapest are taken.
 _SIZES = ((96, 64), (64, 96), (128, 128), (336, 112), (112, 336), (400, 64), (64, 400), (448, 448))

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from packtrain.delivery.collate.weights import LOSS_WEIGHTS
-from packtrain.delivery.encode.values import IGNORED, EncodedSample
+from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.families.contracts import BatchContract
-from packtrain.modeling.parts import part_of_weight, transformers_model
+from packtrain.modeling.model_parts import part_of_weight, transformers_model
 from packtrain.verifying.compare import FP32_TOLERANCE, GRADIENT_FLOOR, largest
-from packtrain.verifying.passes import Collate, alone, as_trained, forward, split, starts_of
+from packtrain.verifying.comparison_passes import Collate, alone_inputs, as_trained, forward, split, starts_of
 from packtrain.verifying.reference import stock_attention
-from packtrain.verifying.values import Finding
+from packtrain.verifying.verdict import Finding
 
 TrainingLoss = Callable[[Any, Any], Tensor]  # model, batch -> the sum of its weighted token losses
 _CHUNK = 512  # tokens whose logits are in 32 bits at once
@@ -123,7 +123,7 @@ def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract, sm
 
     handle = transformers_model(model).get_output_embeddings().register_forward_pre_hook(chosen)
     try:
-        logits = forward(model, alone(sample, contract))
+        logits = forward(model, alone_inputs(sample, contract))
     finally:
         handle.remove()
     targets = sample.labels[1:][carries].to(logits.device)

@@ -7,20 +7,20 @@ from itertools import islice
 
 from packtrain.core.errors import DataError, RecordError
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.values import EncodedSample
+from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
-from packtrain.verifying.choice import kind_of
-from packtrain.verifying.values import Priced
+from packtrain.verifying.checked_samples import kind_of
+from packtrain.verifying.verdict import Priced
 
 MOST_LOOKED_AT = 500  # entries of the data
 MOST_TOKENS = 8_192  # of all samples together, because logits of every token are kept
 LONGEST = 16_384  # tokens of the longest sample, which is run forward only
 
 
-def samples_of(
+def user_samples(
     request: Request, encoder: SampleEncoder, count: int, room: int | None = None
 ) -> tuple[list[Priced], EncodedSample | None]:
     """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.

@@ -17,16 +17,16 @@ from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.core.numbers import plural
-from packtrain.delivery.encode.rows import RowTable, fingerprint_of
+from packtrain.delivery.encode.row_table import RowTable, fingerprint_of
 from packtrain.delivery.encode.token_table import KIND as TOKENS_KIND
 from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inputs
 from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
 from packtrain.families.model_folder import known_as
-from packtrain.measuring.content import content_of
-from packtrain.measuring.fingerprint import inputs_of as measured_inputs
-from packtrain.measuring.statistics import summarise
+from packtrain.measuring.inputs import measure_inputs as measured_inputs
+from packtrain.measuring.statistics import table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
-from packtrain.packing.plan import PACKER_VERSION, PackPlan, inputs_of
+from packtrain.measuring.table_content import content_of
+from packtrain.packing.pack_plan import PACKER_VERSION, PackPlan, plan_inputs
 from packtrain.packing.resources import RESOURCES
 from packtrain.predicting import calibration
 from packtrain.records.shards.entries import list_folder
@@ -36,7 +36,7 @@ STUDIED = "recommended.yaml"
 Faults = Iterator[str]
 
 
-def described(kind: str, path: Path) -> str:
+def entry_described(kind: str, path: Path) -> str:
     """The dataset and the model that an entry is of."""
     try:
         return _DESCRIBED[kind](path)
@@ -152,7 +152,7 @@ def _stale_plan(path: Path, root: Path) -> Faults:
     if not (folder / SUMMARY).is_file():
         yield f"its cost table is gone ({folder})"
         return
-    yield from differences(plan.summary.inputs, inputs_of(CostTable.load(folder)))[:5]
+    yield from differences(plan.summary.inputs, plan_inputs(CostTable.load(folder)))[:5]
     if folder.parent == root / "measure" or folder.parent.resolve() == (root / "measure").resolve():
         yield from (f"its cost table is stale: {why}" for why in _stale_table(folder, root))
 
@@ -207,7 +207,7 @@ def _check_table(path: Path) -> Faults:
     table = CostTable.load(path)
     if table.summary.content not in (None, content_of(path / COSTS, path / MEDIA)):
         yield "its rows are not what was measured"
-    before, now = (asdict(one) for one in (table.summary.statistics, summarise(table)))
+    before, now = (asdict(one) for one in (table.summary.statistics, table_statistics(table)))
     yield from (f"statistics differ: {change}" for change in differences(before, now)[:3])
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from packtrain.core.artifacts import atomic_path
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import PacktrainError
-from packtrain.core.places import cache_dir
 
 _ELSEWHERE = "elsewhere"
 _WORDS = 40  # characters of the name of a dataset

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from packtrain.app.cache.entries import Cached, clear_cache, list_cache
+from packtrain.app.cache.cached import Cached, clear_cache, list_cache
 from packtrain.app.cache.made import in_cache
-from packtrain.app.train.settings import ResolvedRun
-from packtrain.config.dataset import DatasetConfig
+from packtrain.app.train.resolved_run import ResolvedRun
+from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.words import counted
-from packtrain.delivery.encode.rows import fingerprint_of
+from packtrain.delivery.encode.row_table import fingerprint_of
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import PLAN, PackPlan, inputs_of
+from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs
 
 
 def clear_run(run: ResolvedRun) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def _made_by(config: DatasetConfig, root: Path) -> list[Cached]:
     own = (table, *((tokens,) if config.caches_tokens else ()))
     measured = _measured(table)
     rows = f"rows-{fingerprint_of(measured)}.arrow" if measured is not None else ""
-    inputs = inputs_of(measured) if measured is not None else None
+    inputs = plan_inputs(measured) if measured is not None else None
     found = list_cache(root, ("measure", "plans", "rows", "tokens"), look=False)
     plans = [one for one in found if one.kind == "plans" and _is_plan(one, table, inputs, config)]
     return [one for one in found if one.path in own or one.path.name == rows or one in plans]

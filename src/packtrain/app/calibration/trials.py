@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.modeling.known_shapes import KNOWN_SHAPES, known_config
 from packtrain.predicting.gpus import Gpu
@@ -118,7 +118,7 @@ def _trial(
     row: _Row, gpu: Gpu, compiled: bool, held_out: bool, own: Mapping[str, Any] | None, own_name: str | None
 ) -> Trial | None:
     """One trial, with packs that this GPU has room for; None where even short ones do not fit."""
-    from packtrain.delivery.encode.synthetic import Mix
+    from packtrain.delivery.encode.synthetic_samples import Mix
     from packtrain.training.trial import Trial
 
     name, size, changes, looks = row

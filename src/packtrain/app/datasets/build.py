@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.cache.made import in_cache
-from packtrain.app.datasets.summary import DatasetSummary, summarize
+from packtrain.app.datasets.dataset_summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome
-from packtrain.config.dataset import DatasetConfig
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
-from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.measure_summary import EntryCounts
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
-from packtrain.packing.config import PackingConfig
-from packtrain.packing.plan import PackPlan, inputs_of
+from packtrain.packing.pack_plan import PackPlan, plan_inputs
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Schedule
 from packtrain.predicting.shapes import read_shape
-from packtrain.records.formats.files import split_notes
+from packtrain.records.formats.source_files import split_notes
 
 if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
     import torch
@@ -40,13 +40,13 @@ if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its modul
     from packtrain.delivery.collate.packed import PackCollator
     from packtrain.delivery.collate.padded import PaddedCollator
     from packtrain.delivery.encode.encode import SampleEncoder
-    from packtrain.delivery.encode.rows import RowTable
-    from packtrain.delivery.encode.source import PackSource
+    from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
+    from packtrain.delivery.encode.pack_source import PackSource
+    from packtrain.delivery.encode.row_table import RowTable
     from packtrain.delivery.encode.token_table import TokenTable
-    from packtrain.delivery.encode.values import PackedRow, PackKey
-    from packtrain.delivery.loader.loader import PackLoader
+    from packtrain.delivery.loader.pack_loader import PackLoader
     from packtrain.delivery.loader.stream import PackStream
-    from packtrain.records.shards.files import LocalFiles
+    from packtrain.records.shards.data_files import LocalFiles
 
 __all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
 
@@ -140,7 +140,7 @@ class _Packs:
 
     def loader(self, collator: Any = None, **options: Any) -> PackLoader:
         """This rank's batches, with a state; see PackLoader for the options."""
-        from packtrain.delivery.loader.loader import PackLoader
+        from packtrain.delivery.loader.pack_loader import PackLoader
 
         options = {"rows_per_batch": self.rows_per_batch, **options}
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
@@ -196,7 +196,7 @@ class MultiModalDataset(_Packs):
         return self.plan.epoch(0).num_packs
 
     def __getitem__(self, key: int | PackKey) -> PackedRow:
-        from packtrain.delivery.encode.values import PackKey
+        from packtrain.delivery.encode.encoded_sample import PackKey
 
         if isinstance(key, tuple):
             return self.source[key]
@@ -208,14 +208,14 @@ class MultiModalDataset(_Packs):
     def _source(
         self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
     ) -> PackSource:
+        from packtrain.delivery.encode.pack_source import PackSource
         from packtrain.delivery.encode.reader import RecordReader
-        from packtrain.delivery.encode.source import PackSource
 
         return PackSource(plan, rows, RecordReader(table.request(), rows, self._files(root)), encoder)
 
     def _files(self, root: Path) -> LocalFiles:
-        from packtrain.records.shards.cache import ShardCache
-        from packtrain.records.shards.files import LocalFiles
+        from packtrain.records.shards.data_files import LocalFiles
+        from packtrain.records.shards.shard_cache import ShardCache
 
         return LocalFiles(ShardCache(root / "shards", self.config.shard_bytes))
 
@@ -284,8 +284,8 @@ class MultiModalIterableDataset(_Packs):
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
 
     def _files(self, root: Path) -> LocalFiles:
-        from packtrain.records.shards.cache import ShardCache
-        from packtrain.records.shards.files import CachedFiles
+        from packtrain.records.shards.data_files import CachedFiles
+        from packtrain.records.shards.shard_cache import ShardCache
 
         return CachedFiles(ShardCache(root / "shards", self.config.shard_bytes))
 
@@ -337,7 +337,7 @@ def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Calla
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
     plan = PackPlan.load(str(config.plan)).found_with(table)
-    found = differences(plan.summary.inputs, inputs_of(table))
+    found = differences(plan.summary.inputs, plan_inputs(table))
     said = config.packing_config(plan.config.packing_length).describe()
     usual = PackingConfig(packing_length=plan.config.packing_length).describe()
     theirs = plan.config.describe()
@@ -369,7 +369,7 @@ def _context(config: DatasetConfig) -> int:
 
 
 def _rows(table: CostTable, root: Path) -> RowTable:
-    from packtrain.delivery.encode.rows import RowTable
+    from packtrain.delivery.encode.row_table import RowTable
 
     return RowTable.make(table, root / "rows")
 

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 from packtrain.app.inspection.plan import pack_samples
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
-from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, PackedRow, PackKey
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_family
 from packtrain.measuring.table import MEDIA, CostTable
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.pack_plan import PackPlan
 
 if TYPE_CHECKING:
-    from packtrain.delivery.collate.values import Batch
+    from packtrain.delivery.collate.batch_values import Batch
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.expected import Expected
     from packtrain.records.media import MediaStore
@@ -138,10 +138,10 @@ def inspect_batches(
     planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
     _quieten()
     from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.pack_source import PackSource
     from packtrain.delivery.encode.reader import RecordReader
-    from packtrain.delivery.encode.rows import RowTable
-    from packtrain.delivery.encode.source import PackSource
-    from packtrain.records.shards.files import LocalFiles
+    from packtrain.delivery.encode.row_table import RowTable
+    from packtrain.records.shards.data_files import LocalFiles
 
     request = table.request()
     encoder = SampleEncoder(request, measured_settings=table.summary.settings)
@@ -240,12 +240,12 @@ class _Noting:
         return made
 
     def _media(self, record: Record, store: MediaStore) -> tuple[SeenMedium, ...]:
-        from packtrain.delivery.encode.decode import read_header
+        from packtrain.delivery.encode.decode import media_header
 
         media = tuple(record.media())
         if not media:
             return ()
-        headers = [read_header(store, medium) for medium in media]
+        headers = [media_header(store, medium) for medium in media]
         if self._rule is None:
             request, settings = self.encoder.request, self.encoder.request.settings()
             family = load_family(settings, request.limits)

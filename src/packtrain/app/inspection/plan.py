@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.overlong import supervised_in
-from packtrain.packing.plan import PLAN, PackPlan
+from packtrain.packing.pack_plan import PLAN, PackPlan
 from packtrain.runs.read import CONFIG, RUN, read_run
-from packtrain.runs.values import Run
+from packtrain.runs.run_values import TrainingRun
 
 _SHOWN = (
     *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "videos", "patches"),
@@ -42,7 +42,7 @@ class PackedSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class PackPlace:
     """Where a sample went in one epoch."""
 
     epoch: int
@@ -59,7 +59,7 @@ def load_plan(folder: str | Path) -> PackPlan:
     return PackPlan.load(plan_of_run(read_run(folder)) if is_run else folder)
 
 
-def plan_of_run(run: Run) -> Path:
+def plan_of_run(run: TrainingRun) -> Path:
     """The folder of the plan that a run is trained with."""
     if run.about.plan is None:
         expected = "what packtrain train writes before its first step"
@@ -138,7 +138,7 @@ def _supervised(values: Mapping[str, Any], start: int, end: int) -> int:
     return int(supervised_in(str(values["tail_runs"]), tokens, supervised, int(values["tail_tokens"]), *piece)[0])
 
 
-def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[Place], list[int]]:
+def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackPlace], list[int]]:
     """Where the samples with this id went, and the rows of the table that bear it."""
     rows = _rows_named(table, name)
     if not len(rows):
@@ -154,7 +154,7 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[Place
             at = entry - int(packs.offsets[number])
             row, used = int(pack.rows[at]), int(pack.tokens[at])
             whole = used < 0 or used == lengths[row]
-            place = Place(
+            place = PackPlace(
                 epoch=epoch,
                 pack=number,
                 row=row,

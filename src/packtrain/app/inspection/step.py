@@ -15,7 +15,7 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.measuring.table import CostTable
 from packtrain.packing.schedule import EMPTY, Balance, Schedule
 from packtrain.runs.read import RUN, read_run
-from packtrain.runs.values import Run
+from packtrain.runs.run_values import TrainingRun
 
 if TYPE_CHECKING:
     from packtrain.app.inspection.batch import SeenBatch
@@ -126,7 +126,7 @@ def step_batches(
     yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
 
 
-def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:
+def _schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
     about = run.about
     if about.plan is None or about.packs_per_step is None or about.balance not in get_args(Balance):
         raise ArtifactError(
@@ -139,13 +139,13 @@ def _schedule(run: Run, costs: str | Path | None) -> tuple[Schedule, CostTable]:
     return Schedule(found, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
 
 
-def _steps(run: Run, schedule: Schedule) -> int:
+def _steps(run: TrainingRun, schedule: Schedule) -> int:
     """Steps of the run: what was derived before training, or all of the plan's where run.json does not say."""
     planned, derived = schedule.num_steps(), run.about.derived.get("steps")
     return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
 
 
-def _logged(run: Run, step: int) -> dict[str, float]:
+def _logged(run: TrainingRun, step: int) -> dict[str, float]:
     steps = run.steps
     at = np.flatnonzero(steps["step"] == step).tolist()
     if not at:

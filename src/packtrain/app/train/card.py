@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-from packtrain.app.train.values import Ready
+from packtrain.app.train.train_outcome import ReadyRun
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
-from packtrain.runs.folder import versions
 from packtrain.runs.run_facts import RunOutcome
+from packtrain.runs.run_folder import versions
 
 
-def model_card(ready: Ready, outcome: RunOutcome, *, merged: bool) -> str:
+def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
     """README.md of a model's folder. Of local data and models only names are told, not where they lie."""
     run = ready.run
     base, data = run.model.name, str(run.data.dataset_path)
@@ -33,7 +33,7 @@ def model_card(ready: Ready, outcome: RunOutcome, *, merged: bool) -> str:
     return f"---\n{front}---\n\n# {run.folder.name}\n\n{made}\n\n| | |\n|---|---|\n{rows}\n"
 
 
-def _rows(ready: Ready, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
+def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     run, numbers, course = ready.run, ready.numbers, ready.course
     yield "Method", run.model.method + (f", rank {run.model.lora_rank}" if run.model.has_adapters else "")
     yield "Trained parts", ", ".join(one.part for one in ready.learns if one.trained)

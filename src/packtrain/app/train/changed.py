@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.config.load import RunConfig, load_config
+from packtrain.config.run_config import RunConfig, load_config
 from packtrain.config.sections import TrainingSection, keys_with
 from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import secrets_of
-from packtrain.modeling.settings import ModelSettings
-from packtrain.runs.folder import CONFIG
+from packtrain.modeling.model_settings import ModelSettings
+from packtrain.runs.run_folder import CONFIG
 
 _RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
 _SCHEDULE = "lr_scheduler_type"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 
-def check_arguments(args: TrainingArguments) -> None:
+def try_arguments(args: TrainingArguments) -> None:
     """Make once what the trainer will make of them: loggers, the optimizer's options, the schedule."""
     from transformers import Trainer
 

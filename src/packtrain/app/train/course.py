@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packtrain.app.train.expected import Machine
-from packtrain.app.train.settings import ResolvedRun
+from packtrain.app.train.predicted import Machine
+from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.errors import ConfigError
 from packtrain.core.words import counted
@@ -67,7 +67,7 @@ def course_of(
     )
 
 
-def room_for(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
+def disk_warning(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
     """What to say where checkpoints and weights are expected not to fit on the disk of the run.
 
     A disk without room for one of them is refused: nothing would be left of the run.

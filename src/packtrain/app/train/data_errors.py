@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from packtrain.config.load import RunConfig
+from packtrain.config.run_config import RunConfig
 from packtrain.core.errors import DataError, PacktrainError
 
 _SETTING = "dataset_path"  # what whoever opens data calls them

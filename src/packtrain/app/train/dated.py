@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packtrain.app.train.settings import ResolvedRun
-from packtrain.core.places import cache_dir
+from packtrain.app.train.resolved_run import ResolvedRun
+from packtrain.core.cache_root import cache_dir
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import date_for, unused_note

@@ -15,19 +15,19 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.dated import with_template_date
-from packtrain.app.train.settings import RUNS, ResolvedRun, resolve_run
-from packtrain.app.train.values import Place
-from packtrain.config.load import RunConfig, absolute_paths, load_config
+from packtrain.app.train.resolved_run import RUNS, ResolvedRun, resolve_run
+from packtrain.app.train.train_outcome import ProcessPlace
+from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.steps import PackedStep, in_packs, said_samples
+from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.locks import alone
-from packtrain.core.places import cache_dir, made_cache
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import resolve
-from packtrain.measuring.run import Outcome
+from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import inputs_of
+from packtrain.packing.pack_plan import plan_inputs
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
@@ -44,8 +44,8 @@ _SHOWN = ("data", "training")
 
 
 def config_from_data(
-    given: RunConfig, here: Place, progress: Callable[[Any], None] = lambda _: None
-) -> tuple[RunConfig, Outcome]:
+    given: RunConfig, here: ProcessPlace, progress: Callable[[Any], None] = lambda _: None
+) -> tuple[RunConfig, MeasureOutcome]:
     """The config of a run of which little more than model and data are said; what is said stays as it is.
 
     Beside it: what was measured for it. One process of a machine measures and plans, the others find what it made.
@@ -81,7 +81,7 @@ def config_from_data(
     return replace(config, notes=(*given.notes, f"{said}: {_words(found, given.sections())}")), measured
 
 
-def _gpu(run: ResolvedRun, here: Place) -> str | None:
+def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:
     """The GPU that this process trains on, where there is one that is known."""
     import torch
 
@@ -98,7 +98,7 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
     """What a study recommends; it is kept, for the other processes and for who wants to read it."""
     said = without_secrets(run.config.sections())
     fitted = repr(coefficients_for(find_gpu(gpu), compiled=True))
-    about = {"inputs": inputs_of(table), "gpu": gpu, "gpus": run.world, "said": said, "fitted": fitted}
+    about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world, "said": said, "fitted": fitted}
     folder = root / STUDIES / digest({**about, "packtrain": packtrain.__version__})
     with alone(root / "locks" / f"study-{folder.name}.lock"):
         if not (folder / STUDY_PAGE).is_file():
@@ -144,7 +144,7 @@ def _words(found: dict[str, dict[str, Any]], said: dict[str, dict[str, Any]]) ->
     return ", ".join(chosen) or "nothing else is chosen"
 
 
-def _name(given: RunConfig, here: Place) -> str:
+def _name(given: RunConfig, here: ProcessPlace) -> str:
     """By model, data and time; processes of one launcher have one time, that of its start."""
     began = time.time()
     if here.world > 1:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.prepare import Prepared
+from packtrain.app.train.prepared import Prepared
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
-from packtrain.runs.folder import RunFolder
+from packtrain.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -25,7 +25,7 @@ def check_same_data(prepared: Prepared) -> None:
 
     date = prepared.run.config.data.template_date
     mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
-    compare(said_by_all(mine))
+    require_same(said_by_all(mine))
 
 
 def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
         )
 
 
-def compare(said: Sequence[Mapping[str, Any]]) -> None:
+def require_same(said: Sequence[Mapping[str, Any]]) -> None:
     """An error that names a rank which says something else than the first, and what."""
     for rank, other in enumerate(said):
         differ = [name for name in said[0] if other.get(name) != said[0][name]]

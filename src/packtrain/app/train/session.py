@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.train.card import model_card
 from packtrain.app.train.changed import changes_note, config_of_run
-from packtrain.app.train.check_arguments import check_arguments
-from packtrain.app.train.course import course_of, room_for
-from packtrain.app.train.expected import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.check_arguments import try_arguments
+from packtrain.app.train.course import course_of, disk_warning
+from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.resolved_run import resolved_sections
 from packtrain.app.train.same_data import (
     check_frozen,
     check_length,
@@ -23,33 +24,32 @@ from packtrain.app.train.same_data import (
     check_same_data,
     other_evaluation,
 )
-from packtrain.app.train.settings import resolved_sections
-from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
+from packtrain.app.train.train_outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, in_one_line
-from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.measuring.table import LEDGER as MEASURED
-from packtrain.packing.plan import LEDGER as PACKED
+from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
-from packtrain.runs.folder import DELIVERY, FINAL, RunFolder, origin
 from packtrain.runs.read import read_run
 from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.summary import Summary, summarise
+from packtrain.runs.run_folder import DELIVERY, FINAL, RunFolder, origin
+from packtrain.runs.run_summary import Summary, summarise_run
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     import torch
     from rich.console import Console
     from transformers import TrainingArguments
 
-    from packtrain.app.train.prepare import Dataset, Prepared
-    from packtrain.delivery.collate.values import BatchInfo
+    from packtrain.app.train.prepared import Dataset, Prepared
+    from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.ready import ReadyModel
     from packtrain.training.run_watch import RunWatch
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.values import Verdict
+    from packtrain.verifying.verdict import Verdict
 
 
 _ROUNDED = (
@@ -68,12 +68,12 @@ class Session:
     """A run with its model at hand, in one of its processes."""
 
     prepared: Prepared
-    here: Place
+    here: ProcessPlace
     made: ReadyModel
     machine: Machine | None
     args: TrainingArguments
     checkpoint: Checkpoint | None
-    ready: Ready
+    ready: ReadyRun
     frozen: Mapping[str, str]  # by what the weights beside adapters are known
     invocation: Invocation
 
@@ -81,7 +81,7 @@ class Session:
     def open(
         cls,
         prepared: Prepared,
-        here: Place,
+        here: ProcessPlace,
         *,
         resume: bool,
         batch_stats: int,
@@ -100,7 +100,7 @@ class Session:
         run = prepared.run
         device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
         args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
-        check_arguments(args)
+        try_arguments(args)
         check_same_data(prepared)
         checkpoint = checkpoint_to_resume(resume and find_latest(run.folder) is not None, run.folder, progress)
         if checkpoint is not None:
@@ -149,13 +149,13 @@ class Session:
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
             progress("checking packing on the model")
-        ready = Ready(
+        ready = ReadyRun(
             run=run,
             numbers=prepared.numbers,
             done=prepared.done,
             notes=(*notes, *course.notes),
             warnings=prepared.warnings,
-            risks=(*too_large(predicted, prepared), *room_for(course, machine, run.folder)),
+            risks=(*too_large(predicted, prepared), *disk_warning(course, machine, run.folder)),
             course=course,
             attn_implementation=made.attn_implementation,
             learns=tuple(
@@ -398,7 +398,7 @@ class Session:
 def _summary(folder: Path) -> Summary | None:
     """The numbers of the run's page; what cannot be read is no reason to hide how a run ended."""
     try:
-        return summarise(read_run(folder))
+        return summarise_run(read_run(folder))
     except Exception:
         return None
 
@@ -505,7 +505,7 @@ def _first_batches(prepared: Prepared, made: ReadyModel, world: int, count: int)
     return tuple(tuple(batch.info for batch in islice(loader, count)) for loader in loaders)
 
 
-def _derived(ready: Ready) -> dict[str, Any]:
+def _derived(ready: ReadyRun) -> dict[str, Any]:
     """The numbers of run.json."""
     found: dict[str, Any] = {
         **asdict(ready.numbers),

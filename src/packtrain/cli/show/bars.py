@@ -11,7 +11,7 @@ from rich.text import Text
 from packtrain.core.words import clock
 
 
-class Clock(ProgressColumn):
+class ElapsedColumn(ProgressColumn):
     """How long it has taken, and about how long it still takes."""
 
     def render(self, task: Task) -> Text:
@@ -39,7 +39,7 @@ class Bar:
             BarColumn(),
             *counts,
             TextColumn("{task.fields[detail]}"),
-            Clock(),
+            ElapsedColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
             transient=True,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packtrain.app.cache.entries import KINDS, WHAT, Cached
+from packtrain.app.cache.cached import KINDS, WHAT, Cached
 from packtrain.core.numbers import shown
 from packtrain.core.words import counted
 

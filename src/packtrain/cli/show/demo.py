@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from packtrain.cli.show.bars import Clock
+from packtrain.cli.show.bars import ElapsedColumn
 from packtrain.core.numbers import formatted
-from packtrain.demo.train import DemoTraining, Standing
+from packtrain.demo.train import DemoTraining, RunStanding
 from packtrain.reports.run_page import cell, compared_rows
 
 
@@ -25,7 +25,7 @@ class TrainingBars:
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
         )
-        self._bars = Progress(*columns, Clock(), console=console, disable=quiet or not console.is_terminal)
+        self._bars = Progress(*columns, ElapsedColumn(), console=console, disable=quiet or not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -34,7 +34,7 @@ class TrainingBars:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def update(self, standing: Standing) -> None:
+    def update(self, standing: RunStanding) -> None:
         """Show how far a run is."""
         if standing.mode not in self._tasks:
             self._bars.start()  # only now: until then another bar is shown

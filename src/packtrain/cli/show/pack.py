@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packtrain.app.inspection.plan import PackedSample, Place
-from packtrain.app.pack import Packed
+from packtrain.app.inspection.plan import PackedSample, PackPlace
+from packtrain.app.pack import PackOutcome
 from packtrain.cli.show.bars import Bar
 from packtrain.core.numbers import plural, shown
 from packtrain.core.words import counted
 from packtrain.packing.balance import BalanceLine
-from packtrain.packing.build import Progress as Packing
-from packtrain.packing.config import SETTING_OF
-from packtrain.packing.plan import PackPlan
+from packtrain.packing.build_plan import PackProgress as Packing
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import SETTING_OF
 
 _ID, _NAME = 120, 48  # characters of names from data that are shown
 _POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
@@ -48,7 +48,7 @@ def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, 
     }
 
 
-def show_packed(packed: Packed, balance: Sequence[BalanceLine], console: Console) -> None:
+def show_packed(packed: PackOutcome, balance: Sequence[BalanceLine], console: Console) -> None:
     """A plan that was just made."""
     if packed.reused:
         console.print("Nothing has changed since this was packed, so the plan is used as it is.")
@@ -165,7 +165,7 @@ def _balance_table(balance: Sequence[BalanceLine]) -> Table:
     return table
 
 
-def show_pack(number: int, samples: Sequence[PackedSample], length: int, console: Console) -> None:
+def show_samples(number: int, samples: Sequence[PackedSample], length: int, console: Console) -> None:
     """One pack with its samples."""
     tokens = sum(sample.tokens for sample in samples)
     title = f"Pack {number}: {plural(len(samples), 'sample')}, {tokens:,} of {length:,} tokens ({tokens / length:.1%})"
@@ -191,7 +191,7 @@ def show_pack(number: int, samples: Sequence[PackedSample], length: int, console
     console.print(table)
 
 
-def show_places(name: str, places: Sequence[Place], rows: Sequence[int], plan: PackPlan, console: Console) -> None:
+def show_places(name: str, places: Sequence[PackPlace], rows: Sequence[int], plan: PackPlan, console: Console) -> None:
     """Where a sample went."""
     name = escape(shown(name, _ID))
     if not places:

@@ -12,10 +12,10 @@ from rich.table import Table
 from packtrain.app.plan import Planned
 from packtrain.cli.show.bars import Bar
 from packtrain.planning.choice import dropped_share
-from packtrain.planning.study import Progress as Studying
-from packtrain.planning.values import Reason, Study
+from packtrain.planning.study import StudyProgress as Studying
+from packtrain.planning.study_values import Reason, Study
 from packtrain.reports.checklist import train_command
-from packtrain.reports.content import study_content
+from packtrain.reports.study_content import study_content
 
 _GIB = 2**30
 

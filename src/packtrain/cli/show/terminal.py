@@ -13,8 +13,8 @@ from rich.table import Table
 from packtrain.cli.show.bars import Bar
 from packtrain.core.words import counted
 from packtrain.measuring.measure_summary import MeasureSummary
-from packtrain.measuring.run import Outcome
-from packtrain.measuring.run import Progress as Measured
+from packtrain.measuring.measurement import MeasureOutcome
+from packtrain.measuring.measurement import MeasureProgress as Measured
 
 _SHOWN = {
     "tokens": "tokens",
@@ -50,7 +50,7 @@ class MeasureBar(Bar):
         self.show(progress.units, progress.total_units, detail)
 
 
-def measured_json(outcome: Outcome) -> dict[str, Any]:
+def measured_json(outcome: MeasureOutcome) -> dict[str, Any]:
     """A measurement for machines."""
     said = outcome.table.summary.to_json()
     return {
@@ -64,7 +64,7 @@ def measured_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> None:
+def show_measured(outcome: MeasureOutcome, console: Console, *, then: bool = True) -> None:
     """A measurement for people."""
     summary = outcome.table.summary
     counts = summary.counts

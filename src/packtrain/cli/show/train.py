@@ -12,14 +12,14 @@ from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from packtrain.app.train.course import Course
-from packtrain.app.train.prepare import RunNumbers
-from packtrain.app.train.values import Learning, Ready, TrainOutcome
+from packtrain.app.train.prepared import RunNumbers
+from packtrain.app.train.train_outcome import Learning, ReadyRun, TrainOutcome
 from packtrain.cli.show.bars import Bar
 from packtrain.core.checksums import Checking
 from packtrain.core.words import counted, duration
-from packtrain.delivery.encode.token_writer import Progress as Tokenizing
-from packtrain.measuring.run import Progress as Measuring
-from packtrain.packing.build import Progress as Packing
+from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
+from packtrain.measuring.measurement import MeasureProgress as Measuring
+from packtrain.packing.build_plan import PackProgress as Packing
 
 _GIB = 1 << 30
 _STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}
@@ -51,7 +51,7 @@ class PrepareBar(Bar):
             self.show(state.bytes >> 20, state.total >> 20, f"reading {state.path.name} (MiB)")
 
 
-def show_ready(ready: Ready, console: Console) -> None:
+def show_ready(ready: ReadyRun, console: Console) -> None:
     """Every derived number, before the first step."""
     for line in ready.done:
         console.print(f"  {escape(line)}", soft_wrap=True)
@@ -71,7 +71,7 @@ def show_ready(ready: Ready, console: Console) -> None:
         console.print(f"[bold red]warning:[/] [red]{escape(risk)}[/]", soft_wrap=True)
 
 
-def _rows(ready: Ready) -> Iterator[tuple[str, str]]:
+def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     numbers, run = ready.numbers, ready.run
     masters = " with fp32 masters" if ready.masters else ""
     yield (
@@ -188,7 +188,7 @@ def _media(numbers: RunNumbers) -> str:
     return said
 
 
-def _method(ready: Ready) -> str:
+def _method(ready: ReadyRun) -> str:
     model = ready.run.model
     if not model.has_adapters:
         return model.method
@@ -196,7 +196,7 @@ def _method(ready: Ready) -> str:
     return f"{model.method} (rank {model.lora_rank}, alpha {model.scale:g}, {targets})"
 
 
-def _step(ready: Ready) -> str:
+def _step(ready: ReadyRun) -> str:
     numbers = ready.numbers
     processes = counted(numbers.world, "process", "processes")
     passes = f"gradient_accumulation_steps {numbers.micro_batches:,} on {processes}"
@@ -229,11 +229,11 @@ def _learning(one: Learning) -> str:
     return f"{one.part} {one.trained:,} of {one.weights:,} ({one.trained / one.weights:.2%})"
 
 
-def _compiled(ready: Ready) -> str:
+def _compiled(ready: ReadyRun) -> str:
     return ", torch.compile" if ready.compiled else ""
 
 
-def _proof(ready: Ready) -> str:
+def _proof(ready: ReadyRun) -> str:
     proof = ready.proof
     if proof is None:
         waits = ready.run.quick_check and ready.run.shares_weights
@@ -241,7 +241,7 @@ def _proof(ready: Ready) -> str:
     return "\n".join(proof.passed_in_words())
 
 
-def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
+def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     found = ready.expected
     if found is None:
         yield "expected", "no prediction of speed and memory: no GPU, or one that is not known"
@@ -253,7 +253,7 @@ def _expected(ready: Ready) -> Iterator[tuple[str, str]]:
     yield "expected memory", f"{found.memory_bytes / _GIB:.1f} GiB of {found.gpu_bytes / _GIB:.1f} GiB; {host}"
 
 
-def _batches_table(ready: Ready) -> Table:
+def _batches_table(ready: ReadyRun) -> Table:
     """The first batches of every rank."""
     table = Table(title="First batches", title_justify="left")
     for name in ("rank", "batch", "samples", "images", "tiles", "patches", "tokens", "supervised", "fill"):
@@ -274,7 +274,7 @@ def _batches_table(ready: Ready) -> Table:
     return table
 
 
-def batch_fill(ready: Ready, info: Any) -> float:
+def batch_fill(ready: ReadyRun, info: Any) -> float:
     """Real tokens over what a pack can hold, or over what a padded batch computes."""
     numbers = ready.numbers
     room = numbers.packing_length if numbers.mode == "packed" else info.tokens + info.padding
@@ -309,7 +309,7 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
         console.print(f"next: open {escape(str(outcome.report))}", soft_wrap=True)
 
 
-def ready_json(ready: Ready) -> dict[str, Any]:
+def ready_json(ready: ReadyRun) -> dict[str, Any]:
     """What was derived, for machines."""
     return {
         "folder": str(ready.run.folder),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from packtrain.core.errors import DataError
-from packtrain.delivery.encode.values import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.delivery.loader.shared_memory import room
 from packtrain.families.contracts import BatchContract
 
@@ -17,7 +17,7 @@ EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meet
 _PIXELS = ("pixel_values", "pixel_values_videos")
 
 
-def checked(samples: Sequence[EncodedSample], contract: BatchContract) -> None:
+def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) -> None:
     """Our own encoder's promises; what breaks them would train on wrong targets without a sign."""
     positions = 4 if contract.positions == "mrope" else 1
     for sample in samples:

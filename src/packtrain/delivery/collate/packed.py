@@ -19,18 +19,24 @@ import torch
 from torch import Tensor
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.delivery.collate.batch_values import Batch, batch_info
 from packtrain.delivery.collate.join import (
     EMPTY_TOKENS,
-    checked,
+    checked_sample,
     count_patches,
     image_blocks_touch,
     join_media,
     pack_name,
     too_long,
 )
-from packtrain.delivery.collate.values import Batch, describe
-from packtrain.delivery.collate.weights import LOSS_WEIGHTS, LossWeighting, checked_weighting, no_weights, token_weights
-from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
+from packtrain.delivery.collate.loss_weights import (
+    LOSS_WEIGHTS,
+    LossWeighting,
+    checked_weighting,
+    no_weights,
+    token_weights,
+)
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
 from packtrain.families.contracts import BatchContract
 
 
@@ -88,7 +94,7 @@ class PackCollator:
                 fix="use a longer capacity instead of several rows",
             )
         samples = rows[0].samples
-        checked(samples, self._contract)
+        checked_sample(samples, self._contract)
         behind = self._behind(rows[0])
         padding = sum(behind)
         batch = self._tokens(samples, behind)
@@ -102,7 +108,7 @@ class PackCollator:
             batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in behind]))[None]
         batch["use_cache"] = False  # a cache would hide the restarts, and models make one unless told not to
         patches = count_patches(samples, self._patch_size)
-        info = describe(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
+        info = batch_info(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
         return Batch(batch, info)
 
     def _behind(self, row: PackedRow) -> list[int]:

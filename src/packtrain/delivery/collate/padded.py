@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from packtrain.delivery.collate.join import EMPTY_TOKENS, checked, count_patches, join_media, too_long
-from packtrain.delivery.collate.values import Batch, describe
-from packtrain.delivery.collate.weights import LOSS_WEIGHTS, LossWeighting, checked_weighting, no_weights, token_weights
-from packtrain.delivery.encode.values import IGNORED, IMAGE, EncodedSample, PackedRow
+from packtrain.delivery.collate.batch_values import Batch, batch_info
+from packtrain.delivery.collate.join import EMPTY_TOKENS, checked_sample, count_patches, join_media, too_long
+from packtrain.delivery.collate.loss_weights import (
+    LOSS_WEIGHTS,
+    LossWeighting,
+    checked_weighting,
+    no_weights,
+    token_weights,
+)
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.families.contracts import BatchContract
 
 
@@ -35,7 +41,7 @@ class PaddedCollator:
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         samples = [sample for row in rows for sample in row.samples]
-        checked(samples, self._contract)
+        checked_sample(samples, self._contract)
         width = max((len(sample) for sample in samples), default=EMPTY_TOKENS)
         if self._capacity is not None and samples and width > self._capacity:
             raise too_long(rows, samples, width, self._capacity)
@@ -47,7 +53,7 @@ class PaddedCollator:
         batch["use_cache"] = False
         padding = batch["input_ids"].numel() - sum(len(sample) for sample in samples)
         patches = count_patches(samples, self._patch_size)
-        info = describe(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
+        info = batch_info(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
         return Batch(batch, info)
 
     def _tokens(self, samples: Sequence[EncodedSample], width: int) -> dict[str, Any]:

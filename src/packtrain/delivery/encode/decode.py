@@ -94,7 +94,7 @@ def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> n
         return np.stack([found[index] for index in indices])
 
 
-def read_header(store: MediaStore, medium: Media) -> MediaHeader:
+def media_header(store: MediaStore, medium: Media) -> MediaHeader:
     """What the header of a medium says."""
     with _faults("media cannot be read", medium.ref):
         return with_limits(store.header(medium.kind, medium.ref), medium)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, Record
-from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, read_header
+from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, media_header
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, VisionCounts
 from packtrain.delivery.encode.expected import Expected, require_as_planned
 from packtrain.delivery.encode.model_config import model_contract
 from packtrain.delivery.encode.pixels import MediaProcessor
 from packtrain.delivery.encode.positions import Positions
 from packtrain.delivery.encode.sample_tokens import SampleTokens, expansions_code, record_code
-from packtrain.delivery.encode.values import IGNORED, EncodedSample, VisionCounts
 from packtrain.families.base import Expansion
 from packtrain.families.contracts import BatchContract
 from packtrain.families.encoder import RecordEncoder
@@ -132,14 +132,14 @@ class SampleEncoder:
             return Decoded.image(image, medium.ref.name, medium.limits)
         if medium.kind not in self._family.placeholders:
             raise RecordError("family", f"this model takes no {medium.kind}")
-        header = read_header(store, medium)
+        header = media_header(store, medium)
         indices = self.frame_indices(header)
         frames = decode_frames(store, medium.ref, indices)
         return Decoded(header=header, pixels=frames, indices=indices, name=medium.ref.name)
 
     def _headers(self, record: Record, store: MediaStore) -> tuple[Decoded, ...]:
         """For a piece behind the first: its media count, but are not shown."""
-        return tuple(Decoded(header=read_header(store, m), name=m.ref.name) for m in record.media())
+        return tuple(Decoded(header=media_header(store, m), name=m.ref.name) for m in record.media())
 
     def _media(self) -> MediaProcessor:
         if self._processor is None:

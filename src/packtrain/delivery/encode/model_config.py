@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.artifacts import read_json, write_json
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import digest
-from packtrain.core.places import cache_dir
-from packtrain.delivery.encode.tokenizer import in_another_process
+from packtrain.delivery.encode.finished_tokenizer import in_another_process
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.contracts import BatchContract, contract_for
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.retries import retried
 from packtrain.core.values import MediaRef, Record
-from packtrain.delivery.encode.rows import Row, RowTable
+from packtrain.delivery.encode.row_table import RowTable, SampleRow
 from packtrain.measuring.converter import Converter
 from packtrain.measuring.request import Request
 from packtrain.records.formats.hf_dataset import in_files
@@ -48,7 +48,7 @@ class RecordReader:
         return self._converter.store(source)
 
     @contextmanager
-    def _found(self, row: Row, keep: bool) -> Iterator[Record]:
+    def _found(self, row: SampleRow, keep: bool) -> Iterator[Record]:
         with ExitStack() as stack:
             entry = self._entry(row, stack, keep)
             if self._differs(row, entry):
@@ -57,19 +57,19 @@ class RecordReader:
                     entry = self._entry(row, stack, keep)
             yield self._converted(row, entry)
 
-    def _renewed(self, row: Row) -> bool:
+    def _renewed(self, row: SampleRow) -> bool:
         try:
             return in_files(self._request.specs[row.source]) and self._files.renew(self._rows.files[row.file].file)
         except (OSError, RecordError) as error:
             self._unreadable(row, error)
 
-    def _differs(self, row: Row, entry: Entry) -> str:
+    def _differs(self, row: SampleRow, entry: Entry) -> str:
         """What tells an entry from the measured one; empty where nothing does."""
         if entry.error is not None:
             return str(entry.error)
         return "another text at that place" if entry.check != row.check else ""
 
-    def _entry(self, row: Row, stack: ExitStack, keep: bool) -> Entry:
+    def _entry(self, row: SampleRow, stack: ExitStack, keep: bool) -> Entry:
         """The entry at a row's place, after as many attempts as are worth it; its file stays open with the stack."""
         file = self._rows.files[row.file].file
         inside = in_files(self._request.specs[row.source])
@@ -87,7 +87,7 @@ class RecordReader:
         except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
             self._unreadable(row, error)
 
-    def _converted(self, row: Row, entry: Entry) -> Record:
+    def _converted(self, row: SampleRow, entry: Entry) -> Record:
         """The record, if it is the one that was measured."""
         if found := self._differs(row, entry):
             self._changed(row, found)
@@ -99,7 +99,7 @@ class RecordReader:
             self._changed(row, f"a record with the id {record.id!r}")
         return record
 
-    def _unreadable(self, row: Row, error: Exception) -> NoReturn:
+    def _unreadable(self, row: SampleRow, error: Exception) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file}",
             got=str(error),
@@ -107,7 +107,7 @@ class RecordReader:
             fix="bring the file back, or see whether the disk or the network that holds it works; then resume",
         ) from error
 
-    def _changed(self, row: Row, found: str) -> NoReturn:
+    def _changed(self, row: SampleRow, found: str) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file} has changed since it was measured",
             got=found,

@@ -18,7 +18,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaKind, Record, TokenIds
-from packtrain.delivery.encode.values import IGNORED, IMAGE, TEXT, VIDEO
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO
 from packtrain.families.base import Expansion
 from packtrain.families.coverage import covered_tokens
 from packtrain.families.layout import Layout

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from packtrain.delivery.encode.rows import RowTable
-from packtrain.delivery.encode.source import Encoder, PackSource, Reader
-from packtrain.delivery.encode.values import EMPTY_PACK, PackedRow, PackKey
-from packtrain.packing.plan import PackPlan
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow, PackKey
+from packtrain.delivery.encode.pack_source import Encoder, PackSource, Reader
+from packtrain.delivery.encode.row_table import RowTable
+from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 
 

@@ -24,7 +24,7 @@ from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import digest
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.measuring.table import CostTable
-from packtrain.packing.plan import inputs_of
+from packtrain.packing.pack_plan import plan_inputs
 
 KIND, VERSION = "sample-tokens", 3
 TOKENS = "tokens.json"
@@ -42,7 +42,7 @@ FIX = "packtrain cache clear --kind tokens removes it; it is made again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class TokenPart:
     """One file of a folder, as tokens.json has it."""
 
     rows: int
@@ -53,7 +53,7 @@ class Part:
 
 def token_inputs(table: CostTable) -> dict[str, Any]:
     """What tokens are made from: all that the table was measured from, its rows, and the tokenizers package."""
-    named = {name: value for name, value in inputs_of(table).items() if name != "mixture"}
+    named = {name: value for name, value in plan_inputs(table).items() if name != "mixture"}
     return {**named, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
 
 
@@ -68,7 +68,7 @@ class TokenTable:
     A process maps all parts at once and keeps them: what is removed from the folder afterwards is still there for it.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, parts: tuple[Part, ...]) -> None:
+    def __init__(self, folder: Path, fingerprint: str, parts: tuple[TokenPart, ...]) -> None:
         self.folder, self.fingerprint, self.parts = folder, fingerprint, parts
         self._starts = np.concatenate([[0], np.cumsum([part.rows for part in parts], dtype=np.int64)])
         self._mapped: list[dict[str, Any]] | None = None
@@ -81,7 +81,7 @@ class TokenTable:
         try:
             if content["parts"] is None:
                 raise ArtifactError(str(folder), got="tokens that are not complete", fix="run the same command again")
-            made = cls(folder, digest(content["inputs"]), tuple(Part(**part) for part in content["parts"]))
+            made = cls(folder, digest(content["inputs"]), tuple(TokenPart(**part) for part in content["parts"]))
         except (KeyError, TypeError) as error:
             raise ArtifactError(str(folder / TOKENS), got=in_one_line(error), expected="its parts", fix=FIX) from None
         for number in range(len(made.parts)):

@@ -25,12 +25,12 @@ from packtrain.core.errors import ArtifactError, RecordError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.locks import alone
 from packtrain.core.values import MediaHeader
-from packtrain.delivery.encode.decode import read_header
+from packtrain.delivery.encode.decode import media_header
 from packtrain.delivery.encode.encode import SampleEncoder
+from packtrain.delivery.encode.pack_source import media_read
 from packtrain.delivery.encode.reader import RecordReader
-from packtrain.delivery.encode.rows import RowTable
+from packtrain.delivery.encode.row_table import RowTable
 from packtrain.delivery.encode.sample_tokens import SampleTokens
-from packtrain.delivery.encode.source import media_read
 from packtrain.delivery.encode.token_table import (
     FINGERPRINT,
     KIND,
@@ -38,7 +38,7 @@ from packtrain.delivery.encode.token_table import (
     PART_SCHEMA,
     TOKENS,
     VERSION,
-    Part,
+    TokenPart,
     TokenTable,
     digest_of,
     part_batch,
@@ -57,7 +57,7 @@ PART_ROWS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TokenProgress:
     """How far tokenizing is; handed to the caller after every part."""
 
     rows: int
@@ -94,7 +94,7 @@ def make_tokens(
     *,
     lock: Path,
     workers: int = 1,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[TokenProgress], None] = lambda _: None,
 ) -> TokenTable:
     """The tokens of a table: those in the folder if they were made from the same, else made now.
 
@@ -138,7 +138,7 @@ class _Found:
     """What is in a folder: parts as it lists them, where they are of the same inputs and were complete."""
 
     changed: tuple[str, ...] = ()  # why they cannot be used as they are
-    parts: tuple[Part, ...] | None = None
+    parts: tuple[TokenPart, ...] | None = None
 
     @property
     def whole(self) -> bool:
@@ -154,7 +154,7 @@ def _found(folder: Path, inputs: dict[str, object]) -> _Found:
         changed = tuple(differences(content["inputs"], inputs))
         if changed or content["parts"] is None:
             return _Found(changed=changed)
-        parts = tuple(Part(**part) for part in content["parts"])
+        parts = tuple(TokenPart(**part) for part in content["parts"])
     except ArtifactError as error:
         return _Found(changed=(f"{TOKENS}: {error.got}",))
     except (KeyError, TypeError) as error:
@@ -169,8 +169,8 @@ def _made(
     spans: list[_Span],
     found: _Found,
     workers: int,
-    report: Callable[[Progress], None],
-) -> list[Part]:
+    report: Callable[[TokenProgress], None],
+) -> list[TokenPart]:
     """Every part, on the disk."""
     _remove_others(task.folder, len(spans))
     listed, changed = dict(enumerate(found.parts or ())), found.changed
@@ -178,15 +178,15 @@ def _made(
     missing = [one for one in spans if one.number not in done]
     rows = resumed = sum(part.rows for part in done.values())
     total = spans[-1].stop if spans else 0
-    report(Progress(rows=rows, total=total, resumed=resumed, changed=changed))
+    report(TokenProgress(rows=rows, total=total, resumed=resumed, changed=changed))
     for number, part in _written(task, missing, workers):
         done[number] = part
         rows += part.rows
-        report(Progress(rows=rows, total=total, resumed=resumed, changed=changed))
+        report(TokenProgress(rows=rows, total=total, resumed=resumed, changed=changed))
     return [done[one.number] for one in spans]
 
 
-def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, Part]]:
+def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, TokenPart]]:
     work = functools.partial(_write_part, task)
     # A stream of records is read forward only: each process would read it from its beginning.
     count = 1 if any(spec.streaming for spec in task.request.specs) else min(workers, len(missing))
@@ -225,7 +225,7 @@ def _remove_leftovers(folder: Path) -> None:
     remove_leftovers(folder, (TOKENS,))
 
 
-def _kept(task: _Task, span: _Span, listed: Part | None) -> Part | None:
+def _kept(task: _Task, span: _Span, listed: TokenPart | None) -> TokenPart | None:
     """A part that was finished before, from the same inputs, and as it was listed if it was."""
     path = task.folder / part_name(span.number)
     if not path.is_file():
@@ -238,8 +238,8 @@ def _kept(task: _Task, span: _Span, listed: Part | None) -> Part | None:
     return part if listed in (None, part) else None
 
 
-def _described(path: Path, check: np.ndarray) -> Part:
-    return Part(
+def _described(path: Path, check: np.ndarray) -> TokenPart:
+    return TokenPart(
         rows=len(check),
         bytes=path.stat().st_size,
         sha256=digest_of(path),
@@ -265,7 +265,7 @@ class _Tools:
             store = self._reader.store(row.source)
 
             def headers() -> list[MediaHeader]:
-                return [read_header(store, medium) for medium in record.media()]
+                return [media_header(store, medium) for medium in record.media()]
 
             try:
                 return self._encoder.text_tokens(record, media_read(headers, row.id, row.origin))
@@ -276,7 +276,7 @@ class _Tools:
 _latest: dict[tuple[int, str], _Tools] = {}  # of one task, so that its tokenizer is loaded once in a process
 
 
-def _write_part(task: _Task, span: _Span) -> tuple[int, Part]:
+def _write_part(task: _Task, span: _Span) -> tuple[int, TokenPart]:
     """Tokenize the rows of one part and write it, whole or not at all."""
     tools = _tools(task)
     batch = part_batch([tools.tokens(number) for number in range(span.start, span.stop)])

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import LedgerEntry
-from packtrain.delivery.collate.values import BatchInfo
+from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.measuring.judge import JUDGED_AFTER, FailureBudget
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _COUNTS = ("samples", "failures", "ledger_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class FailureVerdict:
     """Where a run stands: the same value on every rank."""
 
     samples: int  # tried, those that failed included
@@ -74,7 +74,7 @@ class FailureWatch:
         self._new_samples += info.samples + sum(not line.entry.filtered for line in lines)
         self._new_lines += lines
 
-    def decide(self, group: ProcessGroup | None = None, *, vote: bool = False, whole: bool = False) -> Verdict:
+    def decide(self, group: ProcessGroup | None = None, *, vote: bool = False, whole: bool = False) -> FailureVerdict:
         """Add up what all ranks took, write the ledger, and raise DataError on all of them if the budget is spent.
 
         `vote` is this rank's answer to another question, whatever it is: one sum is enough for both. A `whole` epoch is
@@ -86,17 +86,17 @@ class FailureWatch:
             self._judge()
         return self.verdict
 
-    def finish(self, group: ProcessGroup | None = None) -> Verdict:
+    def finish(self, group: ProcessGroup | None = None) -> FailureVerdict:
         """The last decision, for runs of any size."""
         self._add_up(group)
         self._judge()
         return self.verdict
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> FailureVerdict:
         """Where the run stood at the last decision."""
         reasons = dict(self._reasons)
-        return Verdict(samples=self._samples, failures=self._failures, reasons=reasons, votes=self._votes)
+        return FailureVerdict(samples=self._samples, failures=self._failures, reasons=reasons, votes=self._votes)
 
     def state_dict(self) -> dict[str, Any]:
         """The totals of all ranks at the last decision, as JSON; the same on every rank, and good for any number."""

@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.values import PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.loader.sampler import PackSampler, Turn
 from packtrain.packing.schedule import LoaderState
 
 
-class Progress:
+class LoaderProgress:
     """How far one iteration has come."""
 
     def __init__(self, sampler: PackSampler) -> None:
@@ -49,7 +49,7 @@ class Standing:
     def __init__(self, sampler: PackSampler) -> None:
         self.sampler = sampler
         self._start = sampler.schedule.start()
-        self._newest: Progress | None = None
+        self._newest: LoaderProgress | None = None
         self.over = False  # has the last epoch been delivered?
 
     def set_epoch(self, epoch: int) -> None:
@@ -79,7 +79,7 @@ class Standing:
         self._newest, self.over = None, False
         self.sampler.seek(found.epoch, found.next_pack)
 
-    def begin(self) -> Progress:
+    def begin(self) -> LoaderProgress:
         """A new iteration; where the last one handed out everything without being asked for its end, it has ended."""
         if self._newest is not None and self._newest.complete:
             self.end(self._newest)
@@ -88,10 +88,10 @@ class Standing:
             self.set_epoch(0)
         if self.over:
             raise _no_such_epoch(epochs, epochs)
-        self._newest = Progress(self.sampler)
+        self._newest = LoaderProgress(self.sampler)
         return self._newest
 
-    def end(self, ended: Progress) -> None:
+    def end(self, ended: LoaderProgress) -> None:
         """An iteration came to its end: the next one is the next epoch."""
         if ended is not self._newest:
             return

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from torch.utils.data import Sampler
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.delivery.encode.values import PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.packing.schedule import EMPTY, Schedule
 
 Span = Literal["epoch", "run"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from packtrain.delivery.encode.source import PackSource
-from packtrain.delivery.encode.values import PackedRow
+from packtrain.delivery.encode.encoded_sample import PackedRow
+from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.loader.position import Standing
 from packtrain.delivery.loader.sampler import PackSampler, rank_and_world
 from packtrain.packing.schedule import Schedule

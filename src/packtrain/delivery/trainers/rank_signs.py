@@ -50,7 +50,7 @@ class Patience:
     start: float  # until the first sign, and until the first step once others have begun
 
 
-class Judge:
+class SignJudge:
     """Looks at signs again and again and says, once it is sure, what is wrong. Knows time only from its caller."""
 
     def __init__(self, patience: Patience) -> None:

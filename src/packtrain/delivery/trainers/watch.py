@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.core.visible import visible
-from packtrain.delivery.trainers.rank_signs import Judge, Patience, Sign
+from packtrain.delivery.trainers.rank_signs import Patience, Sign, SignJudge
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -180,7 +180,7 @@ class RankWatch:
 
     def _guard(self) -> None:
         """Judge what was read, until there is a verdict."""
-        judge, now, last, rounds = Judge(self._patience), 0.0, 0.0, 0
+        judge, now, last, rounds = SignJudge(self._patience), 0.0, 0.0, 0
         before = time.monotonic()
         while not self._stopped.is_set():
             with self._heard:

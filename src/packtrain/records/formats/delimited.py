@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks
-from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8
 from packtrain.records.formats.plain_file import plain_blocks
+from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
@@ -25,7 +25,7 @@ BAD_HEADER = "header cannot be used"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DelimitedRow:
     """One row as it stands in the file."""
 
     at: int  # byte
@@ -71,7 +71,9 @@ class CommaSeparated:
         except RecordError as error:
             return Entry(origin=origin, error=error, at=at)
         row = next(self._rows(plain_blocks(plain, at), at), None)
-        return self._entry(origin, columns, row or Row(at, 0, b"", RecordError("read", NOT_CSV, "no row is there")))
+        return self._entry(
+            origin, columns, row or DelimitedRow(at, 0, b"", RecordError("read", NOT_CSV, "no row is there"))
+        )
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         """How many entries `read` yields."""
@@ -81,7 +83,7 @@ class CommaSeparated:
         """Units of about `block` bytes of rows."""
         rows = self._rows(file_blocks(file))
         columns = self._columns(next(rows, None))
-        held: list[Row] = []
+        held: list[DelimitedRow] = []
         size = 0
         for row in rows:
             held.append(row)
@@ -92,7 +94,7 @@ class CommaSeparated:
         if held:
             yield Unit(number=0, source=0, file=file, first=held[0].line, payload=(columns, held))
 
-    def _rows(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[Row]:
+    def _rows(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[DelimitedRow]:
         """The rows from a place on, without blank lines. A fault after which no row can be found is the last."""
         taken: list[bytes] = []  # lines of the row that is being read
         number = 0
@@ -119,13 +121,13 @@ class CommaSeparated:
             raw = b"".join(taken)
             taken.clear()
             if error is not None and error.reason != NOT_CSV:
-                yield Row(at, number + 1, b"", error)
+                yield DelimitedRow(at, number + 1, b"", error)
                 return
             if raw.removeprefix(BOM).strip():
-                yield Row(at, number + 1, raw, error)
+                yield DelimitedRow(at, number + 1, raw, error)
             at, number = at + len(raw), number + raw.count(b"\n")
 
-    def _columns(self, row: Row | None) -> list[str]:
+    def _columns(self, row: DelimitedRow | None) -> list[str]:
         """The names in the first row."""
         if row is None:
             raise RecordError("read", BAD_HEADER, "the file is empty")
@@ -134,7 +136,7 @@ class CommaSeparated:
             raise RecordError("read", BAD_HEADER, f"two columns are called {twice[0]!r}")
         return names
 
-    def _values(self, row: Row) -> list[str]:
+    def _values(self, row: DelimitedRow) -> list[str]:
         if row.error:
             raise row.error
         try:
@@ -144,7 +146,7 @@ class CommaSeparated:
         lines = (line + "\n" for line in text.removesuffix("\n").split("\n"))
         return next(csv.reader(lines, delimiter=self.delimiter, strict=True))
 
-    def _entry(self, origin: str, columns: list[str], row: Row) -> Entry:
+    def _entry(self, origin: str, columns: list[str], row: DelimitedRow) -> Entry:
         check = zlib.crc32(row.raw)
         try:
             values = self._values(row)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packtrain.core.errors import ConfigError, PacktrainError, RecordError
-from packtrain.records.formats.files import expand_braces, failed_unit, kind_of_name
 from packtrain.records.formats.saved_dataset import STATE_FILE, is_saved_dataset, saved_files, split_folder
+from packtrain.records.formats.source_files import expand_braces, failed_unit, kind_of_name
 from packtrain.records.formats.splits import check_split
 from packtrain.records.formats.tables import Arrow
 from packtrain.records.shards.plain import Plain

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks
-from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import LONGEST, NOT_JSON, NOT_UTF8, TOO_DEEP, TOO_LONG, parse_object
 from packtrain.records.formats.plain_file import plain_blocks
+from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks, file_compression, unreadable
-from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import BOM, LONGEST, TOO_LONG, parse_object
+from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 

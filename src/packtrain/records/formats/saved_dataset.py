@@ -7,7 +7,7 @@ import os
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.records.formats.compression import unreadable
-from packtrain.records.formats.files import walk
+from packtrain.records.formats.source_files import walk
 from packtrain.records.formats.splits import check_split
 from packtrain.records.source import SourceSpec
 

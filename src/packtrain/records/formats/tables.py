@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import unreadable
-from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.table_rows import (
     ArrowRows,
     OpenTable,

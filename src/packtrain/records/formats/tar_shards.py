@@ -11,8 +11,8 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaKind, MediaRef
-from packtrain.records.formats.files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8, TOO_LONG, parse_object
+from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.tar_members import Member, Members, PlacedBytes, open_members
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit

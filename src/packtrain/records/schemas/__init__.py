@@ -1,6 +1,6 @@
 """Chat schemas: what one raw record means, as messages with typed parts."""
 
-from packtrain.records.schemas.convert import (
+from packtrain.records.schemas.to_record import (
     SCHEMAS,
     SchemaOptions,
     load_formatting,

@@ -12,7 +12,7 @@ from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenId
 from packtrain.records.schemas.limits import limits_of
 from packtrain.records.schemas.recognise import LOSS_FLAGS
 from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
-from packtrain.records.schemas.tools import ANSWER_KEYS, EXTRA_KEYS, checked, extras_of, unfolded
+from packtrain.records.schemas.tools import ANSWER_KEYS, EXTRA_KEYS, checked_text, extras_of, unfolded
 
 ROLE_ALIASES: Mapping[str, str] = {
     "user": "user",
@@ -52,7 +52,7 @@ PART_KEYS = frozenset((*("type", "text", "value", "cache_control", "train_detail
 _MARKER = re.compile("<(image|video|audio)>")
 
 
-class Draft(NamedTuple):
+class ConvertedRecord(NamedTuple):
     """What a schema makes of a record, before it has an id and an origin."""
 
     messages: tuple[Message, ...]
@@ -63,12 +63,12 @@ class Draft(NamedTuple):
     tools: tuple[Any, ...] = ()  # definitions of tools that stood in messages
 
 
-def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`messages`: typed parts, or strings with markers."""
     return _chat(value["messages"], pool)
 
 
-def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """ShareGPT and LLaVA: `conversations` of from/value."""
     items = value.get("conversations")
     if items is None:
@@ -76,12 +76,12 @@ def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Dr
     return _chat(items, pool)
 
 
-def _chat(items: object, pool: MediaPool | None) -> Draft:
+def _chat(items: object, pool: MediaPool | None) -> ConvertedRecord:
     turns, tools = unfolded(as_list(items, "messages"))
-    return Draft(read_messages(turns, pool), tools=tuple(tools))
+    return ConvertedRecord(read_messages(turns, pool), tools=tuple(tools))
 
 
-def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """nanoVLM: `texts` of {user, assistant}; the images stand before the first user text."""
     turns = as_list(value["texts"], "texts")
     for turn in turns:
@@ -135,7 +135,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
             if known == "assistant" and (marked := next((p for p in parts if isinstance(p, Media)), None)):
                 raise RecordError("schema", f"{marked.kind} marker in an answer", "media there need typed parts")
         else:
-            parts = (Text(checked(content)),)
+            parts = (Text(checked_text(content)),)
     elif isinstance(content, list | tuple):
         parts = tuple(_read_parts(content, pool))
         train = _parts_carry_loss(content) and train
@@ -192,13 +192,13 @@ def _split(text: str, markers: Mapping[str, MediaKind], pool: MediaPool) -> Iter
         if kind is None:
             continue
         if match.start() > start:
-            yield Text(checked(text[start : match.start()]))
+            yield Text(checked_text(text[start : match.start()]))
         start = match.end()
         medium = pool.take(kind)
         if medium is not None:
             yield medium
     if start < len(text):
-        yield Text(checked(text[start:]))
+        yield Text(checked_text(text[start:]))
 
 
 def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[Part]:
@@ -215,7 +215,7 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             text = part.get("value") if text is None else text
             if not isinstance(text, str):
                 raise RecordError("schema", "a text part has no text", type(text).__name__)
-            yield Text(checked(text))
+            yield Text(checked_text(text))
         elif isinstance(name, str) and name in _PART_FIELDS:
             medium = _read_media_part(part, name, pool)
             if medium is not None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.seeds import stream
 from packtrain.core.values import Message, Text
-from packtrain.records.schemas.chat import Draft, checked
+from packtrain.records.schemas.chat import ConvertedRecord, checked_text
 from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from packtrain.records.schemas.options import SchemaOptions
+    from packtrain.records.schemas.schema_options import SchemaOptions
 
 DEFAULT_PROMPT = "List every object in the image, one per line, with its description and its position."
 _JSON = json.JSONEncoder(ensure_ascii=False)
@@ -39,7 +39,9 @@ class AnnotatedObject:
         return self.bbox_2d or self.poly or ()
 
 
-def objects_schema(value: Mapping[str, Any], pool: MediaPool | None, options: SchemaOptions, record_id: str) -> Draft:
+def objects_schema(
+    value: Mapping[str, Any], pool: MediaPool | None, options: SchemaOptions, record_id: str
+) -> ConvertedRecord:
     """`images` and `objects` (with `width` and `height` where coordinates are normalised)."""
     raw = value["objects"]
     if not isinstance(raw, list | tuple):
@@ -57,8 +59,8 @@ def objects_schema(value: Mapping[str, Any], pool: MediaPool | None, options: Sc
     answer = render_objects(objects, options.object_template)
     prompt = DEFAULT_PROMPT if options.object_prompt is None else options.object_prompt
     question = (*pool.take_rest(), *((Text(prompt),) if prompt else ()))
-    return Draft(
-        (Message(role="user", parts=question), Message(role="assistant", parts=(Text(checked(answer)),))),
+    return ConvertedRecord(
+        (Message(role="user", parts=question), Message(role="assistant", parts=(Text(checked_text(answer)),))),
         objects=len(objects),
     )
 

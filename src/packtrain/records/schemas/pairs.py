@@ -8,15 +8,15 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Text
-from packtrain.records.schemas.chat import Draft, as_list, read_messages
+from packtrain.records.schemas.chat import ConvertedRecord, as_list, read_messages
 from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
-from packtrain.records.schemas.tools import checked, unfolded
+from packtrain.records.schemas.tools import checked_text, unfolded
 
 _APPROPRIATELY = "Write a response that appropriately completes the request."
 
 
-def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`prompt` and `completion`, which carries loss: strings are plain text; beside media, or as lists, turns."""
     if pool is None and isinstance(value["prompt"], str) and isinstance(value["completion"], str):
         return _continued(value["prompt"], value["completion"])
@@ -26,7 +26,7 @@ def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -
         raise RecordError("schema", "no messages", "empty prompt or completion")
     (asked, tools), (answered, more) = unfolded(prompt), unfolded(completion)
     messages = read_messages([*asked, *answered], pool)
-    return Draft(
+    return ConvertedRecord(
         tuple(
             replace(message, train=False) if position < len(asked) and message.role == "assistant" else message
             for position, message in enumerate(messages)
@@ -35,10 +35,12 @@ def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -
     )
 
 
-def _continued(prompt: str, completion: str, how: str = "plain text") -> Draft:
+def _continued(prompt: str, completion: str, how: str = "plain text") -> ConvertedRecord:
     """A text and how it goes on, which pass through no chat template."""
     pairs = (("user", prompt), ("assistant", completion))
-    return Draft(tuple([Message(role=role, parts=(Text(checked(text)),)) for role, text in pairs]), plain=True, how=how)
+    return ConvertedRecord(
+        tuple([Message(role=role, parts=(Text(checked_text(text)),)) for role, text in pairs]), plain=True, how=how
+    )
 
 
 def _turns(item: object, name: str, role: str) -> list[Any]:
@@ -47,7 +49,7 @@ def _turns(item: object, name: str, role: str) -> list[Any]:
     return list(as_list(item, name))
 
 
-def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """Alpaca: `instruction`, optional `input` below it, `output`; optional `history` of earlier pairs."""
     question = _string(value["instruction"], "instruction")
     given = value.get("input")
@@ -59,10 +61,10 @@ def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draf
             raise RecordError("schema", "history is not a list of pairs", type(pair).__name__)
         turns += _exchange(_string(pair[0], "history"), _string(pair[1], "history"))
     messages = read_messages([*turns, *_exchange(question, _string(value["output"], "output"))], pool)
-    return Draft(messages, how="input one line below instruction" if given else "")
+    return ConvertedRecord(messages, how="input one line below instruction" if given else "")
 
 
-def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """The same columns in the prompt that Alpaca was trained with: plain text, no chat template."""
     if pool is not None or value.get("history"):
         raise RecordError("schema", "media or history in Alpaca's prompt", "schema instruction takes them")
@@ -74,24 +76,24 @@ def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
     return _continued(f"{lead}{written}\n\n### Response:\n", _string(value["output"], "output"), "### Instruction")
 
 
-def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`question` and `answer`."""
     question, answer = _string(value["question"], "question"), _string(value["answer"], "answer")
-    return Draft(read_messages(_exchange(question, answer), pool))
+    return ConvertedRecord(read_messages(_exchange(question, answer), pool))
 
 
-def text_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def text_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`text` or `caption`: running text; beside media it is their caption, asked for by the media alone."""
     column = "caption" if value.get("text") is None else "text"
-    text = checked(_string(value.get(column), column))
+    text = checked_text(_string(value.get(column), column))
     if not text:
         raise RecordError("schema", "empty text")
     answer = Message(role="assistant", parts=(Text(text),))
     if pool is None or not pool.left():
-        return Draft((answer,), plain=True, how="plain text")
+        return ConvertedRecord((answer,), plain=True, how="plain text")
     if any(f"<{kind}>" in text for kind in pool.given):
         raise RecordError("schema", "markers in plain text are not supported", "use messages for interleaved media")
-    return Draft((Message(role="user", parts=tuple(pool.take_rest())), answer))
+    return ConvertedRecord((Message(role="user", parts=tuple(pool.take_rest())), answer))
 
 
 def _exchange(question: str, answer: str) -> list[dict[str, str]]:

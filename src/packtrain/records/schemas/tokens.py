@@ -8,7 +8,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import TokenIds
-from packtrain.records.schemas.chat import Draft
+from packtrain.records.schemas.chat import ConvertedRecord
 from packtrain.records.schemas.recognise import LOSS_MASKS
 from packtrain.records.schemas.references import MediaPool
 
@@ -20,7 +20,7 @@ _OF_PACKS = ("seq_lengths", "cu_seqlens", "cu_seq_lens", "seq_idx", "sequence_id
 _OF_TOKENS = ("input_ids", "labels", "attention_mask", "position_ids", "special_tokens_mask", *LOSS_MASKS, *_OF_PACKS)
 
 
-def tokens_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
+def tokens_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`input_ids`, with `labels` and masks of 0 and 1 where there are any; without them all tokens carry loss."""
     ids = _numbers(value["input_ids"], "input_ids")
     if not ids:
@@ -35,7 +35,7 @@ def tokens_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Draft:
         if len(mask) != len(ids):
             raise RecordError("schema", "columns of different lengths", f"{len(ids)} input_ids, {len(mask)} {name}")
         learned = [one and bool(other) for one, other in zip(learned, mask, strict=True)]
-    return Draft((), tokens=TokenIds(ids=ids, learned=_spans(learned)))
+    return ConvertedRecord((), tokens=TokenIds(ids=ids, learned=_spans(learned)))
 
 
 def _masks(value: Mapping[str, Any], ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:

@@ -203,7 +203,7 @@ def _text(item: object, key: str) -> str | None:
         return None
     if not isinstance(item, str):
         raise RecordError("schema", "a field of a message is not text", f"{key}: {type(item).__name__}")
-    return checked(item)
+    return checked_text(item)
 
 
 def _call(item: object) -> ToolCall:
@@ -221,7 +221,7 @@ def _call(item: object) -> ToolCall:
         arguments = {}
     if not isinstance(arguments, Mapping):
         raise RecordError("schema", "a tool call's arguments are not an object", f"{name[:60]!a}")
-    return ToolCall(checked(name), _json(arguments), _text(item.get("id"), "id"))
+    return ToolCall(checked_text(name), _json(arguments), _text(item.get("id"), "id"))
 
 
 # ---- what a record has beside its messages
@@ -264,7 +264,7 @@ def _kwargs(item: object) -> tuple[tuple[str, Scalar], ...]:
             raise RecordError("schema", "a name in chat_template_kwargs is not a variable's", f"{name!a}"[:60])
         if not isinstance(one, str | int | float | None) or len(str(one)) > _LONGEST:
             raise RecordError("schema", "a value in chat_template_kwargs is not one text, number or flag", name[:60])
-        checked(str(one))
+        checked_text(str(one))
     return tuple(item.items())
 
 
@@ -302,7 +302,7 @@ def parsed(item: Any, reason: str) -> Any:
 def _json(item: object) -> str:
     """The text of JSON that a value is kept as."""
     try:
-        return checked(json.dumps(item, ensure_ascii=False, default=_plain))
+        return checked_text(json.dumps(item, ensure_ascii=False, default=_plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordError("schema", "a tool's values are not JSON", str(error)[:100]) from None
 
@@ -313,7 +313,7 @@ def _plain(item: object) -> Any:
     raise TypeError(f"{type(item).__name__} is not JSON")
 
 
-def checked(text: str) -> str:
+def checked_text(text: str) -> str:
     """The text itself; lone surrogates (legal in JSON) cannot be tokenized or written."""
     if not text.isascii():
         try:

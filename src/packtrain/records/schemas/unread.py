@@ -64,7 +64,7 @@ _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
 _LONGEST = 100  # characters of a name
 
 
-class Unread:
+class UnreadNames:
     """Counts the records that have something under a name that nothing reads, and keeps the id of the first."""
 
     def __init__(self, *, strict: bool = False) -> None:

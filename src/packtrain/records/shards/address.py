@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.retries import Answer, Unreachable, retried
-from packtrain.core.secrets import whole
+from packtrain.core.secrets import with_secrets
 from packtrain.records.formats.compression import CANNOT_OPEN
 
 READ = 1 << 20  # bytes asked for at once
@@ -84,7 +84,7 @@ def file_system(url: str) -> tuple[Any, str]:
             url, got="no module named 'fsspec'", expected="fsspec", fix="pip install 'packtrain[remote]'"
         ) from None
     try:
-        return fsspec.core.url_to_fs(whole(url), **_patience(url, fsspec.config.conf))  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(with_secrets(url), **_patience(url, fsspec.config.conf))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:
         raise ConfigError(url, got=str(error), expected="a URL that an installed file system can read") from error
 

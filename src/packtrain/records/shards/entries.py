@@ -29,7 +29,7 @@ _MEMBER = re.compile(r"[0-9a-f]{16}\.member")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Key:
+class EntryKey:
     """One content of one file, as digests: no name of a source can reach the file system."""
 
     address: str
@@ -40,7 +40,7 @@ class Key:
 class CacheEntry:
     """One cached file, whole or in the making."""
 
-    key: Key
+    key: EntryKey
     token: str
     reserved: int  # bytes; never fewer than the file has
     state: State
@@ -56,10 +56,10 @@ def address_of(file: str) -> str:
     return hashlib.sha256(file.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def key_of(file: str, identity: Identity, kind: str = "") -> Key:
+def key_of(file: str, identity: Identity, kind: str = "") -> EntryKey:
     """The key of a file as it is now; `kind` tells apart several things made from it."""
     version = hashlib.sha256(f"{identity.size} {identity.stamp}".encode()).hexdigest()[:16]
-    return Key(address=address_of(kind + file), version=version)
+    return EntryKey(address=address_of(kind + file), version=version)
 
 
 def new_token() -> str:
@@ -67,12 +67,12 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def new_part(key: Key) -> CacheEntry:
+def new_part(key: EntryKey) -> CacheEntry:
     """A file that is about to be fetched."""
     return CacheEntry(key=key, token=new_token(), reserved=0, state="part")
 
 
-def resized(entry: CacheEntry, reserved: int, state: State = "part") -> CacheEntry:
+def with_reservation(entry: CacheEntry, reserved: int, state: State = "part") -> CacheEntry:
     """The same file with another reservation."""
     return replace(entry, reserved=reserved, state=state)
 
@@ -83,7 +83,7 @@ def parse(name: str) -> CacheEntry | None:
     if not found:
         return None
     address, version, token, reserved, state = found.groups()
-    key = Key(address=address, version=version)
+    key = EntryKey(address=address, version=version)
     return CacheEntry(key=key, token=token, reserved=int(reserved), state="part" if state == "part" else "ready")
 
 

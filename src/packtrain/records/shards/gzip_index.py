@@ -11,9 +11,9 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import CUT_OFF, DAMAGED
 from packtrain.records.shards.address import Identity, identity_of_open, open_raw
-from packtrain.records.shards.cache import ShardCache
-from packtrain.records.shards.folder import CacheFault, NoRoom
+from packtrain.records.shards.cache_folder import CacheFault, NoRoom
 from packtrain.records.shards.forward import decompressed
+from packtrain.records.shards.shard_cache import ShardCache
 from packtrain.records.span import CursorFile
 
 KIND = "gzip index of "

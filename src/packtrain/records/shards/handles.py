@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from packtrain.records.shards.cache_folder import CachedFile, CacheFolder
 from packtrain.records.shards.entries import try_lock
-from packtrain.records.shards.folder import CacheFolder, Ready
 from packtrain.records.shards.forks import reset_in_children
 from packtrain.records.shards.plain import Plain
 from packtrain.records.span import Span
@@ -42,7 +42,7 @@ class Handle(Protocol):
 class CachedHandle:
     """A file in the cache. Pinned by a shared lock; idle, it may be evicted, which `pin` notices."""
 
-    def __init__(self, folder: CacheFolder, ready: Ready) -> None:
+    def __init__(self, folder: CacheFolder, ready: CachedFile) -> None:
         self._folder, self._fd = folder, ready.fd
         self._noted = time.monotonic()
         self.plain: Plain = SpanPlain(Span(fd=ready.fd, size=ready.size), ready.path)

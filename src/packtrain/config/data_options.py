@@ -1,0 +1,186 @@
+"""A config's data section -> the datasets of training and evaluation, and the defaults of the section it came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packtrain.config.dataset_config import DatasetConfig
+from packtrain.config.run_config import RunConfig
+from packtrain.config.sections import HOMES, DatasetSection
+from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
+from packtrain.core.cache_root import cache_dir
+from packtrain.core.errors import ConfigError
+from packtrain.packing.packing_config import LIMITS
+
+_PACKS_ONLY = (
+    *(limit for limit in LIMITS if limit != "packing_length"),
+    *("packing_window", "packing_min_fill_ratio", "packing_buffer", "packing_drop_last", "effort"),
+)
+
+
+def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The config with what its sections mean where they come from, and what is different here."""
+    notes: list[str] = []
+    systems, sure = systems_of(config.written_as), systems_of(config.written_as, sure=True)
+    for system in systems:
+        missing: dict[str, Any] = {}
+        for name, value in THEIR_DEFAULTS[system].items():
+            if _is_open(config, name) and (system in sure or (HOMES[name] == "data" and name != "cutoff_len")):
+                if isinstance(value, Mapping) and "" in value:
+                    value = value.get(config.model.method, value[""])
+                missing[name] = value
+                values = replace(getattr(config, HOMES[name]), **{name: value})
+                config = replace(config, **{HOMES[name]: values})  # type: ignore[arg-type]
+        if missing:
+            said = ", ".join(f"{name}: {str(value).lower()}" for name, value in missing.items())
+            way = "; data.packing: true packs" if "packing" in missing else ""
+            notes.append(f"{said}: what {system} means where it is left out{way}")
+    if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
+        notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
+    for system in sure:
+        notes += [said for name, said in UNSAID.get(system, {}).items() if _setting(config, name) is None]
+        notes += [
+            said.format(value)
+            for name, said in OTHERWISE.get(system, {}).items()
+            if (value := _setting(config, name)) is not None
+        ]
+    return config, (*notes, *_meanings(config))
+
+
+def _setting(config: RunConfig, name: str) -> Any:
+    return getattr(getattr(config, HOMES[name]), name)
+
+
+def _is_open(config: RunConfig, name: str) -> bool:
+    """Is a setting said neither by itself nor in another way? Beside adapters, other parts rest anyway."""
+    if name in ("train_vision", "train_projector") and config.model.method not in (None, "full"):
+        return False
+    return all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
+
+
+def _meanings(config: RunConfig) -> list[str]:
+    """Settings that do something else here than in the systems that have them, too."""
+    data, found = config.data, []
+    if config.packs:
+        if data.packing_buffer is not None:
+            found.append(
+                f"packing_buffer {data.packing_buffer} is a look-ahead in samples for streams that cannot be"
+                " measured first; this dataset is measured and packed as a whole, so it changes nothing"
+            )
+        if data.packing_min_fill_ratio and data.packing_window is None:
+            drops = "drops nothing: emptier packs of a window join the next; there is no window"
+            if data.packing_drop_last:
+                drops = (
+                    f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are left out of an epoch"
+                )
+            found.append(f"packing_min_fill_ratio {drops}")
+        if "nanoVLM" in systems_of(config.written_as):
+            found.append("samples that share a pack do not see each other here")
+    if data.max_sample_length is not None:
+        found.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
+    how = f"{'on the left, ' if data.truncate_side == 'left' else ''}never inside an image or a video"
+    if data.cutoff_len is not None:
+        found.append(f"samples are cut to cutoff_len {data.cutoff_len:,} tokens, {how}")
+    elif data.overlong == "truncate":
+        found.append(f"longer samples are truncated, {how}")
+    return found
+
+
+def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple[DatasetConfig, tuple[str, ...]]:
+    """The dataset that is trained on; packs of a step and epochs are filled in once packs are counted."""
+    data = config.data
+    if not data.dataset_path:
+        raise ConfigError("data.dataset_path", got="none", expected="a file or folder, or a hub name")
+    for name, given in data.given("split", "subset").items():
+        if os.path.isfile(data.dataset_path):
+            got = f"{given} of the file {data.dataset_path}"
+            raise ConfigError(f"data.{name}", got=got, expected="a dataset that has parts", fix="leave it out")
+    unused = data.given(*_PACKS_ONLY)
+    length, said = _pack_length(config)
+    made = _dataset(
+        config,
+        rows_per_batch=rows,
+        group_by_length=_grouped(config),
+        packs_per_step=packs or 1,
+        **length,
+    )
+    if unused and not made.has_packs:
+        return made, (*said, f"packing is false: {', '.join(unused)} have no effect")
+    return made, said
+
+
+def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The length of packs where only the cut of samples is said: what the rows of a padded batch could hold."""
+    data, rows = config.data, config.training.per_device_train_batch_size or 1
+    if data.cutoff_len is None or data.packing_length is not None:
+        return {}, ()
+    if not (config.packs or data.pad_packs):
+        return {"packing_length": data.cutoff_len}, ()
+    length = rows * data.cutoff_len
+    said = f"packs have up to {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
+    return {"packing_length": length}, (f"{said}; data.packing_length says another",)
+
+
+def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetConfig | None:
+    """The dataset that is evaluated on, in its own order, with its own cost table and plan."""
+    data = config.data
+    if not config.evaluates:
+        return None
+    own: dict[str, Any] = {"part": "eval"}
+    if data.eval_path:
+        own = {"dataset_path": data.eval_path, "split": data.eval_split or data.split, "eval_size": None}
+        own |= {"max_samples": data.max_eval_samples, "dataset_format": None}  # it is recognised, and may be another
+    packing = data.eval_packing if data.eval_packing is not None else config.packs
+    size = config.training.per_device_eval_batch_size or rows
+    return _dataset(
+        config,
+        **own,
+        costs=None,
+        plan=None,
+        packing=packing,
+        pad_packs=False,
+        shuffle=False,
+        balance=None,
+        rows_per_batch=1 if packing else size,
+        packing_drop_last=None,  # every sample is evaluated
+        packs_per_step=world * (1 if packing else size),  # a batch for every process
+        **_pack_length(config)[0],
+    )
+
+
+def _dataset(config: RunConfig, **own: Any) -> DatasetConfig:
+    """The data section as a dataset, with settings of its own."""
+    name = config.model.model_name_or_path
+    if not name:
+        raise ConfigError("model.model_name_or_path", got="none", expected="a model folder, a hub name or tiny:FAMILY")
+    found = {**config.data.given(*DatasetSection.known()), "cache_dir": str(cache_root(config)), **own}
+    if found.get("packing") is False and not found.get("pad_packs"):
+        found = {name: value for name, value in found.items() if name not in _PACKS_ONLY}
+    try:
+        return DatasetConfig(model=name, seed=data_seed(config), **found)
+    except ConfigError as error:
+        known = DatasetSection.known()
+        said = [f"data.{one}" if one.partition(":")[0] in known else one for one in error.problems]
+        raise ConfigError("data", problems=said) from None
+
+
+def cache_root(config: RunConfig) -> Path:
+    """The folder in which cost tables, plans and rows of this config are kept."""
+    given = config.data.cache_dir
+    return Path(os.path.abspath(Path(given).expanduser() if given is not None else cache_dir()))
+
+
+def data_seed(config: RunConfig) -> int:
+    """The seed of everything that is drawn about data."""
+    training = config.training
+    return training.data_seed if training.data_seed is not None else training.seed or 0
+
+
+def _grouped(config: RunConfig) -> bool:
+    """Are padded batches grouped by length? The trainer of transformers says it by another name."""
+    given = config.training.group_by_length
+    return config.training.train_sampling_strategy == "group_by_length" if given is None else given

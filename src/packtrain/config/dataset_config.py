@@ -1,0 +1,305 @@
+"""What a dataset of packs is made from: one value, checked when it is made, all that is wrong with it said at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from packtrain.config.kinds import COUNT, FLAG, SEED, WORD, choice
+from packtrain.config.section import key
+from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection, names_model
+from packtrain.core.cache_root import cache_dir
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.secrets import kept_apart
+from packtrain.core.values import MediaLimits
+from packtrain.families.encoder import LossOn
+from packtrain.families.model_folder import known_as
+from packtrain.measuring.request import Filters
+from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.schedule import Balance
+from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.source import FORMATS
+
+LONGEST_DEFAULT = 32_000  # tokens of a pack where the model could take more
+DATASET_TYPES = ("vision", "vision_audio", "fineweb_edu")
+_FORMATS = (*FORMATS, "yaml")
+_SCHEMA = tuple(one.name for one in fields(SchemaOptions))
+_FILTERS = tuple(one.name for one in fields(Filters) if one.name not in ("limit", "eval_part"))
+_PACKING = tuple(one.name for one in fields(PackingConfig))
+# What decides the costs of samples, and how they are found out.
+_MEASURED = (
+    *("dataset_path", "dataset_type", "dataset_format", "media_root", "split", "subset", *_SCHEMA, *_FILTERS),
+    *(
+        "loss_on",
+        "add_eos",
+        "template_date",
+        "processor_config",
+        "max_samples",
+        "eval_size",
+        "part",
+        "allow_outside_root",
+        "seed",
+    ),
+    *("max_image_pixels", "chat_template", "strict_columns"),
+)
+
+
+# How failures are judged: of no influence on costs, but a run of the same data needs the same.
+_JUDGED = ("on_error", "max_failure_rate", "content_hash")
+# Filters that a cost table can follow later, and those settings that it cannot, with their defaults.
+FILTERS = ("max_images_per_sample", "max_sample_length")
+MEASURED_DEFAULTS = {
+    name: one.default
+    for name, one in DatasetSection.known().items()
+    if name in _MEASURED and name not in (*FILTERS, "dataset_path", "processor_config", "template_date")
+}
+_PATHS = ("dataset_path", "media_root", "chat_template", "costs", "plan")
+
+
+def absolute(path: str) -> str:
+    """A path that exists, as it is called from anywhere; other names as they are."""
+    there = os.path.expanduser(path)
+    return os.path.abspath(there) if os.path.exists(there) else path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetConfig(DatasetSection):
+    """A dataset, a model and how its samples are packed. Map-style and streaming access take the same config.
+
+    All settings of section `data` that are about one dataset, by the same names; None is their default.
+    """
+
+    model: str | None = key(WORD, "The model whose processor is used; may stand in processor_config instead.")
+    filter_overlong: bool | None = key(FLAG, "false: a sample that is longer than a pack is an error.")
+    rows_per_batch: int = key(COUNT, "Samples of a padded batch; a pack is a whole batch.", default=1)
+    group_by_length: bool = key(FLAG, "Padded: similar lengths share a step; packs: similar work.", default=False)
+    epochs: int = key(COUNT, "Epochs that packs are made for.", default=1)
+    packs_per_step: int = key(COUNT, "Of an optimizer step, over all ranks; when padded, its samples.", default=1)
+    part: str = key(
+        choice("train", "eval"), "With eval_size: the records that are held out, or the others.", default="train"
+    )
+    seed: int = key(SEED, "Of everything that is drawn at random.", default=0)
+    # Settings that were given, with whatever value; it stays when some are replaced.
+    said: frozenset[str] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.said is None:
+            object.__setattr__(self, "said", frozenset(self.given()))
+        problems = [*_take_model(self)]
+        for name, one in self.known().items():
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
+                object.__setattr__(self, name, value)
+            wrong = [*self.problems({name: value})]
+            problems += wrong
+            if wrong or value is None:  # the other checks go on with the default
+                object.__setattr__(self, name, one.default)
+        problems += [problem for check in _CHECKS for problem in check(self)]
+        if problems:
+            raise ConfigError("settings of the dataset", problems=problems)
+        for name in _PATHS:
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, absolute(kept_apart(given)))
+
+    @property
+    def model_name(self) -> str:
+        """The model whose processor is used."""
+        assert self.model is not None, "a config without a model is refused"
+        return self.model
+
+    @property
+    def cache_root(self) -> Path:
+        """The folder in which cost tables, plans and rows are kept."""
+        return Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_dir()
+
+    @property
+    def shard_bytes(self) -> int:
+        """Room for copies of compressed or remote data files."""
+        return self.cache_bytes or 0
+
+    @property
+    def has_packs(self) -> bool:
+        """Do samples share packs, whether these are trained as they are or padded?"""
+        return bool(self.packing or self.pad_packs)
+
+    @property
+    def order(self) -> Balance:
+        """The order of packs: steps of even work; as packed where nothing is to be shuffled, or it is the baseline."""
+        if self.balance is not None:
+            return self.balance  # type: ignore[return-value]  # it was checked
+        if self.has_packs and (self.shuffle or self.group_by_length):
+            return "strict" if self.group_by_length else "sorted"
+        return "length" if self.group_by_length else "random"
+
+    @property
+    def caches_tokens(self) -> bool:
+        """Is text tokenized once and kept?"""
+        return not self.packing if self.cache_tokens is None else self.cache_tokens
+
+    def media_limits(self) -> MediaLimits:
+        """What bounds the cost of media."""
+        return MediaLimits(**(self.processor_config or {}))  # type: ignore[arg-type]
+
+    def schema_options(self) -> SchemaOptions:
+        """How records are turned into chats; `fineweb_edu` is running text, whatever other columns they have."""
+        seed = self.seed if self.object_ordering == "random" else 0
+        given = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
+        found = SchemaOptions(**given)
+        if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting_func is None:
+            return replace(found, schema="text")
+        return found
+
+    def own_template(self) -> str | None:
+        """The text of the user's own chat template."""
+        if self.chat_template is None:
+            return None
+        try:
+            text = Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            got = f"{self.chat_template}: {getattr(error, 'strerror', None) or error}"
+            raise ConfigError(
+                "chat_template",
+                got=got,
+                expected="a file with a Jinja template, in UTF-8",
+                fix="leave it out to use the model's own: templates are not known by name here",
+            ) from None
+        if not text.strip():
+            raise ConfigError("chat_template", got=f"{self.chat_template}, which is empty", expected="a Jinja template")
+        return text
+
+    def filters(self) -> Filters:
+        """Which records are left out."""
+        given = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
+        return Filters(limit=self.max_samples, eval_part=self.part == "eval", **given)
+
+    @property
+    def measured_seed(self) -> int:
+        """The seed of what measuring draws; of no matter where it draws nothing."""
+        draws = self.max_samples is not None or self.eval_size is not None or self.object_ordering == "random"
+        return self.seed if draws else 0
+
+    def measured_by(self) -> dict[str, Any]:
+        """The settings that costs follow from."""
+        return {"model": known_as(absolute(self.model_name)), **self.given(*_MEASURED), "seed": self.measured_seed}
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """What was said about the data, as sections of a config: what is not the default."""
+        known = self.known()
+        data = {
+            name: value
+            for name in (*_MEASURED, *_JUDGED)
+            if name != "part" and (value := getattr(self, name)) != known[name].default
+        }
+        training = {"seed": seed} if (seed := data.pop("seed", 0)) and self.measured_seed else {}
+        return {
+            "model": {"model_name_or_path": absolute(self.model_name)},
+            "data": {name: value for name, value in data.items() if value not in ({}, [], None)},
+            **({"training": training} if training else {}),
+        }
+
+    def packing_config(self, context_length: int) -> PackingConfig:
+        """How samples are packed for a model that takes this many tokens."""
+        given = {name: getattr(self, name) for name in _PACKING if getattr(self, name) is not None}
+        given.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
+        if not self.has_packs:
+            given["packing_strategy"] = "none"
+            given.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
+        return PackingConfig(**given)
+
+
+Check = Callable[[DatasetConfig], Iterator[str]]
+
+
+def _take_model(config: DatasetConfig) -> Iterator[str]:
+    """The name of the model may stand in processor_config, where only limits of media stay."""
+    given = config.processor_config
+    if not isinstance(given, Mapping):
+        return
+    named = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
+    if not named and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
+        named = [given[PROCESSOR_CLASS]]
+    found = {str(name) for name in (config.model, *named) if name}
+    if len(found) > 1:
+        yield f"model: {' and '.join(sorted(found))} are not the same"
+    elif named and config.model is None:
+        object.__setattr__(config, "model", str(named[0]))
+    limits = {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
+    object.__setattr__(config, "processor_config", {name: one for name, one in limits.items() if one is not None})
+
+
+def _switched_on(given: Any) -> bool:
+    """The switch of an experiment that another system has: true, or a section with `enabled`."""
+    return bool(given.get("enabled")) if isinstance(given, Mapping) else bool(given)
+
+
+def _names(config: DatasetConfig) -> Iterator[str]:
+    """Settings that are one of several words."""
+    for name, allowed in (
+        ("dataset_type", DATASET_TYPES),
+        ("dataset_format", (None, *_FORMATS)),
+        ("loss_on", (None, *get_args(LossOn))),
+        ("balance", (None, *get_args(Balance))),
+    ):
+        value = getattr(config, name)
+        if value not in allowed:
+            words = [word for word in allowed if word is not None]
+            yield f"{name}: {value!r} instead of {', '.join(words)}. {nearest(str(value), words)}".rstrip(". ")
+
+
+def _padded(config: DatasetConfig) -> Iterator[str]:
+    """Settings of padded batches that contradict others."""
+    rows = config.rows_per_batch
+    if rows > 1 and config.packing:
+        yield (
+            f"rows_per_batch: {rows} with packing: true. A pack is a whole row already: use a longer packing_length, "
+            "or packing: false"
+        )
+    elif rows > config.packs_per_step:
+        yield (
+            f"rows_per_batch: {rows} with packs_per_step: {config.packs_per_step}. A step of fewer samples never fills "
+            f"a batch: set packs_per_step to {rows} or more"
+        )
+    if config.pad_packs and config.packing:
+        yield "pad_packs: true with packing: true. Packs are trained as they are or padded: leave one of them out"
+    elif config.pad_packs and rows > 1:
+        yield f"rows_per_batch: {rows} with pad_packs: true. A batch has the samples of one pack: leave it out"
+    elif config.pad_packs and config.group_by_length:
+        yield "group_by_length: true with pad_packs: true. Packs say who shares a batch: leave one of them out"
+    if config.group_by_length and config.balance not in (None, "strict" if config.packing else "length"):
+        yield f"group_by_length: true with balance: {config.balance}. Both are the order: leave one of them out"
+
+
+def _packing(config: DatasetConfig) -> Iterator[str]:
+    """What must be there, and every setting of packing by itself, so that one does not hide another."""
+    if config.model is None:
+        yield "model: none instead of a model folder, a hub name or tiny:FAMILY"
+    if config.dataset_path is None:
+        yield "dataset_path: none instead of a file or folder, or a hub name"
+    if config.filter_overlong is not None:
+        meant = "drop" if config.filter_overlong else "error"
+        if config.overlong not in (meant, "drop"):
+            yield f"overlong: {config.overlong} and filter_overlong are the same setting"
+        object.__setattr__(config, "overlong", meant)
+    for name in _PACKING:
+        if (value := getattr(config, name)) is not None:
+            yield from _refusals(PackingConfig, {"packing_length": 2**61, name: value})  # none is too large for it
+
+
+def _records(config: DatasetConfig) -> Iterator[str]:
+    yield from _refusals(config.schema_options, {})
+    yield from _refusals(config.filters, {})
+
+
+def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        make(**settings)
+    except ConfigError as error:
+        found = f"{error.where}: {error.got}" + (f" instead of {error.expected}" if error.expected else "")
+        yield ". ".join(filter(None, (found, error.fix)))
+
+
+_CHECKS: tuple[Check, ...] = (_names, _packing, _padded, _records)

@@ -1,0 +1,103 @@
+"""What one forward pass gets: a batch of arguments for the model, and what is known about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packtrain.core.values import LedgerEntry
+from packtrain.delivery.collate.loss_weights import LossWeighting, loss_total
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample, PackedRow, PackKey, VisionCounts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchInfo:
+    """What a batch holds; counts are of real samples, padding stands beside them."""
+
+    keys: tuple[PackKey, ...] = ()
+    ids: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()  # of the cost table, one for each sample
+    lengths: tuple[int, ...] = ()  # tokens of each sample, in the order of the batch
+    tokens: int = 0
+    padding: int = 0  # tokens that only fill up
+    squared_tokens: int = 0  # sum over samples of length squared: what attends to itself
+    vision_tokens: int = 0  # of them, those that media became
+    supervised_tokens: int = 0
+    loss_total: float = math.nan  # sum of the weights of supervised tokens; left out: their number
+    images: int = 0
+    videos: int = 0
+    frames: int = 0
+    tiles: int = 0  # pictures that the vision encoder sees: images, the tiles of an image, frames or steps of a video
+    patches: int | None = 0  # rows of the vision encoder; None where pixels come as tiles of unknown patch size
+    squared_patches: int = 0  # sum over pictures of patches squared; 0 where samples come without such counts
+    failures: tuple[LedgerEntry, ...] = ()
+    later_pieces: int = 0  # of its samples, those that go on with one that is split
+
+    @property
+    def samples(self) -> int:
+        """With the pieces of split ones."""
+        return len(self.ids)
+
+    @property
+    def whole_samples(self) -> int:
+        """Each once: one that is split counts with its first piece."""
+        return self.samples - self.later_pieces
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.loss_total):
+            object.__setattr__(self, "loss_total", float(self.supervised_tokens))
+
+
+class Batch(dict[str, Any]):
+    """The keyword arguments of one forward pass. `info` survives moving, pinning, copying and pickling."""
+
+    info: BatchInfo
+
+    def __init__(self, arguments: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), info: BatchInfo | None = None):
+        super().__init__(arguments)
+        # Code that moves batches rebuilds them from their items alone.
+        self.info = info if info is not None else getattr(arguments, "info", BatchInfo())
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
+        """The same batch with every tensor on another device."""
+        moved = {
+            name: value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+            for name, value in self.items()
+        }
+        return Batch(moved, self.info)
+
+
+def batch_info(
+    rows: Sequence[PackedRow],
+    samples: Sequence[EncodedSample],
+    *,
+    padding: int,
+    patches: int | None,
+    weighting: LossWeighting = "token",
+) -> BatchInfo:
+    """What is known about a batch made of these packs; `patches` are asked for where the samples do not say theirs."""
+    lengths = tuple(len(sample) for sample in samples)
+    seen = [sample.vision for sample in samples if sample.vision is not None]
+    vision = VisionCounts.sum_of(seen)
+    return BatchInfo(
+        keys=tuple(row.key for row in rows),
+        ids=tuple(sample.id for sample in samples),
+        rows=tuple(sample.row for sample in samples),
+        lengths=lengths,
+        tokens=sum(lengths),
+        padding=padding,
+        squared_tokens=sum(length * length for length in lengths),
+        vision_tokens=sum(int((sample.token_kinds != TEXT).sum()) for sample in samples),
+        supervised_tokens=sum(int((sample.labels != IGNORED).sum()) for sample in samples),
+        loss_total=loss_total(samples, weighting),
+        images=sum(sample.num_images for sample in samples),
+        videos=sum(sample.num_videos for sample in samples),
+        frames=vision.frames,
+        tiles=vision.tiles,
+        patches=vision.patches if len(seen) == len(samples) else patches,
+        squared_patches=vision.squared_patches,
+        failures=tuple(failure for row in rows for failure in row.failures),
+        later_pieces=sum(not sample.first for sample in samples),
+    )

@@ -1,0 +1,174 @@
+"""The rows of a cost table as delivery needs them: one file, written once, memory-mapped by every process.
+
+rows-<fingerprint>.arrow   one row for each row of the table, in its order; the list of data files is in its metadata
+rows-<fingerprint>.json    size and checksum of that, written after it: without this there are no rows
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.checksums import checks_here, require_sums, sums_of
+from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.fingerprint import digest, file_state
+from packtrain.core.locks import alone
+from packtrain.measuring.table import COSTS, CostTable, DataFile
+
+KIND, VERSION = "rows", 2
+_AGAIN = "delete it (packtrain cache clear --kind rows), it is made again"
+ROWS_PER_BATCH = 65_536  # in memory at a time while the file is written
+SUMS = "sums"
+_FINGERPRINT, _FILES = b"packtrain.fingerprint", b"packtrain.files"
+_COPIED = ("tokens", "patches", "supervised_tokens", "images", "videos", "frames")
+ROW_SCHEMA = pa.schema(
+    [("id", pa.string()), ("origin", pa.string()), ("source", pa.int32()), ("file", pa.int32())]
+    + [(name, pa.int64()) for name in ("at", "check", *_COPIED)]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRow:
+    """One row: which sample it is, where it stands, and what delivering it must come to."""
+
+    id: str
+    origin: str
+    source: int  # number of its source in the request
+    file: int  # number in `RowTable.files`
+    at: int
+    check: int
+    tokens: int
+    patches: int
+    supervised_tokens: int
+    images: int
+    videos: int
+    frames: int
+
+
+class RowTable:
+    """The rows of one cost table under one set of limits. It pickles as its path.
+
+    Whoever makes or opens it compares it with its checksum, once for all processes of a node.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def make(cls, table: CostTable, folder: str | Path) -> RowTable:
+        """The rows of a table, written into the folder if they are not there; any number of processes may ask."""
+        fingerprint = fingerprint_of(table)
+        path = Path(folder) / f"rows-{fingerprint}.arrow"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not sum_of(path).exists():
+            with alone(path.with_name(f".{path.name}.lock")) as held:  # without locks each writes the same
+                if held:
+                    remove_leftovers(path.parent, (path.name, sum_of(path).name))
+                if not sum_of(path).exists():
+                    _write(table, path, fingerprint)
+                    write_json(sum_of(path), KIND, VERSION, {SUMS: sums_of(path.parent, [path.name])}, checked=True)
+        made = cls(path).checked()
+        if made.fingerprint != fingerprint or len(made) != len(table):
+            got = f"{len(made):,} rows of {made.fingerprint}"
+            raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix=_AGAIN)
+        return made
+
+    @classmethod
+    def open(cls, path: str | Path) -> RowTable:
+        """The rows in a file, or in a folder that holds one such file."""
+        path = Path(path)
+        if path.is_dir():
+            found = sorted(path.glob("rows-*.arrow"))
+            if len(found) != 1:
+                names = ", ".join(file.name for file in found) or "none"
+                raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
+            path = found[0]
+        made = cls(path).checked()
+        len(made)  # so that a file that cannot be used is noticed here
+        return made
+
+    def checked(self) -> RowTable:
+        """This one, if it is as it was written."""
+        if checks_here():
+            found = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
+            sums = found if isinstance(found, dict) else {}
+            require_sums(self.path.parent, {self.path.name: sums.get(self.path.name)}, fix=_AGAIN)
+        return self
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def row(self, number: int) -> SampleRow:
+        """One row; only its own values are read."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        return SampleRow(**{name: column[number].as_py() for name, column in self._columns.items()})
+
+    def column(self, name: str) -> np.ndarray:
+        """One column of numbers."""
+        return np.asarray(self._columns[name].to_numpy())
+
+    @property
+    def fingerprint(self) -> str:
+        """Which table, under which limits, these are the rows of."""
+        return str(self._table.schema.metadata[_FINGERPRINT].decode())
+
+    @cached_property
+    def files(self) -> tuple[DataFile, ...]:
+        """The data files by their number."""
+        return tuple(DataFile(*file) for file in json.loads(self._table.schema.metadata[_FILES]))
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        try:
+            found = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
+            found.validate()
+        except (OSError, pa.ArrowException) as error:
+            got = in_one_line(error)
+            raise ArtifactError(str(self.path), got=got, expected="rows of a cost table", fix=_AGAIN) from None
+        if not found.schema.equals(ROW_SCHEMA) or _FILES not in (found.schema.metadata or {}):
+            got, expected = ", ".join(found.schema.names), ", ".join(ROW_SCHEMA.names)
+            raise ArtifactError(str(self.path), got=got, expected=expected, fix=_AGAIN)
+        return found
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        return {name: self._table[name] for name in ROW_SCHEMA.names}
+
+    def __reduce__(self) -> tuple[type[RowTable], tuple[Path]]:
+        return RowTable, (self.path,)
+
+
+def sum_of(path: Path) -> Path:
+    """The file beside a file of rows that has its checksum."""
+    return path.with_suffix(".json")
+
+
+def fingerprint_of(table: CostTable) -> str:
+    """A hash of what decides the rows: the measured table itself, the limits on top of it, and where its files lie."""
+    state = file_state(table.folder / COSTS)
+    return digest([VERSION, state, table.summary.inputs, table.limits.given(), len(table), table.files])
+
+
+def _write(table: CostTable, path: Path, fingerprint: str) -> None:
+    """Write the rows in spans, whole or not at all."""
+    schema = ROW_SCHEMA.with_metadata({_FINGERPRINT: fingerprint, _FILES: json.dumps(table.files)})
+    sources = np.array([file.source for file in table.files], np.int32)
+    names = [name for name in ROW_SCHEMA.names if name != "source"]
+    with (
+        atomic_path(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
+        for start in range(0, len(table), ROWS_PER_BATCH):
+            found = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
+            found["source"] = sources[found["file"]]
+            columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
+            writer.write_batch(pa.record_batch(columns, schema=schema))

@@ -1,0 +1,174 @@
+"""Synthetic samples of given sizes: what benchmarks, calibration and tests train on where no data are needed.
+
+Contents are noise. Lengths, images and the tokens that carry loss are as asked for, and those alone decide what a step
+costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packtrain.core.errors import ConfigError
+from packtrain.core.seeds import stream
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, VisionCounts
+from packtrain.predicting.shapes import shape_from_config
+
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_TILED = ("idefics3", "smolvlm")
+_PROMPT = 20  # tokens beside the image that carry no loss
+_LEAST_ID = 3  # what stands before it is often special
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MadeImages:
+    """The images of one sample as the model is given them."""
+
+    images: int = 0
+    tokens: int = 0  # that they become
+    token_id: int = 0
+    media: Mapping[str, Tensor] = field(default_factory=dict)
+    counts: VisionCounts = field(default_factory=VisionCounts)
+
+
+NO_IMAGES = MadeImages()
+
+
+def image_of_patches(pixels: Tensor, height: int, width: int, *, merged: int, token_id: int) -> MadeImages:
+    """One image of `height x width` patches, the rows of `pixels`; `merged` of them become a token."""
+    patches = height * width
+    assert len(pixels) == patches, "pixels of another image"
+    return MadeImages(
+        images=1,
+        tokens=patches // merged,
+        token_id=token_id,
+        media={"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, height, width]])},
+        counts=VisionCounts(tiles=1, patches=patches, squared_patches=patches**2),
+    )
+
+
+def images_of_tiles(pixels: Tensor, *, patches: int, merged: int, token_id: int) -> MadeImages:
+    """An image for each of the tiles (1, tiles, channels, height, width), which have so many patches."""
+    tiles = pixels.shape[1]
+    return MadeImages(
+        images=tiles,
+        tokens=tiles * patches // merged,
+        token_id=token_id,
+        media={"pixel_values": pixels},
+        counts=VisionCounts(tiles=tiles, patches=tiles * patches, squared_patches=tiles * patches**2),
+    )
+
+
+def noise_ids(config: Mapping[str, Any], tokens: int, draw: torch.Generator) -> Tensor:
+    """Ids of words: they come from the first half of the vocabulary, as those of media never do."""
+    words = int(config.get("text_config", config)["vocab_size"]) // 2
+    return torch.randint(_LEAST_ID, words, (tokens,), generator=draw)
+
+
+def made_sample(
+    name: str,
+    ids: Tensor,
+    *,
+    supervised: int,
+    images: MadeImages = NO_IMAGES,
+    row: int = -1,
+    position_rows: int = 1,
+) -> EncodedSample:
+    """A sample of these ids: images stand behind its first token, and its last tokens carry loss."""
+    ids, kinds = ids.clone(), torch.full_like(ids, TEXT)
+    seen = slice(1, 1 + images.tokens)
+    ids[seen], kinds[seen] = images.token_id, IMAGE
+    labels = ids.clone()
+    labels[: len(ids) - supervised] = IGNORED
+    return EncodedSample(
+        id=name,
+        row=row,
+        input_ids=ids,
+        labels=labels,
+        position_ids=torch.arange(len(ids)).expand(position_rows, -1),
+        token_kinds=kinds,
+        media=images.media,
+        num_images=images.images,
+        vision=images.counts,
+    )
+
+
+# ---- samples that fill a pack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mix:
+    """What samples look like: their mean length, and how much of them are images."""
+
+    mean_tokens: int = 1300
+    patches_per_token: float = 1.0  # rows of the vision encoder for each token; 0 without images
+    supervised: float = 0.9  # of the text behind the prompt
+
+
+def pack_lengths(tokens: int, mix: Mix, seed: int = 0) -> list[int]:
+    """Lengths of samples that fill a pack of so many tokens to the last."""
+    draw = stream(seed, "synthetic lengths")
+    lengths: list[int] = []
+    least = max(2 * _PROMPT, mix.mean_tokens // 4)
+    while (left := tokens - sum(lengths)) > 0:
+        wanted = int(mix.mean_tokens * draw.lognormal(-0.18, 0.6))
+        wanted = min(max(wanted, least), 4 * mix.mean_tokens, left)
+        lengths.append(left if left - wanted < least else wanted)
+    return lengths
+
+
+def row_lengths(longest: int, rows: int) -> list[int]:
+    """Lengths of the rows of a padded batch, from about half of the longest up to it."""
+    return [longest * (rows + at + 1) // (2 * rows) for at in range(rows)]
+
+
+class MadeUpSamples:
+    """Makes samples for the config of a model, as a mix says."""
+
+    def __init__(self, config: Mapping[str, Any], mix: Mix, *, dtype: torch.dtype) -> None:
+        self._config, self._mix, self._dtype = config, mix, dtype
+        self._kind = str(config["model_type"])
+        self._vision = shape_from_config(config).vision
+        if self._vision is not None and self._kind not in (*_QWEN, *_TILED):
+            raise ConfigError(
+                "synthetic images",
+                got=f"a model of type {self._kind}",
+                expected=", ".join((*_QWEN, *_TILED)) + ", or a model without images",
+                fix="calibrate with one of these: coefficients belong to the GPU, not to the model",
+            )
+
+    def sample(self, number: int, tokens: int) -> EncodedSample:
+        """One sample of so many tokens."""
+        noise = torch.Generator().manual_seed(number)
+        ids = noise_ids(self._config, tokens, noise)
+        images = self._images(tokens, noise)
+        supervised = max(1, int(self._mix.supervised * (tokens - images.tokens - _PROMPT)))
+        rows = 4 if self._kind in _QWEN else 1
+        return made_sample(str(number), ids, supervised=supervised, images=images, row=number, position_rows=rows)
+
+    def _images(self, tokens: int, noise: torch.Generator) -> MadeImages:
+        """Images of about as many patches as the mix says, that leave room for text."""
+        vision = self._vision
+        if vision is None or not self._mix.patches_per_token:
+            return NO_IMAGES
+        merged, token_id = vision.patches_per_token, int(self._config["image_token_id"])
+        wanted = min(int(self._mix.patches_per_token * tokens), (tokens - _PROMPT - 4) * merged)
+        if self._kind in _QWEN:
+            side = 2 * (isqrt(max(wanted, 0)) // 2)
+            if not side:
+                return NO_IMAGES
+            pixels = torch.randn(side * side, vision.patch_elements, generator=noise).to(self._dtype)
+            return image_of_patches(pixels, side, side, merged=merged, token_id=token_id)
+        about = self._config["vision_config"]
+        size = int(about["image_size"])  # the one that the encoder takes
+        patches = (size // int(about["patch_size"])) ** 2
+        tiles = wanted // patches
+        if tiles < 1:
+            return NO_IMAGES
+        pixels = torch.randn(1, tiles, 3, size, size, generator=noise).to(self._dtype)
+        return images_of_tiles(pixels, patches=patches, merged=merged, token_id=token_id)

@@ -1,0 +1,224 @@
+"""Batches in the order of a schedule, with a state that is a position: a DataLoader over packs.
+
+The state says which packs the caller has been given. What workers have prepared beyond that does not count, and going
+on from a state reads nothing that lies before it, so it takes as long at the end of an epoch as at its beginning.
+
+    for batch in loader:
+        model(**batch).loss.backward()
+        if batch.info.keys[0].last:  # the last micro-batch of its optimizer step
+            optimizer.step()
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow
+from packtrain.delivery.encode.pack_source import PackSource
+from packtrain.delivery.loader.position import LoaderProgress, Standing
+from packtrain.delivery.loader.sampler import PackSampler, Span, rank_and_world
+from packtrain.delivery.loader.shared_memory import Shared
+from packtrain.delivery.loader.worker_loss import LOST, dead, said_by_the_loader, shared_memory_full, what_to_do
+from packtrain.delivery.loader.worker_signals import held_back, leave_group
+from packtrain.packing.schedule import Schedule
+
+Collate = Callable[[Sequence[PackedRow]], Any]
+MOST_FILES = 5  # named where a worker has died
+_RAISED_BY_WORKER = "Caught "  # how errors begin that a worker has raised
+
+
+class PackLoader(DataLoader):
+    """This rank's batches, an epoch at a time or the whole run; see `Standing` for where each iteration begins.
+
+    A batch is one pack, or `rows_per_batch` of them for a collator that makes a row of each.
+    """
+
+    batch_sampler: PackSampler
+
+    def __init__(
+        self,
+        source: PackSource,
+        schedule: Schedule,
+        collator: Collate,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        span: Span = "epoch",
+        rows_per_batch: int = 1,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        here = rank_and_world()
+        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
+        self._standing = Standing(sampler)
+        super().__init__(
+            source,  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            collate_fn=Shared(collator),
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            # Workers that stay spare the start of processes in every epoch.
+            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=leave_group,
+            # DataLoader draws a seed whenever it is iterated. From the global generator it would change dropout.
+            generator=torch.Generator().manual_seed(schedule.seed),
+        )
+
+    def __repr__(self) -> str:
+        sampler = self.batch_sampler
+        rank = f"rank {sampler.rank} of {sampler.world}"
+        return f"PackLoader({self.schedule!r}, {rank}, epoch {self.epoch}, {self.num_workers} workers)"
+
+    # ---- where it stands
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of packs."""
+        return self.batch_sampler.schedule
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.schedule.num_steps()
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of an optimizer step; the last of an epoch may have fewer, see `PackKey.last`."""
+        return self.batch_sampler.accumulation
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration delivers, or goes on with."""
+        return self.batch_sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        self._standing.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The LoaderState as plain values: behind the last batch that was handed out."""
+        return self._standing.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same schedule, saved on any number of ranks and workers."""
+        self._standing.load(state)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        progress = self._standing.begin()
+        if not self.num_workers:
+            return _Delivery(self, super().__iter__(), progress)
+        forks = self._forks()
+        if forks:
+            self.dataset.warm_up()  # seconds in every worker otherwise
+        with held_back(forks=forks):
+            return _Delivery(self, super().__iter__(), progress)
+
+    def _forks(self) -> bool:
+        """Do workers begin with what this process has loaded?"""
+        context = self.multiprocessing_context or multiprocessing
+        return context.get_start_method() == "fork"
+
+
+class _Delivery:
+    """One iteration over the batches of a loader."""
+
+    def __init__(self, loader: PackLoader, batches: Iterator[Any], progress: LoaderProgress) -> None:
+        self._loader, self._batches, self._progress = loader, batches, progress
+        self._broken = self._ended = self.waiting = False
+        self._workers = tuple(getattr(batches, "_workers", ()))
+        self.pids = frozenset(worker.pid for worker in self._workers)
+        if self._workers:
+            said_by_the_loader(self)
+
+    def __iter__(self) -> _Delivery:
+        return self
+
+    def __next__(self) -> Any:
+        if self._broken:  # torch would go on behind the batch that failed, which then nobody gets
+            raise DataError(
+                f"loader of rank {self._loader.batch_sampler.rank}",
+                got="asked for more after an error",
+                expected="a new iteration; the batch that failed has not been handed out",
+                fix="give state_dict() to load_state_dict(), and iterate again",
+            )
+        self._broken = True  # until there is a batch, or the end
+        batch = self._next()
+        self._broken = False
+        self._progress.advance()
+        return batch
+
+    def _next(self) -> Any:
+        try:
+            self.waiting = True
+            if not self._ended and (codes := dead(self._workers)):
+                raise RuntimeError(f"DataLoader worker (died between two batches: {by_signal(codes)})")
+            return next(self._batches)
+        except StopIteration:
+            self._broken, self._ended = False, True
+            self._loader._standing.end(self._progress)
+            if self._loader._standing.over:
+                self._loader.dataset.close()
+            raise
+        except PacktrainError as error:
+            said = _as_said(error)
+            if said is error:
+                raise
+            raise said from error
+        except (RuntimeError, OSError, EOFError) as error:
+            if (full := shared_memory_full(error)) is not None:
+                raise full from error
+            if not self._is_loss(error):
+                raise
+            raise self._lost(error) from error
+        finally:
+            self.waiting = False
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Does this error say that a worker is gone, and not that one has raised it?"""
+        if isinstance(error, RuntimeError):
+            return LOST.match(str(error)) is not None
+        # The connection to a worker that died in the middle of handing over a batch.
+        return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
+
+    def _lost(self, error: Exception) -> DataError:
+        """What to say of a worker that died: where, and which packs were in the making."""
+        loader = self._loader
+        # When the signal of the death comes, torch raises its own error, wherever we are: let it be here.
+        with suppress(RuntimeError):
+            time.sleep(0.2)
+        keys = self._progress.ahead(max(1, loader.num_workers * (loader.prefetch_factor or 1)))
+        packs = ", ".join(str(key.pack) for key in keys if key.pack != EMPTY_PACK)
+        files, codes = loader.dataset.data_files(keys), dead(self._workers)
+        more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+        return DataError(
+            f"loader of rank {loader.batch_sampler.rank}"
+            + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
+            got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
+            f" were in the making, of {', '.join(files[:MOST_FILES])}{more}",
+            expected="workers that live as long as the loader",
+            fix=what_to_do(codes),
+        )
+
+
+def _as_said(error: PacktrainError) -> PacktrainError:
+    """An error of a worker as the worker said it: torch hands it over with a traceback in place of its first line."""
+    text, name = str(error), f"{type(error).__module__}.{type(error).__qualname__}: "
+    if not text.startswith(_RAISED_BY_WORKER) or name not in text:
+        return error
+    return type(error)(text[text.rindex(name) + len(name) :].rstrip())

@@ -1,0 +1,192 @@
+"""Entry -> Record: recognises the schema of a raw record and turns it into messages."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from packtrain.core.errors import RecordError
+from packtrain.core.values import Message, Record, Text
+from packtrain.records.schemas.chat import (
+    ConvertedRecord,
+    carries_loss,
+    conversations_schema,
+    messages_schema,
+    refuse_markers,
+    texts_schema,
+)
+from packtrain.records.schemas.formatting import Formatting, apply_formatting, load_formatting
+from packtrain.records.schemas.objects import objects_schema
+from packtrain.records.schemas.pairs import (
+    alpaca_schema,
+    instruction_schema,
+    prompt_completion_schema,
+    question_answer_schema,
+    text_schema,
+)
+from packtrain.records.schemas.recognise import (
+    SCHEMA_COLUMNS,
+    TURNS,
+    Plan,
+    choose_schema,
+    plan_for,
+    recognise_schema,
+    refuse_columns,
+)
+from packtrain.records.schemas.references import MediaPool, gather
+from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.tokens import tokens_schema
+from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked_text, variables_of, without_nulls
+from packtrain.records.schemas.unread import UnreadNames, unread_of
+from packtrain.records.source import Entry
+
+__all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
+
+_VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
+Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], ConvertedRecord]
+
+
+def _simple(schema: Callable[[Mapping[str, Any], MediaPool | None], ConvertedRecord]) -> Converter:
+    return lambda value, pool, options, record_id: schema(value, pool)
+
+
+SCHEMAS: Mapping[str, Converter] = {
+    "tokens": _simple(tokens_schema),
+    "messages": _simple(messages_schema),
+    "conversations": _simple(conversations_schema),
+    "texts": _simple(texts_schema),
+    "prompt_completion": _simple(prompt_completion_schema),
+    "instruction": _simple(instruction_schema),
+    "alpaca": _simple(alpaca_schema),
+    "question_answer": _simple(question_answer_schema),
+    "objects": objects_schema,
+    "text": _simple(text_schema),
+}
+
+
+def to_record(
+    entry: Entry,
+    *,
+    source: str,
+    options: SchemaOptions,
+    formatting: Formatting | None = None,
+    text_only: bool = False,
+    unread: UnreadNames | None = None,
+    schemas: Counter[str] | None = None,
+) -> Record:
+    """The record that one entry stands for; for a model of text alone `<image>` is a text.
+
+    What it has that nothing reads is counted in `unread`, and what it was read as in `schemas`.
+
+    Raises RecordError, and nothing else, for an entry that cannot be understood.
+    """
+    value = entry.value
+    if value is None:
+        raise entry.error or RecordError("schema", "no value")
+    if not isinstance(value, Mapping):
+        raise RecordError("schema", "a record is not an object", type(value).__name__)
+    if options.columns:
+        value = _renamed(value, options.columns)
+    if formatting is not None:
+        value = apply_formatting(formatting, value)
+    value = _parsed(value)
+    if entry.padded:
+        value = without_nulls(value, TURNS)
+    plan = plan_for(value)
+    if plan.refused:
+        refuse_columns(plan, value, None)
+    if formatting is not None:
+        name = "messages"
+    elif options.schema is not None:
+        name = options.schema
+        _require(name, value)
+    else:
+        name = choose_schema(plan, value)
+    if plan.refused:
+        refuse_columns(plan, value, name)
+    if plan.flags and not carries_loss(value, plan.flags, "record"):
+        raise RecordError("loss", "no supervised tokens", "the record's weight is 0")
+    record_id = _record_id(plan, value, entry.origin)
+    pool = gather(value, plan.media, entry.media) if plan.media or entry.media else None
+    draft = SCHEMAS[name](value, pool, options, record_id)
+    messages = draft.messages
+    if pool is None and not text_only:
+        refuse_markers(messages)
+    if unread is not None and (names := unread_of(value, name)):
+        unread.take(names, record_id)
+    if "system" in value and name not in ("text", "tokens"):
+        messages = _with_system(value, messages, plain=draft.plain)
+    if schemas is not None:
+        schemas[f"{name} ({draft.how})" if draft.how else name] += 1
+    variables = None
+    if draft.tools or not _VARIABLES.isdisjoint(value):
+        variables = variables_of(value, draft.tools)
+        if variables is not None and (draft.plain or draft.tokens is not None):
+            raise RecordError("schema", "tools or chat_template_kwargs of plain text", "it has no chat template")
+    return Record(
+        id=record_id,
+        origin=entry.origin,
+        source=source,
+        messages=messages,
+        plain=draft.plain,
+        objects=draft.objects,
+        tokens=draft.tokens,
+        variables=variables,
+    )
+
+
+def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record with its chat as a list, where a table keeps it as a text of JSON."""
+    for column in ("messages", "conversations"):
+        item = value.get(column)
+        if isinstance(item, str):
+            try:
+                found = json.loads(item)
+            except (ValueError, RecursionError):  # the schema says that it is no list
+                continue
+            if isinstance(found, list):
+                value = {**value, column: found}
+    return value
+
+
+def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
+    """The data's own id where it is a text or a whole number, else where the record was found."""
+    if plan.id_column is None:
+        return origin
+    found = value[plan.id_column]
+    if isinstance(found, str) and found:
+        # ids are written to tables, which take no lone surrogates
+        return found if found.isascii() else found.encode("utf-8", "backslashreplace").decode()
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    return origin
+
+
+def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The record under the names used here; a renamed column wins over one that already has the name."""
+    kept = {name: item for name, item in value.items() if name not in columns}
+    return kept | {columns[name]: item for name, item in value.items() if name in columns}
+
+
+def _require(name: str, value: Mapping[str, Any]) -> None:
+    for columns in SCHEMA_COLUMNS[name]:
+        if all(value.get(column) is not None for column in columns):
+            return
+    needed = " or ".join(" + ".join(columns) for columns in SCHEMA_COLUMNS[name])
+    raise RecordError("schema", "the schema's columns are missing", f"{name} needs {needed}")
+
+
+def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
+    """A `system` column stands before a conversation that does not begin with a system message of its own."""
+    system = value["system"]
+    if system is None or system == "":
+        return messages
+    if not isinstance(system, str):
+        raise RecordError("schema", "a column has the wrong type", f"system: {type(system).__name__}, not text")
+    if plain:
+        raise RecordError("schema", "a system column beside plain text", "write it into the prompt, or use messages")
+    if messages[0].role == "system":
+        raise RecordError("schema", "two system messages", "the column and the first message")
+    return (Message(role="system", parts=(Text(checked_text(system)),)), *messages)

@@ -1,0 +1,297 @@
+"""The shard cache: data files as plain bytes on a local disk, under a byte budget for all processes of a node."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError
+from packtrain.records.shards.address import PAUSES, Identity, identify
+from packtrain.records.shards.cache_folder import CachedFile, CacheFault, CacheFolder, NoRoom, Writing
+from packtrain.records.shards.entries import EntryKey, address_of, key_of
+from packtrain.records.shards.forks import reset_in_children
+from packtrain.records.shards.forward import decompressed, direct_plain
+from packtrain.records.shards.handles import CachedHandle, FreeHandle, Handle, HandleTable
+from packtrain.records.shards.plain import Plain
+from packtrain.records.shards.prefetch import Outcome, Prefetcher
+
+IN_MEMORY = 256 << 20  # bytes of a table that is held in memory where there is no room on disk
+NO_ROOM_REST = (1.0, 30.0)  # seconds of direct reading before the cache is tried again: at first, at most
+FAULT_REST = (10.0, 120.0)
+COPY_PATIENCE = 600.0  # seconds to wait for room where there is no other way
+DROP_PATIENCE = 5.0  # seconds for which others may read a copy that is to be removed
+PATIENCE = 60.0  # seconds for which a fetch by another process may stand still
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Order:
+    """What is to be in the cache, and where it comes from."""
+
+    key: EntryKey
+    file: str
+    blocks: Iterator[bytes]
+    least: int = 0  # bytes of room without which there is no point in beginning
+
+
+class ShardCache:
+    """A folder that holds data files, decompressed. It is made again from its arguments in every process."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        budget_bytes: int,
+        *,
+        memory_bytes: int = IN_MEMORY,
+        patience: float = PATIENCE,
+        pauses: Sequence[float] = PAUSES,
+    ) -> None:
+        if budget_bytes < 1:
+            raise ConfigError("cache budget", got=budget_bytes, expected="a positive number of bytes")
+        self._settings: dict[str, Any] = {"memory_bytes": memory_bytes, "patience": patience, "pauses": tuple(pauses)}
+        self._memory, self._patience, self._pauses = memory_bytes, patience, tuple(pauses)
+        self._folder = CacheFolder(os.path.abspath(os.path.expanduser(folder)), budget_bytes)
+        self._handles = HandleTable()
+        self._begin()
+        reset_in_children(self)
+        try:
+            self._folder.prepare()
+        except CacheFault as fault:
+            self._notice(fault)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._member: int | None = None  # descriptor of the file that says what this process wants
+        self._wanted: tuple[str, ...] = ()
+        self._prefetcher = Prefetcher(self._fetch_ahead)
+        self._identities: dict[str, Identity] = {}
+        self._needs: dict[str, int] = {}  # bytes with which a fetch has failed for want of room
+        self._rests: dict[str, tuple[float, float]] = {}  # until when a file is read directly, and the pause
+        self._resting: tuple[float, float] = (0.0, 0.0)  # the same for the whole cache
+        self._warned = False
+
+    def reset_after_fork(self) -> None:
+        """A child begins with nothing open, nothing wanted and no thread."""
+        self._begin()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._folder.path, self._folder.budget, self._settings)
+
+    @property
+    def folder(self) -> str:
+        """Where the files lie."""
+        return self._folder.path
+
+    def open(self, file: str) -> AbstractContextManager[Plain]:
+        """One data file; it is not evicted until the block ends.
+
+        Read directly, forward only, where it cannot be kept. RecordError where it is missing or damaged, OSError where
+        it cannot be reached.
+        """
+        return self._handles.use(file, self._acquire)
+
+    @contextmanager
+    def copy(self, file: str, patience: float = COPY_PATIENCE) -> Iterator[str]:
+        """A local file with a data file's content, for the length of a block; waits where others have the room."""
+        end, pause = time.monotonic() + patience, 0.05
+        while True:
+            try:
+                ready = self._stored(self._order(file, self._identity(file)))
+                break
+            except CacheFault as fault:
+                raise DataError("shard cache", got=str(fault), fix="make room, or name another folder") from fault
+            except NoRoom as fault:
+                if fault.needed > self._folder.budget or time.monotonic() > end:
+                    raise DataError(
+                        "shard cache",
+                        got=f"{file}, of at least {fault.needed:,} bytes, and a budget of {self._folder.budget:,}",
+                        fix="give it a larger budget, or use fewer workers",
+                    ) from fault
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        try:
+            yield ready.path
+        finally:
+            self._folder.close(ready.fd)
+
+    def want(self, files: Sequence[str]) -> None:
+        """Declare what this process needs now and next, in order; it replaces what was declared before.
+
+        Those files are fetched ahead and evicted last. What is left out is `done`.
+        """
+        with self._lock:
+            gone = set(self._wanted) - set(files)
+            self._wanted = tuple(dict.fromkeys(files))
+            self._declare(gone)
+
+    def done(self, files: Iterable[str]) -> None:
+        """Withdraw files; those that no process wants any more, and nobody is reading, are deleted at once."""
+        with self._lock:
+            gone = set(files)
+            self._wanted = tuple(file for file in self._wanted if file not in gone)
+            self._declare(gone)
+
+    def close(self) -> None:
+        """End fetching ahead and close what is idle. The cache may be used again afterwards."""
+        self._prefetcher.close()
+        self._handles.close()
+        with self._lock:
+            self._prefetcher = Prefetcher(self._fetch_ahead)
+            self._wanted = ()
+            member, self._member = self._member, None
+            if member is not None:
+                self._folder.leave(member)
+
+    def made(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
+        """What is made from a file, kept like a file; `blocks` are asked for only where they are needed.
+
+        Raises NoRoom or CacheFault. The caller releases it.
+        """
+        return self._stored(_Order(key=key_of(file, self._identity(file), kind), file=kind + file, blocks=blocks))
+
+    def drop(self, file: str, kind: str = "") -> bool:
+        """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
+        self._handles.forget([file])
+        key, end = key_of(file, self._identity(file), kind), time.monotonic() + DROP_PATIENCE
+        self._identities.pop(file, None)  # the source is looked at again, too
+        try:
+            while not self._folder.remove(key):
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.05)  # others read it for a moment
+        except CacheFault as fault:
+            self._notice(fault)
+            return False
+        return True
+
+    def release(self, ready: CachedFile) -> None:
+        """Close what `made` has returned."""
+        self._folder.close(ready.fd)
+
+    def _declare(self, gone: set[str]) -> None:
+        """Tell the others and the thread."""
+        self._handles.forget(gone)
+        try:
+            if self._member is None:
+                self._member = self._folder.join()
+            self._folder.declare(self._member, map(address_of, self._wanted), map(address_of, gone))
+        except CacheFault as fault:
+            self._notice(fault)
+        self._prefetcher.want(self._wanted)
+
+    def _identity(self, file: str) -> Identity:
+        """What a file was when this process first looked; later changes of a source are not followed."""
+        found = self._identities.get(file)
+        if found is None:
+            found = self._identities[file] = identify(file, self._pauses)
+        return found
+
+    def _acquire(self, file: str) -> Handle:
+        """A file in the cache, or directly from its source for a while."""
+        identity = self._identity(file)
+        if time.monotonic() >= max(self._rests.get(file, (0.0, 0.0))[0], self._resting[0]):
+            try:
+                ready = self._stored(self._order(file, identity))
+                self._rests.pop(file, None)
+                self._resting = (0.0, 0.0)
+                return CachedHandle(self._folder, ready)
+            except NoRoom as fault:
+                never = fault.needed > self._folder.budget
+                self._rests[file] = (math.inf, 0.0) if never else _rest(self._rests.get(file), NO_ROOM_REST)
+            except CacheFault as fault:
+                self._notice(fault)
+        until = max(self._rests.get(file, (0.0, 0.0))[0], self._resting[0])
+        plain = direct_plain(file, identity, self._memory, self._pauses)
+        return FreeHandle(plain, plain.close, until)
+
+    def _order(self, file: str, identity: Identity) -> _Order:
+        blocks = decompressed(file, identity, self._pauses)
+        # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
+        return _Order(key=key_of(file, identity), file=file, blocks=blocks, least=identity.size or 0)
+
+    def _stored(self, order: _Order) -> CachedFile:
+        """A file in the cache, fetched by us or by another process for whose progress we wait."""
+        seen, since, pause = None, time.monotonic(), 0.005
+        while True:
+            found = self._folder.claim(order.key)
+            if isinstance(found, CachedFile):
+                return found
+            if isinstance(found, Writing):
+                return self._fetch(order, found, spare_wanted=False, goes_on=_always)
+            now = time.monotonic()
+            if found != seen:
+                seen, since = found, now
+            elif now - since > self._patience:
+                raise NoRoom(0)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.25)
+
+    def _fetch(self, order: _Order, writing: Writing, *, spare_wanted: bool, goes_on: Callable[[], bool]) -> CachedFile:
+        """Write a whole file; whatever goes wrong, nothing of it stays."""
+        try:
+            if least := max(order.least, self._needs.get(order.file, 0)):
+                self._folder.reserve(writing, least, least, spare_wanted=spare_wanted)
+            for block in order.blocks:
+                if not goes_on():
+                    raise NoRoom(0)
+                self._folder.write(writing, block, spare_wanted=spare_wanted)
+            ready = self._folder.finish(writing)
+        except BaseException as error:
+            self._folder.abandon(writing)
+            if isinstance(error, NoRoom):
+                self._needs[order.file] = max(error.needed, self._needs.get(order.file, 0))
+            elif isinstance(error, OSError):
+                self._identities.pop(order.file, None)  # it may have changed
+            raise
+        self._needs.pop(order.file, None)
+        return ready
+
+    def _fetch_ahead(self, file: str, goes_on: Callable[[], bool]) -> Outcome:
+        """One file for the thread. Faults of a source are left to whoever reads it."""
+        if time.monotonic() < self._resting[0]:
+            return "no room"
+        try:
+            identity = self._identity(file)
+            found = self._folder.claim(key_of(file, identity))
+            if isinstance(found, Writing):
+                found = self._fetch(self._order(file, identity), found, spare_wanted=True, goes_on=goes_on)
+        except NoRoom as fault:
+            return "settled" if fault.needed > self._folder.budget else "no room"
+        except CacheFault as fault:
+            self._notice(fault)
+            return "no room"
+        except (OSError, RecordError, PacktrainError):
+            return "settled"
+        if not isinstance(found, CachedFile):
+            return "busy"
+        self._folder.close(found.fd)
+        return "settled"
+
+    def _notice(self, fault: CacheFault) -> None:
+        """The folder cannot be used: say so once, and leave it alone for a while."""
+        self._resting = _rest(self._resting, FAULT_REST)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"shard cache: {fault}; data are read directly until it works again", stacklevel=2)
+
+
+def _again(folder: str, budget: int, settings: dict[str, Any]) -> ShardCache:
+    """A cache in another process."""
+    return ShardCache(folder, budget, **settings)
+
+
+def _always() -> bool:
+    return True
+
+
+def _rest(before: tuple[float, float] | None, bounds: tuple[float, float]) -> tuple[float, float]:
+    """Until when to rest, and for how long: twice as long as the last time."""
+    pause = min(bounds[1], max(bounds[0], 2 * before[1] if before else 0.0))
+    return time.monotonic() + pause, pause

@@ -1,0 +1,245 @@
+"""The numbers of a study as JSON: computed once here, divided among the files, shown by figures and page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packtrain.core.numbers import shown
+from packtrain.planning.choice import dropped_share
+from packtrain.planning.study_values import Group, PaddedRun, Simulation, Study
+
+Content = dict[str, Any]  # JSON: what is written, embedded and looked up by path
+SHOWN_SOURCES, SHOWN_REASONS, SHOWN_IDS = 12, 24, 12  # on the page; files have all
+LONGEST = 600  # characters of a sentence; only a name that is none makes one longer
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON has it: mappings, lists, numbers, strings; numbers that are not finite become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_value(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return json_value(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_value(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return json_value(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def study_content(study: Study) -> Content:
+    """Everything that files and page show, and the few numbers derived from it. The picture of packs is drawn only."""
+    chosen = study.simulations[study.recommendation.simulation]
+    return {
+        "about": study_about(study),
+        "headline": _headline(study, chosen),
+        "dataset": {**json_value(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
+        "padded": [{**json_value(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
+        "simulations": [{**json_value(one), **_simulated(one, study.epochs)} for one in study.simulations],
+        "recommendation": json_value(study.recommendation),
+        "memory": _memory(study),
+        "balance": json_value(study.balance),
+        "ledger": json_value(study.ledger),
+        "notes": json_value(study.notes),
+    }
+
+
+def study_about(study: Study) -> Content:
+    """What was studied."""
+    names = ("costs", "model", "model_type", "parameters", "gpu", "gpus", "epochs", "setup", "baseline")
+    return {name: json_value(getattr(study, name)) for name in names}
+
+
+def files_content(content: Content) -> dict[str, Content]:
+    """The JSON files: every part of the content is in one of them, and each says what was studied."""
+    parts = {
+        "dataset_stats.json": ("dataset", "ledger"),
+        "packing_simulations.json": ("padded", "simulations", "balance"),
+        "recommendations.json": ("headline", "recommendation", "memory", "notes"),
+    }
+    assert {name for names in parts.values() for name in names} == set(content) - {"about"}
+    return {file: {name: content[name] for name in ("about", *names)} for file, names in parts.items()}
+
+
+def page_content(content: Content) -> Content:
+    """The content with what grows with the data cut to what a page shows, and names made safe to read."""
+    dataset, memory = content["dataset"], content["memory"]
+    ids = memory["worst_samples"]
+    pruned = {
+        **content,
+        "dataset": {
+            **dataset,
+            "by_source": _largest(dataset["by_source"]),
+            "more_sources": _rest(dataset["by_source"]),
+            "by_modality": [_short(group) for group in dataset["by_modality"]],
+            "measured_ledger": _most(dataset["measured_ledger"]),
+        },
+        "memory": {
+            **memory,
+            "worst_samples": [shown(name, 60) for name in ids[:SHOWN_IDS]],
+            "more_samples": max(0, len(ids) - SHOWN_IDS),
+        },
+        "ledger": _most(content["ledger"]),
+    }
+    return {name: _readable(part) for name, part in pruned.items()}
+
+
+def _readable(value: Any) -> Any:
+    """The same with long texts shortened; a config is copied from the page and stays as it is."""
+    if isinstance(value, dict):
+        return {key: inner if key == "config" else _readable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_readable(inner) for inner in value]
+    return shown(value, LONGEST) if isinstance(value, str) else value
+
+
+def sources_by_size(groups: Sequence[Group]) -> list[Group]:
+    """Sources as pages and figures list them: the largest first, names in order where they are equal."""
+    return sorted(groups, key=lambda group: (-group.tokens, group.name))
+
+
+def headline_memory(study: Study) -> int:
+    """The peak of what is recommended: the packing, or the fastest padded run where packing does not help."""
+    padded = min(study.padded, key=lambda run: (run.kernels != "packs", run.seconds), default=None)
+    if study.recommendation.packing or padded is None:
+        return int(study.simulations[study.recommendation.simulation].memory_bytes)
+    return int(padded.memory_bytes)
+
+
+def _headline(study: Study, chosen: Simulation) -> Content:
+    """The three numbers that matter, for what is recommended."""
+    used = headline_memory(study)
+    return {
+        "packing": study.recommendation.packing,
+        "mark": study.recommendation.mark,
+        "packing_length": chosen.packing_length,
+        "gain": json_value(study.gain),
+        "speedup": json_value(chosen.speedup),
+        "baseline": _baseline_name(study.baseline),
+        "fill": json_value(chosen.fill),
+        "packs": chosen.packs,
+        "of_bound": json_value(chosen.of_bound),
+        "memory_bytes": used,
+        "gpu_bytes": int(study.memory.gpu_bytes),
+        "memory_share": json_value(used / study.memory.gpu_bytes) if study.memory.gpu_bytes else None,
+        "seconds": json_value(chosen.seconds),
+        "waste": json_value(max((run.waste for run in study.padded), default=0.0)),
+        "packed": int(chosen.samples_packed),
+        "left_out": int(sum(study.ledger.values())),
+        "accounted": int(chosen.samples_packed + sum(study.ledger.values())),
+    }
+
+
+def _shares(tokens: Mapping[str, int]) -> dict[str, float]:
+    return {kind: number / sum(tokens.values()) for kind, number in tokens.items()}
+
+
+def _baseline_name(baseline: Mapping[str, Any]) -> str:
+    return "today's run" if baseline.get("today") else "a stock padded run"
+
+
+def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: int) -> Content:
+    """Speeds, and all epochs together."""
+    known = run.seconds > 0
+    return {
+        "samples_per_second": json_value(samples / run.seconds) if known else None,
+        "seconds_per_step": json_value(run.seconds / run.steps) if known and run.steps else None,
+        "total_steps": epochs * run.steps,
+        "total_samples": epochs * samples,
+        "total_tokens": epochs * tokens,
+        "total_seconds": json_value(epochs * run.seconds),
+    }
+
+
+def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
+    """Speeds and sizes of a padded run, so that it can stand beside a packed one."""
+    known = run.seconds > 0
+    return {
+        "tokens_per_second": json_value(run.tokens_per_second) if known else None,
+        "samples_per_step": json_value(run.samples / run.steps) if run.steps else None,
+        "speedup": json_value(run.tokens_per_second / baseline.tokens_per_second) if known else None,
+        **_over_time(run, run.samples, run.real_tokens, epochs),
+    }
+
+
+def _simulated(one: Simulation, epochs: int) -> Content:
+    capacity = one.packs * one.packing_length
+    real = round(one.fill * capacity)
+    return {
+        "real_tokens": real,
+        "unused_tokens": capacity - real,
+        "unused": json_value(1 - one.fill),
+        "dropped_share": json_value(dropped_share(one)),
+        **_over_time(one, one.samples_packed, real, epochs),
+    }
+
+
+def _memory(study: Study) -> Content:
+    report = study.memory
+    estimate, size = report.estimate, report.gpu_bytes
+    found: Content = json_value(report)
+    for one, other in zip(found["beside"], report.beside, strict=True):
+        one["estimate"]["total"] = other.estimate.total
+    found["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
+    found["estimate"] |= {
+        "total": estimate.total,
+        "states": estimate.states,
+        "activations": estimate.activations,
+        "other": estimate.total - estimate.states - estimate.activations,
+        "free": size - estimate.total,
+        "missing": max(0, estimate.total - size),
+        "share": json_value(estimate.total / size) if size else None,
+    }
+    host = report.host
+    found["host"] = {
+        "memory": {"total": host.memory_bytes, "parts": json_value((*host.memory, *host.shared_memory))},
+        "shared_memory": {"total": host.shared_memory_bytes, "parts": json_value(host.shared_memory)},
+        "disk": {"total": host.disk_bytes, "parts": json_value(host.disk)},
+    }
+    return found
+
+
+def _short(group: Content) -> Content:
+    """A group with the statistics of its tokens only."""
+    return {
+        **group,
+        "name": shown(group["name"], 60),
+        "statistics": {name: group["statistics"][name] for name in ("tokens",) if name in group["statistics"]},
+    }
+
+
+def _largest(groups: list[Content]) -> list[Content]:
+    ordered = sorted(groups, key=lambda group: (-group["tokens"], group["name"]))
+    return [_short(group) for group in ordered[:SHOWN_SOURCES]]
+
+
+def _rest(groups: list[Content]) -> Content:
+    rest = sorted(groups, key=lambda group: (-group["tokens"], group["name"]))[SHOWN_SOURCES:]
+    return {
+        "groups": len(rest),
+        "samples": sum(group["samples"] for group in rest),
+        "tokens": sum(group["tokens"] for group in rest),
+        "share_of_tokens": sum(group["share_of_tokens"] for group in rest),
+    }
+
+
+def _most(ledger: Mapping[str, int]) -> dict[str, int]:
+    """The most frequent reasons; the others under one name, so that the sum stays."""
+    ordered = sorted(ledger.items(), key=lambda item: (-item[1], item[0]))
+    found: dict[str, int] = {}
+    for reason, number in ordered[:SHOWN_REASONS]:
+        found[shown(reason, 120)] = found.get(shown(reason, 120), 0) + number
+    rest = ordered[SHOWN_REASONS:]
+    if rest:
+        found[f"{len(rest):,} other reasons"] = sum(number for _, number in rest)
+    return found

@@ -1,0 +1,191 @@
+"""The folder of a run: who may train into it, what it is about, and how it ended.
+
+run.yaml        the config as resolved; loads again, on any number of processes
+run.json        versions, fingerprints, derived numbers, how it ended
+metrics.jsonl   one line for every step, evaluation and warning
+ledger.jsonl    every sample that was not trained, and why
+checkpoint-N    to go on from; final: the weights alone; report.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import packtrain
+from packtrain.core.artifacts import atomic_path, read_json, refuse_links, write_json
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.locks import alone
+from packtrain.core.secrets import without_secrets
+from packtrain.families.model_folder import PREFIX
+from packtrain.records.yaml_text import Dumper
+from packtrain.runs.run_facts import RunFacts, RunOutcome
+
+RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
+KIND, VERSION = "run", 1
+_LOCK = ".lock"
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One folder; its methods are for the one process that writes into it."""
+
+    path: Path
+
+    @property
+    def holds_run(self) -> bool:
+        """Was a run begun here?"""
+        return (self.path / RUN).is_file()
+
+    def facts(self) -> RunFacts:
+        """What run.json says."""
+        return RunFacts.from_json(self._body())
+
+    def check_resumed(self) -> None:
+        """Refuse to go on in a folder with links, before anything in it is read: it may come from somebody else."""
+        refuse_links(self.path)
+
+    def check_place(self) -> None:
+        """Refuse a folder that cannot be made or written; nothing is left there."""
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise self._unwritable(f"{there} is a file")
+        try:
+            with tempfile.TemporaryDirectory(prefix=".packtrain-", dir=there):  # what may be written is known by trying
+                pass
+        except OSError:
+            raise self._unwritable(f"{there} cannot be written") from None
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse a folder that cannot be written, or holds another run or something else."""
+        self.check_place()
+        if self.holds_run and not resume:
+            with self.alone():  # or it is still training, which is another matter
+                status = self.facts().status
+            ended = "was stopped in the middle" if status == "running" else status
+            another = "name another output_dir"
+            on = f"packtrain train --resume {self.path} continues it; or {another}"
+            raise ConfigError(
+                "training.output_dir",
+                got=f"{self.path}, which holds a run ({ended})",
+                expected="a new folder",
+                fix=another if status == "complete" else on,
+            )
+        others = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        if not self.holds_run and [name for name in others if name != _LOCK]:
+            raise ConfigError(
+                "training.output_dir",
+                got=f"{self.path}, which holds other files ({others[0]})",
+                expected="a new or an empty folder",
+                fix="name another output_dir",
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse a second process that would train into the same folder."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(alone(self.path / _LOCK, wait=False))
+            except BlockingIOError:
+                raise ConfigError(
+                    "training.output_dir",
+                    got=f"{self.path}, into which another process is training",
+                    expected="a folder of its own for each run",
+                    fix="wait until it has ended, or name another output_dir",
+                ) from None
+            except OSError as error:
+                raise self._unwritable(error.strerror or str(error)) from error
+            yield
+
+    def _unwritable(self, why: str) -> ConfigError:
+        return ConfigError(
+            "training.output_dir",
+            got=f"{self.path}: {why}",
+            expected="a folder that can be written",
+            fix="name another output_dir",
+        )
+
+    def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: RunFacts) -> None:
+        """Write what is about to be trained."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = yaml.dump(
+            without_secrets(plain_values({name: dict(values) for name, values in sections.items() if values})),
+            Dumper=Dumper,
+            sort_keys=False,
+        )
+        with atomic_path(self.path / CONFIG) as temporary:
+            temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
+        self._write({**facts.to_json(), "versions": versions(), "began": facts.began or _now(), "started": _now()})
+
+    def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
+        """Write how it ended, and everything that was not trained in one ledger."""
+        self._write({**self._body(), "outcome": outcome.plain(), "ended": _now()})
+        self.gather_ledgers((*ledgers, self.path / DELIVERY))
+
+    def gather_ledgers(self, ledgers: Iterable[Path]) -> None:
+        """One ledger of what measuring, packing and delivering left out."""
+        with atomic_path(self.path / LEDGER) as temporary, temporary.open("wb") as out:
+            for ledger in ledgers:
+                if ledger.is_file():
+                    with ledger.open("rb") as lines:
+                        shutil.copyfileobj(lines, out)
+
+    def _body(self) -> dict[str, Any]:
+        return read_json(self.path / RUN, KIND, VERSION)
+
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        body = {name: value for name, value in facts.items() if name not in ("kind", "version")}
+        write_json(self.path / RUN, KIND, VERSION, without_secrets(json.loads(json.dumps(body, default=str))))
+
+
+def origin(model: str, seed: int) -> dict[str, Any] | None:
+    """The run whose weights a model folder holds, or the seed that a tiny model is drawn from; else None."""
+    if model.startswith(PREFIX):
+        return {"seed": seed}
+    weights = Path(model).expanduser().absolute()
+    if not (weights.parent / RUN).is_file():
+        return None
+    try:
+        facts = RunFolder(weights.parent).facts()
+    except ArtifactError:
+        return None
+    ended = facts.outcome if weights.name == FINAL else None
+    seen = {} if ended is None else {"step": ended.step, "samples_seen": ended.samples_seen}
+    return {"run": str(weights.parent), "weights": weights.name, "model": facts.model, **seen}
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that a run's numbers depend on."""
+    found = {"python": platform.python_version(), "packtrain": packtrain.__version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def plain_values(value: Any) -> Any:
+    """Values as YAML and JSON have them."""
+    if isinstance(value, Mapping):
+        return {str(name): plain_values(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, Path) else value
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,275 @@
+"""The whole proof for one model and one backend: costs, labels, parity with each sample alone, isolation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line
+from packtrain.core.values import Cost
+from packtrain.delivery.encode.encoded_sample import EncodedSample
+from packtrain.families.contracts import BatchContract
+from packtrain.modeling.attention import set_attention
+from packtrain.modeling.compiled import refuse_uncompiled
+from packtrain.verifying.checked_samples import sample_described
+from packtrain.verifying.compare import FullPrecision, HalfPrecision, Judge, compare_costs, compare_labels
+from packtrain.verifying.comparison_passes import (
+    Collate,
+    PassOutcome,
+    alone_inputs,
+    packed,
+    run_alone,
+    run_packed,
+    split,
+    starts_of,
+    with_media_as,
+)
+from packtrain.verifying.isolate import allowed_movement, isolate, needed_effect, row_logits
+from packtrain.verifying.modes import (
+    CHECKPOINTING,
+    EVALUATION,
+    TRAINING,
+    Mode,
+    exact_products,
+    in_full_precision,
+    in_mode,
+    is_random_in_training,
+    supports_checkpointing,
+)
+from packtrain.verifying.reference import hidden_states, parity, stock_attention
+from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
+from packtrain.verifying.verdict import Finding, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NamedRow:
+    """One more row to look at: samples, and how they are joined."""
+
+    name: str
+    samples: Sequence[EncodedSample]
+    collate: Collate
+
+
+_FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
+Say = Callable[[str], None]
+
+
+def verify_model(
+    model: Any,
+    samples: Sequence[EncodedSample],
+    contract: BatchContract,
+    collate: Collate,
+    *,
+    attn_implementation: str | None = None,
+    backward: bool = True,
+    costs: Sequence[Cost] = (),
+    patch_size: int = 0,
+    rows: Sequence[NamedRow] = (),
+    loss: TrainingLoss | None = None,
+    name: str = "",
+    say: Say = lambda _: None,
+) -> Verdict:
+    """Prove that samples in one row come out as each of them does alone.
+
+    The reference runs on the model's own attention, the rest on `attn_implementation`; None leaves it. `rows` are
+    further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
+    """
+    if len(samples) < 2:
+        raise ConfigError("samples", got=len(samples), expected="at least two: one has no neighbour")
+    started = time.perf_counter()
+    weight = next(model.parameters())
+    samples = [with_media_as(sample, weight.dtype) for sample in samples]
+    left_out = [] if backward else ["gradients: this backend has no backward pass on this device"]
+    with exact_products():
+        say("each sample alone")
+        judge, used = _judge(model, samples, contract, attn_implementation, backward)
+        findings = [compare_costs(samples, costs, patch_size)] if costs else []
+        findings.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
+        findings += _forwards(model, samples, collate, judge, say)
+        modes = _modes(model, samples, collate, left_out)
+        for mode in modes:
+            say(f"packed: {mode.name}")
+            findings += _compare(model, samples, collate, judge, mode, backward=backward)
+        for row in rows:
+            say(f"packed: {row.name}")
+            findings += _attempt(row.name, partial(_compare_row, model, row, contract))
+        last = modes[-1]
+        if loss is not None:
+            say("the trainer's loss")
+            found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
+            findings += _attempt("training loss", found)
+        say("neighbours")
+        looked_at = TRAINING if TRAINING in modes else EVALUATION
+        findings += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
+    return Verdict(
+        model=name or type(model).__name__,
+        attn_implementation=used,
+        device=str(weight.device),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        samples=(*map(sample_described, samples), *_forward_only(rows, samples)),
+        tokens=sum(len(sample) for sample in samples),
+        findings=tuple(findings),
+        judged=(*judge.describe(), *_judged_rows(rows, loss, weight.dtype), *_judged_neighbours(model)),
+        left_out=tuple(left_out),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _judge(
+    model: Any,
+    samples: Sequence[EncodedSample],
+    contract: BatchContract,
+    attn_implementation: str | None,
+    backward: bool,
+) -> tuple[Judge, str]:
+    """Runs every sample alone; leaves the model on its backend, and says which one that is."""
+    half = next(model.parameters()).dtype != torch.float32
+    # What is refused is refused before anything runs.
+    used = (
+        set_attention(model, attn_implementation, contract) if attn_implementation is not None else "as the model came"
+    )
+    with in_full_precision(model) if half else nullcontext(), stock_attention(model):
+        reference = _alone(model, samples, contract, backward=backward)
+    if not half:
+        return FullPrecision(samples=samples, reference=reference), used
+    yardstick = _alone(model, samples, contract, backward=backward)
+    return HalfPrecision(samples=samples, reference=reference, yardstick=yardstick), used
+
+
+def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> PassOutcome:
+    with in_mode(model, EVALUATION):
+        try:
+            return run_alone(model, samples, contract, backward=backward)
+        except PacktrainError:
+            raise
+        except Exception as error:  # a model may fail in any way
+            refuse_uncompiled(error)
+            raise DataError(
+                "a sample alone",
+                got=f"the model failed: {in_one_line(error)[:300]}",
+                expected="a model that takes each sample on its own",
+                fix="try the model with its own processor first",
+            ) from error
+
+
+def _forwards(model: Any, samples: Sequence[EncodedSample], collate: Collate, judge: Judge, say: Say) -> list[Finding]:
+    """The first forward, and the last of several."""
+
+    def run() -> list[Finding]:
+        findings: list[Finding] = []
+        with in_mode(model, EVALUATION):
+            for number in range(_FORWARDS):
+                say(f"packed: forward {number + 1}")
+                logits = row_logits(model, samples, collate)
+                if number in (0, _FORWARDS - 1):
+                    findings += judge.logits(f"forward {number + 1}", logits)
+        return findings
+
+    return _attempt("forward", run)
+
+
+def _compare(
+    model: Any, samples: Sequence[EncodedSample], collate: Collate, judge: Judge, mode: Mode, *, backward: bool
+) -> list[Finding]:
+    def run() -> list[Finding]:
+        with in_mode(model, mode):
+            found = run_packed(model, samples, collate, backward=backward)
+        findings = [*judge.logits(mode.name, found.logits), judge.loss(mode.name, found)]
+        return [*findings, *judge.gradients(mode.name, found.gradients)] if backward else findings
+
+    return _attempt(mode.name, run)
+
+
+def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Finding]:
+    """One more row, forward only, by hidden states: it may be too long for logits."""
+    dtype = next(model.parameters()).dtype
+    samples = [with_media_as(sample, dtype) for sample in row.samples]
+    with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
+        found = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
+        with stock_attention(model):
+            compared = [
+                (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, found, strict=True)
+            ]
+    return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
+
+
+def _training_loss(
+    model: Any,
+    samples: Sequence[EncodedSample],
+    collate: Collate,
+    contract: BatchContract,
+    loss: TrainingLoss,
+    *,
+    mode: Mode,
+    backward: bool,
+) -> list[Finding]:
+    dtype = next(model.parameters()).dtype
+    with in_mode(model, mode):
+        return compare_training_loss(model, samples, collate, contract, loss, dtype=dtype, backward=backward)
+
+
+def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
+    """A model that cannot take a packed row has failed the check, and the others may still say more."""
+    try:
+        return run()
+    except PacktrainError:
+        raise
+    except Exception as error:  # a model may fail in any way
+        refuse_uncompiled(error)
+        where = in_one_line(error)[:300]
+        return [Finding(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
+
+
+def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_out: list[str]) -> list[Mode]:
+    try:
+        random = is_random_in_training(model, lambda: row_logits(model, samples, collate))
+    except Exception:  # a model may fail in any way, and says so where it is compared
+        random = False
+    if random:
+        left_out.append(
+            "training mode: the model draws random numbers there that are no dropout (in a router, say), or keeps "
+            "statistics; packed and alone differ by them, so gradients are those of evaluation mode"
+        )
+        return [EVALUATION]
+    if supports_checkpointing(model):
+        return [EVALUATION, TRAINING, CHECKPOINTING]
+    left_out.append("gradient checkpointing: this model does not support it")
+    return [EVALUATION, TRAINING]
+
+
+def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) -> list[str]:
+    known = {sample.id for sample in samples}
+    others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in known}
+    return [f"{sample_described(sample)}, forward only" for sample in others.values()]
+
+
+def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
+    allowed = tolerance_of(dtype)
+    said = []
+    if rows:
+        what = "norm of packed - alone over that of alone at supervised positions, in the same precision"
+        said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
+    if loss is not None:
+        said.append(
+            f"training loss: as the trainer takes it, per token, at most {allowed.loss:g}; taken at supervised tokens "
+            f"only, exactly; its gradients at most {allowed.gradients:g}"
+        )
+    return tuple(said)
+
+
+def _judged_neighbours(model: Any) -> tuple[str, ...]:
+    allowed = allowed_movement(model)
+    return (
+        "neighbours: one sample changed at a fixed layout; the others' logits and the gradients of their loss may move "
+        + (f"by rounding only, {allowed:g} of their size" if allowed else "by exactly nothing")
+        + "; on GPUs, where equal runs differ, gradients by 4 times that, or a unit in the last place",
+        f"a change that moves the sample's own logits by less than {needed_effect(model):.2g} of their size proves "
+        "nothing about others: inconclusive",
+        "training mode is looked at without dropout",
+    )
