@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Record, Text
 from packtrain.families.encoder import RecordEncoder, _count
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.segments import Draft
 from packtrain.families.settings import read_settings
 from packtrain.families.skeleton import shape_of
-from packtrain.families.tiny import TINY_FAMILIES, write
+from packtrain.families.tiny import tiny_families, write
 from packtrain.families.tokenizer import _runs_into
 
 IMAGE = MediaHeader(kind="image", width=300, height=200)
@@ -39,10 +39,10 @@ TEXTS = st.lists(st.sampled_from(SPECIAL) | st.text(string.printable + "äß日�
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], RecordEncoder]:
     made = {}
-    for family in TINY_FAMILIES:
+    for family in tiny_families():
         read = read_settings(write(family, tmp_path_factory.mktemp(family)))
         for loss_on in ("assistant", "completion", "all"):
-            rule = load_family(read, MediaLimits())
+            rule = load_rule(read, MediaLimits())
             assert rule is not None
             made[family, loss_on] = RecordEncoder(read, rule, loss_on=loss_on)
     return made
@@ -64,7 +64,7 @@ PLAIN = record_of(("s", "a", "b", "c", "d"), image=False, system=False)
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.more)])
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_pieces_count_as_the_whole(family: str, examples: int, encoders: dict[tuple[str, str], RecordEncoder]) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(texts=st.tuples(TEXTS, TEXTS, TEXTS, TEXTS, TEXTS), image=st.booleans(), system=st.booleans())

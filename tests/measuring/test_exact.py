@@ -34,8 +34,8 @@ from packtrain.delivery.encode.reference import RealProcessor
 from packtrain.families import tiny
 from packtrain.families.base import Run
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.internvl import InternVL
-from packtrain.families.qwen_vl import Qwen2VL
+from packtrain.families.internvl.rule import InternVL
+from packtrain.families.qwen_vl.rule import Qwen2VL
 from packtrain.families.settings import read_settings
 from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable

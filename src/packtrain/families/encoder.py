@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
-from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
+from packtrain.families.base import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.coverage import Runs, covered_by_all, tokens_behind
 from packtrain.families.layout import SAMPLE_HEADERS, Layout, Layouter, LossOn
 from packtrain.families.segments import Counts, Cutter, Draft, SegmentedShape
@@ -61,7 +61,7 @@ class RecordEncoder:
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Family,
+        family: Rule,
         *,
         loss_on: LossOn | None = None,
         add_eos: bool | None = None,
