@@ -15,8 +15,8 @@ from packtrain.app.measure import measure_outcome
 from packtrain.cli import app
 from packtrain.config.sections import ALIASES, SECTIONS
 from packtrain.core import values
-from packtrain.families.registry import MODEL_TYPES
-from packtrain.families.tiny import TINY_FAMILIES
+from packtrain.families.registry import all_families
+from packtrain.families.tiny import tiny_families
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.packing.arrays import STRATEGIES
 from packtrain.packing.pack_plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
@@ -70,8 +70,8 @@ def surface() -> dict[str, Any]:
         "media.parquet": MEDIA_SCHEMA.names,
         "formats": sorted(FORMATS),
         "schemas": sorted(SCHEMAS),
-        "families": sorted(MODEL_TYPES),
-        "tiny": sorted(TINY_FAMILIES),
+        "families": sorted(name for name, one in all_families().items() if one.rule is not None),
+        "tiny": sorted(tiny_families()),
     }
 
 

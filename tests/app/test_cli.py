@@ -313,7 +313,7 @@ def test_records_that_cannot_be_used_name_what_helps(
     data, folder = tmp_path / ("data.json" if content.startswith("[") else "data.jsonl"), tmp_path / "model"
     data.write_text(content)
     Image.new("RGB", (64, 48)).save(tmp_path / "x.png")
-    tiny.write(model_files if model_files in tiny.TINY_FAMILIES else "qwen2_5_vl", folder)
+    tiny.write(model_files if model_files in tiny.tiny_families() else "qwen2_5_vl", folder)
     if model_files.startswith("no "):
         (folder / "chat_template.jinja").unlink()
     if model_files == "no liking":

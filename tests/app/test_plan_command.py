@@ -20,7 +20,7 @@ from packtrain.app.train.resolved_run import resolve_run
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.draw import check_weights
@@ -422,7 +422,7 @@ def test_a_model_of_another_family_is_warned_of_wherever_it_is_recommended(
         assert warning in " ".join(text.replace("\n# ", " ").replace("\\_", "_").split()), name
     kept = load_config(tmp_path / "r" / "recommended.yaml").data.processor_config
     assert kept == {"num_frames": 8}
-    assert load_family(read_settings(shape), MediaLimits(**kept)) is not None
+    assert load_rule(read_settings(shape), MediaLimits(**kept)) is not None
 
 
 def test_a_model_folder_is_named_for_use_from_anywhere(

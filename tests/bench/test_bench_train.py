@@ -23,7 +23,7 @@ from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED
-from packtrain.families.contracts import CONTRACTS
+from packtrain.families.contracts import contract_for
 from packtrain.predicting.memory_states import count
 
 QUICK = replace(TINY_SETTINGS, tokens=400, step_samples=4, workers=0)
@@ -66,7 +66,7 @@ def test_rows_are_what_the_numbers_say() -> None:
     small, model = Pool.of_lvis_shape(longest=256, samples=64, scale=24), bench_model(TINY)
     batches = put_into_batches(small, "packed", size=512)
     made = MadeRows(small, batches, model.config, torch.float32)
-    batch = PackCollator(CONTRACTS["qwen3_vl"], pad_id=0)([made[0]])
+    batch = PackCollator(contract_for({"model_type": "qwen3_vl"}), pad_id=0)([made[0]])
     load = small.load(batches[:1], padded=False)
     assert batch["input_ids"].numel() == batch.info.tokens == load.tokens
     assert int((batch["labels"] != IGNORED).sum()) == batch.info.supervised_tokens == load.supervised_tokens

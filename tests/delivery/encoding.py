@@ -26,7 +26,7 @@ from packtrain.core.values import (
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.part_limits import with_limits
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 from packtrain.records.source import SourceSpec
@@ -142,6 +142,6 @@ def pricing(encoder: SampleEncoder) -> RecordEncoder:
     """What measuring prices records with, for the same request."""
     request = encoder.request
     settings = request.settings()
-    family = load_family(settings, request.limits)
+    family = load_rule(settings, request.limits)
     assert family is not None
     return RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)

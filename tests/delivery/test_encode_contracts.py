@@ -21,7 +21,7 @@ from packtrain.delivery.encode import model_config
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.model_config import model_contract, packing_notes
 from packtrain.families import tiny
-from packtrain.families.contracts import CONTRACTS, contract_for
+from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
 from packtrain.modeling.random_model import build_model
 from packtrain.packing.packing_config import PackingConfig
@@ -85,8 +85,12 @@ def test_what_is_taken(family: str, model: Folder) -> None:
 
 
 def test_gemma_needs_what_flash_attention_cannot_do() -> None:
-    assert set(CONTRACTS["gemma3"].refused_backends) == {"varlen", "flash_attention_2", "flash_attention_3"}
-    assert CONTRACTS["gemma3"].token_types == "token_type_ids"
+    assert set(contract_for({"model_type": "gemma3"}).refused_backends) == {
+        "varlen",
+        "flash_attention_2",
+        "flash_attention_3",
+    }
+    assert contract_for({"model_type": "gemma3"}).token_types == "token_type_ids"
     assert not contract_for({"model_type": "gemma3_text"}).refused_backends
 
 
@@ -100,7 +104,7 @@ def test_a_text_model_that_nobody_listed() -> None:
 def test_names_are_arguments_of_the_model(family: str, model: Folder) -> None:
     import inspect
 
-    contract = CONTRACTS[family]
+    contract = contract_for({"model_type": family})
     takes = inspect.signature(build_model(model(family)).forward).parameters
     named = {*contract.media, contract.token_types, contract.per_sample_images} - {None}
     assert named <= set(takes), f"{named - set(takes)} are no arguments of {family}"

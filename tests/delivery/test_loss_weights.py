@@ -26,7 +26,7 @@ from packtrain.delivery.encode.encoded_sample import (
     VisionCounts,
 )
 from packtrain.delivery.encode.synthetic_samples import made_sample
-from packtrain.families.contracts import CONTRACTS, BatchContract
+from packtrain.families.contracts import BatchContract, contract_for
 
 TEXT_MODEL = BatchContract(model_type="llama")
 COLLATORS = [PackCollator, PaddedCollator]
@@ -83,7 +83,7 @@ def test_what_only_fills_up_weighs_nothing(weighting: Any) -> None:
 @pytest.mark.parametrize("collator", COLLATORS)
 @pytest.mark.parametrize("weighting", sorted(OF_ALL))
 def test_an_empty_pack_weighs_nothing(collator: Any, family: str, weighting: Any) -> None:
-    contract = CONTRACTS.get(family, TEXT_MODEL)
+    contract = contract_for({"model_type": family})
     batch = collator(contract, pad_id=0, loss_weighting=weighting)([row(pack=EMPTY_PACK)])
     assert batch.info.loss_total == 0
     if weighting != "token":

@@ -20,8 +20,8 @@ from transformers.video_utils import VideoMetadata
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Expansion, Family, ProcessorSettings, Run
-from packtrain.families.registry import load_family
+from packtrain.families.base import Expansion, ProcessorSettings, Rule, Run
+from packtrain.families.registry import load_rule
 
 REFUSED = "refused"
 Outcome = tuple[str, int] | str  # the text and the patches, or REFUSED
@@ -40,7 +40,7 @@ class Case:
     bare: bool = False  # leave the settings empty, so that the rule has to fill in the class defaults
     longest: int = 4000
 
-    def rule(self, processor: Any) -> Family:
+    def rule(self, processor: Any) -> Rule:
         """The family under test, with the settings the processor would be saved with."""
         video = getattr(processor, "video_processor", None)
         settings = ProcessorSettings(
@@ -52,7 +52,7 @@ class Case:
             config={"vision_config": {"patch_size": self.patch}},
             special_tokens={name: getattr(processor.tokenizer, name) for name in SPECIAL[self.family]},
         )
-        family = load_family(settings, self.limits)
+        family = load_rule(settings, self.limits)
         assert family is not None, f"no rule for {self.family}"
         return family
 
@@ -170,7 +170,7 @@ def by_rule(call: Callable[[], Expansion]) -> Outcome:
     return written(expansion), expansion.patches
 
 
-def image_kwargs(processor: Any, family: Family, part: str) -> dict[str, Any]:
+def image_kwargs(processor: Any, family: Rule, part: str) -> dict[str, Any]:
     """The arguments that a call of the whole processor hands to its image or video processor."""
     merged = processor._merge_kwargs(
         processor.valid_processor_kwargs,
@@ -180,7 +180,7 @@ def image_kwargs(processor: Any, family: Family, part: str) -> dict[str, Any]:
     return {**merged[part], "return_tensors": "pt"}
 
 
-def real_images(case: Case, processor: Any, family: Family, sizes: Sequence[tuple[int, int]]) -> list[Outcome]:
+def real_images(case: Case, processor: Any, family: Rule, sizes: Sequence[tuple[int, int]]) -> list[Outcome]:
     """What the image processor makes of one sample's images, without pixels."""
     images = [torch.empty(3, height, width, dtype=torch.uint8, device="meta") for width, height in sizes]
     try:
@@ -217,7 +217,7 @@ def patches_of(case: Case, made: Mapping[str, Any], images: int) -> list[int]:
     return [view * per_view for view in views]
 
 
-def real_video(case: Case, processor: Any, family: Family, header: MediaHeader) -> Outcome:
+def real_video(case: Case, processor: Any, family: Rule, header: MediaHeader) -> Outcome:
     """What the video processor makes of one video, without pixels."""
     video = torch.empty(header.frames, 3, header.height, header.width, dtype=torch.uint8, device="meta")
     kwargs = {**image_kwargs(processor, family, "videos_kwargs"), "return_metadata": True}
@@ -310,7 +310,7 @@ def video_headers(count: int, seed: int = 0) -> Iterator[MediaHeader]:
         yield MediaHeader(kind="video", width=width, height=height, frames=frames, fps=fps, seconds=seconds)
 
 
-def whole_image_call(processor: Any, family: Family, sizes: Sequence[tuple[int, int]]) -> tuple[str, Any] | str:
+def whole_image_call(processor: Any, family: Rule, sizes: Sequence[tuple[int, int]]) -> tuple[str, Any] | str:
     """The decoded text and the tensors of a full call on black images."""
     images = [Image.new("RGB", size) for size in sizes]
     try:
@@ -325,7 +325,7 @@ def whole_image_call(processor: Any, family: Family, sizes: Sequence[tuple[int, 
     return decoded(processor, made), made
 
 
-def whole_video_call(processor: Any, family: Family, header: MediaHeader) -> tuple[str, Any] | str:
+def whole_video_call(processor: Any, family: Rule, header: MediaHeader) -> tuple[str, Any] | str:
     """The decoded text and the tensors of a full call on black frames."""
     frames = np.zeros((header.frames, header.height, header.width, 3), dtype=np.uint8)
     kwargs = family.processor_kwargs()

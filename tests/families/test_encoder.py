@@ -16,7 +16,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.families import tiny
 from packtrain.families.encoder import LossOn, RecordEncoder
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 
 VISION = (
@@ -34,7 +34,7 @@ OTHERS = ("blue square!", "some hexagon?", "An orange", "It is so")
 
 def encoder_for(folder: Path, **options: Any) -> RecordEncoder:
     settings = read_settings(folder)
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     return RecordEncoder(settings, family, **options)
 
@@ -370,7 +370,7 @@ TEXTS = (
 
 
 @pytest.mark.parametrize("loss_on", [pytest.param(None, marks=pytest.mark.full), "all"])
-@pytest.mark.parametrize("family", tiny.TINY_FAMILIES)
+@pytest.mark.parametrize("family", tiny.tiny_families())
 def test_filling_in_costs_what_the_template_costs(family: str, loss_on: LossOn | None, tmp_path: Path) -> None:
     folder = tiny.write(family, tmp_path)
     quickly, slowly = encoder_for(folder, loss_on=loss_on), encoder_for(folder, loss_on=loss_on)

@@ -18,7 +18,11 @@ from rule_checks import Case, decoded, image_header, metadata_of, written
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families import gemma3, idefics3, internvl, llava, qwen_vl
+from packtrain.families.gemma3 import rule as gemma3
+from packtrain.families.idefics3 import rule as idefics3
+from packtrain.families.internvl import rule as internvl
+from packtrain.families.llava import rule as llava
+from packtrain.families.qwen_vl import rule as qwen_vl
 
 pytestmark = pytest.mark.contract
 

@@ -12,13 +12,14 @@ import pytest
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Family, ProcessorSettings
-from packtrain.families.registry import MODEL_TYPES, TEXT_ONLY, load_family
-from packtrain.families.text_only import TextOnly
+from packtrain.families.base import ProcessorSettings, Rule
+from packtrain.families.registry import BUILT_IN, all_families, load_rule
+from packtrain.families.text.rule import TextOnly
 
 IMAGE = MediaHeader(kind="image", width=640, height=480)
 VIDEO = MediaHeader(kind="video", width=640, height=480, frames=40, fps=8.0, seconds=5.0)
-WITH_IMAGES = sorted(name for name, path in MODEL_TYPES.items() if path != TEXT_ONLY)
+RULES = {name: family.rule for name, family in all_families().items() if family.rule is not None}
+WITH_IMAGES = sorted(name for name, rule in RULES.items() if rule is not TextOnly)
 
 
 def settings(model_type: str, **parts: object) -> ProcessorSettings:
@@ -28,18 +29,17 @@ def settings(model_type: str, **parts: object) -> ProcessorSettings:
 NO_LIMITS = MediaLimits()
 
 
-def load(model_type: str, limits: MediaLimits = NO_LIMITS, **parts: object) -> Family:
-    family = load_family(settings(model_type, **parts), limits)
+def load(model_type: str, limits: MediaLimits = NO_LIMITS, **parts: object) -> Rule:
+    family = load_rule(settings(model_type, **parts), limits)
     assert family is not None
     return family
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", RULES)
 def test_entries_load_and_keep_the_protocol(model_type: str) -> None:
-    module, _, attribute = MODEL_TYPES[model_type].partition(":")
-    family = getattr(importlib.import_module(module), attribute)
+    family = RULES[model_type]
     for verb in ("__init__", "image", "video", "processor_kwargs"):
-        expected = list(inspect.signature(getattr(Family, verb)).parameters)
+        expected = list(inspect.signature(getattr(Rule, verb)).parameters)
         assert list(inspect.signature(getattr(family, verb)).parameters) == expected, verb
     made = load(model_type)
     assert isinstance(made.processor_kwargs(), dict)
@@ -90,10 +90,10 @@ def test_text_models_take_no_media() -> None:
 
 def test_processors_without_a_rule_are_left_to_the_processor() -> None:
     unknown = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 1024}}
-    assert load_family(settings("pixtral", image=unknown), MediaLimits()) is None
-    assert load_family(settings("some_audio_model", image={"feature_extractor_type": "Whisper"}), MediaLimits()) is None
-    assert load_family(settings("llava", image=unknown), MediaLimits()) is None
-    assert load_family(settings("qwen2_vl", image={"do_resize": False}), MediaLimits()) is None
+    assert load_rule(settings("pixtral", image=unknown), MediaLimits()) is None
+    assert load_rule(settings("some_audio_model", image={"feature_extractor_type": "Whisper"}), MediaLimits()) is None
+    assert load_rule(settings("llava", image=unknown), MediaLimits()) is None
+    assert load_rule(settings("qwen2_vl", image={"do_resize": False}), MediaLimits()) is None
 
 
 def test_fast_and_slow_image_processors_share_the_rule() -> None:
@@ -127,7 +127,17 @@ def test_a_video_without_settings_borrows_the_images() -> None:
 
 
 def test_no_family_imports_torch_or_transformers() -> None:
-    modules = sorted({path.partition(":")[0] for path in MODEL_TYPES.values()})
-    code = f"import sys, {', '.join(modules)}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    code = "import sys; from packtrain.families.registry import all_families as f; print(len(f()), *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, *loaded = done.stdout.split()
+    assert int(count) == len(all_families())
+    assert set(BUILT_IN) <= set(loaded)
+    assert not {"torch", "transformers"} & set(loaded)
+
+
+def test_every_listed_model_type_is_described_where_its_line_says() -> None:
+    for path, names in BUILT_IN.items():
+        assert set(importlib.import_module(path).FAMILIES) == set(names)
+    for name, family in all_families().items():
+        assert family.model_type == name
+        assert not (family.contract and family.contract.media) or family.small_image is not None

@@ -15,7 +15,7 @@ from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Mes
 from packtrain.families import tiny
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.layout import Layout, Layouter, LossOn
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.families.skeleton import Skeletons, shape_of
 from packtrain.families.tokenizer import LightTokenizer
@@ -153,11 +153,11 @@ HEADERS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProcessorSettings]:
     root = tmp_path_factory.mktemp("tiny")
-    return {family: read_settings(tiny.write(family, root / family)) for family in tiny.TINY_FAMILIES}
+    return {family: read_settings(tiny.write(family, root / family)) for family in tiny.tiny_families()}
 
 
 def layouter_for(found: ProcessorSettings, *, loss_on: LossOn | None = None, add_eos: bool = False) -> Layouter:
-    family = load_family(found, MediaLimits())
+    family = load_rule(found, MediaLimits())
     assert family is not None
     return Layouter(found, family, LightTokenizer(found), loss_on=loss_on, add_eos=add_eos, typed=False)
 
@@ -209,7 +209,7 @@ def filled_in(skeletons: Skeletons, record: Record) -> bool:
 @pytest.mark.parametrize(
     "loss_on", [None, *(pytest.param(loss_on, marks=pytest.mark.full) for loss_on in ("completion", "all"))]
 )
-@pytest.mark.parametrize("family", tiny.TINY_FAMILIES)
+@pytest.mark.parametrize("family", tiny.tiny_families())
 def test_the_templates_of_all_families(
     family: str, loss_on: LossOn | None, folders: dict[str, ProcessorSettings]
 ) -> None:
@@ -252,7 +252,7 @@ def test_adversarial_templates(name: str, folders: dict[str, ProcessorSettings])
 
 @pytest.mark.full
 @pytest.mark.parametrize("add_eos", [False, True])
-@pytest.mark.parametrize("family", [*tiny.TINY_FAMILIES, *(f"template {name}" for name in TEMPLATES)])
+@pytest.mark.parametrize("family", [*tiny.tiny_families(), *(f"template {name}" for name in TEMPLATES)])
 def test_many_more_texts(family: str, add_eos: bool, folders: dict[str, ProcessorSettings]) -> None:
     name = family.removeprefix("template ")
     found = replace(folders["qwen2_5_vl"], chat_template=TEMPLATES[name][0]) if name != family else folders[family]

@@ -28,9 +28,9 @@ from packtrain.core.values import (
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.families import tiny
-from packtrain.families.base import Expansion, Family, Run
+from packtrain.families.base import Expansion, Rule, Run
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 
 SEEING = (
@@ -38,7 +38,7 @@ SEEING = (
     *("internvl", "gemma3", "nanovlm"),
 )
 WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava_onevision", "internvl")
-READING = tuple(family for family in tiny.TINY_FAMILIES if family not in SEEING)
+READING = tuple(family for family in tiny.tiny_families() if family not in SEEING)
 FILM = MediaHeader(kind="video", width=64, height=48, frames=40, fps=8.0, seconds=5.0)
 # Letters are texts, images and videos; the last medium stands first, between texts, at the end, and in an answer.
 SHAPES: tuple[tuple[tuple[str, str], ...], ...] = (
@@ -59,7 +59,7 @@ TEXTS = (
 
 def encoder_for(folder: Path, *, patience: int = 32, **options: Any) -> RecordEncoder:
     settings = read_settings(folder)
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     encoder = RecordEncoder(settings, family, **options)
     encoder.patience = patience  # type: ignore[misc]
@@ -166,7 +166,7 @@ def test_a_token_that_the_tokenizer_appends_is_in_the_tail(tmp_path: Path) -> No
     assert any(quickly._skeletons._known.values()), "no record was filled in"
 
 
-@pytest.mark.parametrize("family", tiny.TINY_FAMILIES)
+@pytest.mark.parametrize("family", tiny.tiny_families())
 def test_text_is_all_tail(family: str, tmp_path: Path) -> None:
     compared = 0
     for encoder in both_ways(tiny.write(family, tmp_path)):
@@ -193,7 +193,7 @@ def test_a_medium_without_tokens_ends_nothing(tmp_path: Path) -> None:
         family = encoder.layouter.family
         right = type(family).image
 
-        def image(header: MediaHeader, *args: int, right: Any = right, family: Family = family) -> Expansion:
+        def image(header: MediaHeader, *args: int, right: Any = right, family: Rule = family) -> Expansion:
             made: Expansion = right(family, header, *args)
             opening, run, closing = made.pieces
             assert isinstance(run, Run)
@@ -236,7 +236,7 @@ def closing(expansion: Expansion) -> tuple[str | Run, ...]:
 def test_what_closes_a_medium_is_the_same_for_every_size_and_limit(family: str, tmp_path: Path) -> None:
     """Costs under other limits keep the measured tail, which is right only because of this."""
     settings = read_settings(tiny.write(family, tmp_path))
-    rules = [load_family(settings, MediaLimits(**limits)) for limits in ({}, *LIMITS.get(family, ()))]
+    rules = [load_rule(settings, MediaLimits(**limits)) for limits in ({}, *LIMITS.get(family, ()))]
     sides = (30, 56, 133, 400, 900, 2000)
     images = [
         MediaHeader(kind="image", width=w, height=h) for w, h in product(sides, sides) if max(w, h) / min(w, h) < 100

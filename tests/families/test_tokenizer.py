@@ -13,7 +13,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits, Message, Record, Text
 from packtrain.families import tiny
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.families.tokenizer import LightTokenizer
 
@@ -65,7 +65,7 @@ def token_texts(tokenizer: LightTokenizer, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("family", tiny.TINY_FAMILIES)
+@pytest.mark.parametrize("family", tiny.tiny_families())
 def test_the_ids_of_every_tiny_folder(family: str, tmp_path: Path) -> None:
     folder = tiny.write(family, tmp_path)
     light, real = LightTokenizer(read_settings(folder)), auto_tokenizer(folder)
@@ -143,7 +143,7 @@ def test_a_folder_without_a_tokenizer_file(tmp_path: Path) -> None:
 
 def with_eos(folder: Path) -> RecordEncoder:
     settings = read_settings(folder)
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     return RecordEncoder(settings, family, add_eos=True)
 
@@ -198,7 +198,7 @@ def test_a_template_that_does_not(tmp_path: Path) -> None:
     folder = tiny.write("gemma3_text", tmp_path)
     assert ends(with_eos(folder), chat("one", "two")) == 1
     settings = read_settings(folder)
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     assert ends(RecordEncoder(settings, family), chat("one", "two")) == 0, "the template itself writes the end token"
 
@@ -207,7 +207,7 @@ def test_the_end_token_after_an_answer_carries_loss(tmp_path: Path) -> None:
     folder = tiny.write("qwen2", tmp_path)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}")
     settings = read_settings(folder)
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     without = RecordEncoder(settings, family).cost(chat("one", "two"), ())[0]
     cost = with_eos(folder).cost(chat("one", "two"), ())[0]

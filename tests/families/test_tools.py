@@ -16,7 +16,7 @@ from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.encode.sample_tokens import SampleTokens, record_code
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout, LossOn
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.families.tiny import write
 from packtrain.measuring.inputs import settings_state
@@ -205,7 +205,7 @@ def record_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]], **col
 
 def encoder(folder: Path, template: str, loss_on: LossOn | None = None) -> RecordEncoder:
     settings = replace(read_settings(folder), chat_template=template)
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     return RecordEncoder(settings, family, loss_on=loss_on)
 
@@ -286,7 +286,7 @@ def test_a_tokenizer_with_a_template_for_tools(beside: bool, tmp_path: Path) -> 
         config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     settings, real = read_settings(folder), AutoTokenizer.from_pretrained(str(folder))
-    family = load_family(settings, MediaLimits())
+    family = load_rule(settings, MediaLimits())
     assert family is not None
     made, messages = RecordEncoder(settings, family), CHATS["no call"]
     for tools in ([], [tool("weather")]):

@@ -34,8 +34,8 @@ from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
 from packtrain.families.base import Run
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.internvl import InternVL
-from packtrain.families.qwen_vl import Qwen2VL
+from packtrain.families.internvl.rule import InternVL
+from packtrain.families.qwen_vl.rule import Qwen2VL
 from packtrain.families.settings import read_settings
 from packtrain.measuring.measure_summary import DriftCheck
 from packtrain.measuring.request import Request

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.values import MediaLimits
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.modeling import export
 from packtrain.modeling.adapters import set_trainable
@@ -128,7 +128,7 @@ def test_the_processor_has_the_limits_that_were_trained_with(
     from transformers.video_utils import VideoMetadata
 
     limits, found_in = MediaLimits(**given), read_settings(folder(family))
-    parts, rule = limited_parts(found_in, limits), load_family(found_in, limits)
+    parts, rule = limited_parts(found_in, limits), load_rule(found_in, limits)
     assert parts is not None
     assert rule is not None
     copy_input_files(folder(family), tmp_path)

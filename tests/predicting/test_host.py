@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.host import PROCESS_BYTES, HostNeeds, batch_bytes, host_needs
 from packtrain.predicting.memory import GIB
-from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 
 SHAPE = ModelShape(
     model_type="qwen3_vl",

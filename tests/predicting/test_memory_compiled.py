@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from packtrain.families.known_shapes import KNOWN_SHAPES
 from packtrain.modeling import varlen
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers
-from packtrain.modeling.known_shapes import KNOWN_SHAPES
 from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.prepare_model import prepare_model

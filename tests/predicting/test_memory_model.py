@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.memory import (
     ACTIVATIONS,
     GIB,
@@ -22,12 +23,10 @@ from packtrain.predicting.memory import (
 from packtrain.predicting.memory_layers import language_layer
 from packtrain.predicting.memory_states import QUANTIZED, adapter_parameters, count, decoder_matrices, states
 from packtrain.predicting.values import (
-    LanguageShape,
     Load,
     ModelShape,
     ParameterCounts,
     TrainingSetup,
-    VisionShape,
 )
 
 QWEN3_VL_2B = ModelShape(

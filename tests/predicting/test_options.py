@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.memory import GIB, MemoryCoefficients, estimate_memory
 from packtrain.predicting.options import Resource, Saving, WorstPack, explain_worst, reach, savings
-from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 
 # A encoder of tiles with pixel shuffle before a small decoder: 64 tokens and 1,024 patches per tile.
 SHAPE = ModelShape(

@@ -77,7 +77,7 @@ def test_published_totals(name: str) -> None:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("family", [name for name in tiny.TINY_FAMILIES if name != "nanovlm"])
+@pytest.mark.parametrize("family", [name for name in tiny.tiny_families() if name != "nanovlm"])
 def test_tiny_models_are_counted_exactly(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folder = tiny.write(family, tmp_path)

@@ -18,11 +18,12 @@ from torch import nn
 from packtrain.core.errors import ArtifactError
 from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.delivery.encode.encoded_sample import PackKey
+from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.time import step_time
-from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.meter import StepMeter
 from packtrain.training.predictions import ModelPrediction, batch_load, useful_load

@@ -11,7 +11,7 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
-from packtrain.modeling.known_shapes import KNOWN_SHAPES
+from packtrain.families.known_shapes import KNOWN_SHAPES
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
 from packtrain.training.masters import MasterWeights

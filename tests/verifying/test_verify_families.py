@@ -18,7 +18,7 @@ from packtrain.verifying.tiny_shapes import shaped_folder
 from packtrain.verifying.verdict import Verdict
 from packtrain.verifying.verification import verify_model
 
-PROVED = tuple(family for family in tiny.TINY_FAMILIES if family != "nanovlm")
+PROVED = tuple(family for family in tiny.tiny_families() if family != "nanovlm")
 QUICK = ("llama", "qwen3", "gemma3_text", "qwen3_vl")
 VIDEO_TOO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava_onevision", "internvl")
 NO_MEDIA = ("qwen2", "qwen3", "gemma3_text", "llama", "mistral", "smollm3")

@@ -19,7 +19,7 @@ from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.model_folder import resolve
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
@@ -59,7 +59,7 @@ def measure_outcome(
     _check_sources(request)
     request = request.dated()
     request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
-    family = load_family(request.settings(), request.limits)
+    family = load_rule(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
     policy = Policy(
         budget=FailureBudget(on_error=config.on_error, max_failure_rate=config.max_failure_rate),  # type: ignore[arg-type]

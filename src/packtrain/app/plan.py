@@ -23,7 +23,7 @@ from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.model_folder import known_as, resolve
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.overlong import fit_pieces
@@ -246,7 +246,7 @@ def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShap
 
     def takes(**limits: Any) -> bool:
         try:
-            load_family(settings, MediaLimits(**limits))
+            load_rule(settings, MediaLimits(**limits))
         except ConfigError:
             return False
         return True

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packtrain.modeling.known_shapes import known_config
+from packtrain.families.known_shapes import known_config
 from packtrain.packing.balance import balance_table
 from packtrain.packing.pack_plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
 from packtrain.packing.packing_config import PackingConfig

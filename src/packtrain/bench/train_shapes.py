@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.modeling.known_shapes import known_config
+from packtrain.families.known_shapes import known_config
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import ModelShape
 from packtrain.training.trial import build

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from packtrain.core.errors import ConfigError
@@ -22,20 +23,31 @@ def names_function(text: str) -> bool:
     return _NAMED.fullmatch(text) is not None
 
 
+def import_named(name: str, *, where: str) -> ModuleType:
+    """A module that a setting names."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # the user's module runs here and can fail in any way
+        raise ConfigError(
+            where,
+            got=f"importing {name!r} raised {type(error).__name__}: {error}",
+            expected="a module that Python can import",
+            fix="install it, or put its folder on PYTHONPATH",
+        ) from error
+
+
+def lazy(path: str) -> Any:
+    """What one of packtrain's own lazy paths, "module:name", leads to."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def load_function(name: str, *, where: str, example: str) -> tuple[Callable[..., Any], str]:
     """The function behind "module:function" and the source text of its module, which holds what it may call."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ConfigError(where, got=name, expected="module:function", fix=f"for example {example}")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module runs here and can fail in any way
-        raise ConfigError(
-            where,
-            got=f"importing {module_name!r} raised {type(error).__name__}: {error}",
-            expected="a module that Python can import",
-            fix="install it, or put its folder on PYTHONPATH",
-        ) from error
+    module = import_named(module_name, where=where)
     function = getattr(module, function_name, None)
     if not callable(function):
         found = "no such name" if function is None else f"a {type(function).__name__}"

@@ -71,12 +71,12 @@ class Traits:
     video_chat_template: str | None = None  # used instead of the folder's own as soon as there is a video
 
 
-class Family(Protocol):
+class Rule(Protocol):
     """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light.
 
     A family may also have `traits: Traits`, `check_sample(headers, expansions)` to refuse combinations of media, and
     `presized(height, width)`, the sides that a `resized_height` and `resized_width` in the data stand for.
-    `load_family` notes as `limits` what it was made with.
+    `load_rule` notes as `limits` what it was made with.
     """
 
     name: ClassVar[str]  # transformers' model type

@@ -1,4 +1,4 @@
-"""How samples of each family are joined into one packed row: one description per family, and what is refused.
+"""How samples are joined into one packed row: a description that every family gives, and what is refused.
 
 The names are the arguments of the models' forward passes. A model is refused where its samples would see each other
 inside a packed row, or where nothing is known about how its media are joined.
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError
 from packtrain.families.base import ProcessorSettings
+from packtrain.families.registry import all_families, find_family
 
 Join = Literal["rows", "images", "tiles"]
 # rows    along dimension 0, as they are
@@ -23,94 +24,27 @@ Join = Literal["rows", "images", "tiles"]
 class BatchContract:
     """What a packed row of one family looks like."""
 
-    model_type: str
+    model_type: str = ""  # filled in by `contract_for`
     positions: Literal["restart", "mrope"] = "restart"  # (1, tokens), or (4, 1, tokens) with M-RoPE
     media: Mapping[str, Join] = field(default_factory=dict)  # media tensors and how they are joined
     token_types: str | None = None  # the argument that takes kinds of tokens, where the model needs one
     per_sample_images: str | None = None  # the argument that takes the number of images of each sample
     refused_backends: Mapping[str, str] = field(default_factory=dict)  # backend -> why
+    text_order: bool = False  # tiles of images and frames of videos are one tensor, in the order of the text
     given_masks: bool = False  # the model makes its masks without positions, and takes finished ones
     # Tokens beyond which a sample must be alone in its row: the model then chooses other rotary frequencies for all.
     longest_together: int | None = None
     longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
 
 
-_QWEN: Mapping[str, Join] = {
-    "pixel_values": "rows",
-    "image_grid_thw": "rows",
-    "pixel_values_videos": "rows",
-    "video_grid_thw": "rows",
-}
 # Rotary positions that follow the longest sample of a row: where transformers looks for the length up to which they
 # do not, first the config's own keys.
 _ROPE_BY_LENGTH: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("max_position_embeddings",),
     "longrope": ("original_max_position_embeddings", "max_position_embeddings"),
 }
-_OWN_SCORES = "the model adds scores of its own to the mask, which this backend does not have"
-_NO_FLASH = "it cannot express the bidirectional attention inside images"
+HYBRID = "its layers carry a state along the row, so a sample would see the ones before it"
 
-CONTRACTS: Mapping[str, BatchContract] = {
-    contract.model_type: contract
-    for contract in (
-        BatchContract(model_type="qwen2_vl", positions="mrope", media=_QWEN),
-        BatchContract(model_type="qwen2_5_vl", positions="mrope", media={**_QWEN, "second_per_grid_ts": "rows"}),
-        BatchContract(model_type="qwen3_vl", positions="mrope", media=_QWEN),
-        # Their language models alone find the samples of a row in the first of four rows of positions, too.
-        BatchContract(model_type="qwen2_vl_text", positions="mrope"),
-        BatchContract(model_type="qwen2_5_vl_text", positions="mrope"),
-        BatchContract(model_type="qwen3_vl_text", positions="mrope"),
-        BatchContract(model_type="idefics3", media={"pixel_values": "images", "pixel_attention_mask": "images"}),
-        BatchContract(model_type="smolvlm", media={"pixel_values": "images", "pixel_attention_mask": "images"}),
-        BatchContract(model_type="llava", media={"pixel_values": "rows"}),
-        BatchContract(model_type="llava_next", media={"pixel_values": "tiles", "image_sizes": "rows"}),
-        BatchContract(
-            model_type="llava_onevision",
-            media={
-                "pixel_values": "tiles",
-                "image_sizes": "rows",
-                "pixel_values_videos": "rows",
-            },
-            per_sample_images="batch_num_images",
-        ),
-        BatchContract(model_type="internvl", media={"pixel_values": "rows"}),
-        BatchContract(
-            model_type="gemma3",
-            media={"pixel_values": "rows"},
-            token_types="token_type_ids",
-            refused_backends=dict.fromkeys(("varlen", "flash_attention_2", "flash_attention_3"), _NO_FLASH),
-        ),
-        BatchContract(model_type="doge", refused_backends={"varlen": _OWN_SCORES, "flex": _OWN_SCORES}),
-        BatchContract(model_type="gpt_oss", given_masks=True),
-    )
-}
-
-_UNSEEN = "it does not look for samples in a row (it makes its mask, or its positions, without position_ids)"
-_HYBRID = "its layers carry a state along the row, so a sample would see the ones before it"
-_REFUSED: Mapping[str, str] = {
-    "paligemma": "it attends in both directions inside a prompt and needs an explicit 4-D mask for that",
-    "nanovlm": "its model is not in transformers; measuring, planning and packing work without it",
-    **dict.fromkeys(
-        (
-            *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear"),
-            *("lfm2", "lfm2_moe", "lfm2_vl", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5"),
-            *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"),
-            *("zamba", "zamba2", "zaya"),
-        ),
-        _HYBRID,
-    ),
-    **dict.fromkeys(("afmoe", "biogpt", "bloom", "cpmant", "falcon", "mpt", "openai-gpt", "opt", "xglm"), _UNSEEN),
-    **dict.fromkeys(
-        (
-            *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
-            *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xlm"),
-            *("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
-        ),
-        "it is an encoder, or a decoder that does not look for samples in a row",
-    ),
-    "blt": "it groups the bytes of a row into patches, whichever samples they belong to",
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it only drafts for another model"),
-}
 # Models with a buffer of this many places for a row, whatever the positions in it.
 _ROW_BUFFERS = {"gpt_neo": "max_position_embeddings"}
 _ISOLATED_LAYERS = ("full_attention", "sliding_attention")
@@ -144,13 +78,14 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     else:
         model_type, config = str(model.get("model_type") or "text"), model
         where, multimodal = str(model.get("_name_or_path") or "") or "the model's config", False
-    reason = _REFUSED.get(model_type) or _layer_reason(config)
-    if reason is not None:
+    family = find_family(model_type)
+    reason = (family.refused if family is not None else "") or _layer_reason(config)
+    if reason:
         raise _refusal(where, model_type, reason)
     _refuse_router_loss(config, where)
     together, row = _longest_together(config), config.get(_ROW_BUFFERS.get(model_type, ""))
-    if model_type in CONTRACTS:
-        return replace(CONTRACTS[model_type], longest_together=together)
+    if family is not None and family.contract is not None:
+        return replace(family.contract, model_type=model_type, longest_together=together)
     if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
         raise _refusal(where, model_type, "nothing is known about how its media are joined")
     if config.get("is_encoder_decoder"):
@@ -178,17 +113,17 @@ def _layer_reason(config: Mapping[str, Any]) -> str | None:
     """Why layers of the language model let samples of one row see each other; None where they do not."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
-        refused = _REFUSED.get(str(part.get("model_type")))
-        if refused is not None:
-            return refused
+        family = find_family(str(part.get("model_type")))
+        if family is not None and family.refused:
+            return family.refused
         for kind in map(str, part.get("layer_types") or ()):
             if kind not in _ISOLATED_LAYERS:
                 stateful = any(name in kind for name in _STATEFUL_LAYERS)
                 unknown = _CHUNKED if kind.startswith("chunked") else "not known to keep the samples of a row apart"
-                return f"{kind} layers: {_HYBRID if stateful else unknown}"
+                return f"{kind} layers: {HYBRID if stateful else unknown}"
         for key in _STATEFUL_KEYS:
             if part.get(key) is not None:
-                return f"{key} in its config: {_HYBRID}"
+                return f"{key} in its config: {HYBRID}"
     return None
 
 
@@ -208,7 +143,7 @@ def _refuse_router_loss(config: Mapping[str, Any], where: str) -> None:
 
 
 def _refusal(where: str, model_type: str, reason: str) -> ConfigError:
-    families = ", ".join(name for name, contract in CONTRACTS.items() if contract.media)
+    families = ", ".join(name for name, one in all_families().items() if one.contract and one.contract.media)
     return ConfigError(
         where,
         got=f"model type {model_type!r}, which cannot be packed: {reason}",

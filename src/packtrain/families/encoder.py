@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
-from packtrain.families.base import Family, ProcessorSettings, Run
+from packtrain.families.base import ProcessorSettings, Rule, Run
 from packtrain.families.coverage import Counts, Runs, covered_by_all, tokens_behind
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of
@@ -46,7 +46,7 @@ class RecordEncoder:
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Family,
+        family: Rule,
         *,
         loss_on: LossOn | None = None,
         add_eos: bool | None = None,

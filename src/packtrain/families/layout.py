@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text, Variables
-from packtrain.families.base import Expansion, Family, ProcessorSettings, Run, Traits
+from packtrain.families.base import Expansion, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.chat_template import ChatTemplate, Rendered
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.part_limits import PartFamilies
@@ -73,7 +73,7 @@ class Layouter:
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Family,
+        family: Rule,
         tokenizer: LightTokenizer,
         *,
         loss_on: LossOn | None,

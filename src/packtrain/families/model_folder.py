@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from packtrain.core.errors import ConfigError, in_one_line, nearest
-from packtrain.families.tiny.folder import TINY_FAMILIES, cached
+from packtrain.families.registry import tiny_families
+from packtrain.families.tiny.folder import cached
 
 PREFIX = "tiny:"
 # What measuring and packing read of a model on the hub: everything but its weights.
@@ -34,14 +35,14 @@ def resolve(name_or_path: str, cache_dir: Path) -> Path:
 
 
 def _meant(name: str) -> str:
-    return f"did you mean {PREFIX}{name}?" if name in TINY_FAMILIES else ""
+    return f"did you mean {PREFIX}{name}?" if name in tiny_families() else ""
 
 
 def known_as(folder: str | Path) -> str:
     """The name that a folder of `resolve` has for users: such folders may have no weights. Other folders stay."""
     path = Path(folder)
     tiny = _TINY_FOLDER.fullmatch(path.name)
-    if tiny is not None and tiny[1] in TINY_FAMILIES:
+    if tiny is not None and tiny[1] in tiny_families():
         return f"{PREFIX}{tiny[1]}"
     hub = _HUB_FOLDER.fullmatch(path.parent.parent.name) if path.parent.name == "snapshots" else None
     return f"{hub[1]}/{hub[2]}" if hub is not None else str(folder)

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, PartLimits
-from packtrain.families.base import Expansion, Family, ProcessorSettings
-from packtrain.families.registry import load_family
+from packtrain.families.base import Expansion, ProcessorSettings, Rule
+from packtrain.families.registry import load_rule
 
 _REFUSED = "a limit in a part that the model's processor does not have"
 _OF_VIDEO = ("video_", "num_frames", "fps", "max_frames")
@@ -24,14 +24,14 @@ _MOST = 256  # families that are kept
 class PartFamilies:
     """The family of every medium; one instance for each set of limits."""
 
-    def __init__(self, settings: ProcessorSettings, family: Family) -> None:
+    def __init__(self, settings: ProcessorSettings, family: Rule) -> None:
         self.family = family
         self._settings = settings
-        self._run: MediaLimits = getattr(family, "limits", MediaLimits())  # as `load_family` notes them
-        self._made: dict[tuple[MediaKind, PartLimits], Family] = {}
+        self._run: MediaLimits = getattr(family, "limits", MediaLimits())  # as `load_rule` notes them
+        self._made: dict[tuple[MediaKind, PartLimits], Rule] = {}
         self._check_sample = getattr(family, "check_sample", None)
 
-    def of(self, kind: MediaKind, limits: PartLimits | None) -> Family:
+    def of(self, kind: MediaKind, limits: PartLimits | None) -> Rule:
         """The family for media with these limits. RecordError where it does not have one of them."""
         if limits is None:
             return self.family
@@ -71,9 +71,9 @@ class PartFamilies:
             self._check_sample(headers, found)
         return found
 
-    def _make(self, kind: MediaKind, limits: PartLimits) -> Family:
+    def _make(self, kind: MediaKind, limits: PartLimits) -> Rule:
         try:
-            made = load_family(self._settings, limits.over(self._run, kind))
+            made = load_rule(self._settings, limits.over(self._run, kind))
         except ConfigError as error:
             names = error.expected.removeprefix("one of ").split(", ")
             own = [n.removeprefix("video_") for n in names if n.startswith(_OF_VIDEO) == (kind == "video")]

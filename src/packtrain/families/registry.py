@@ -1,57 +1,172 @@
-"""Which family's rule serves a model type, found without importing the others."""
+"""Which family serves a model type: one line for each folder here, and the families of users."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Mapping
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING
 
+from packtrain.core.errors import ConfigError
+from packtrain.core.fingerprint import digest
+from packtrain.core.user_code import import_named
 from packtrain.core.values import MediaLimits
-from packtrain.families.base import Family, NoRule, ProcessorSettings
+from packtrain.families.base import NoRule, ProcessorSettings, Rule
 
-TEXT_ONLY = "packtrain.families.text_only:TextOnly"
+if TYPE_CHECKING:
+    from packtrain.families.family import Family
 
-# Lazy paths by transformers' model type. Text models that are not listed are recognised by having no processor.
-MODEL_TYPES: Mapping[str, str] = {
-    "qwen2_vl": "packtrain.families.qwen_vl:Qwen2VL",
-    "qwen2_5_vl": "packtrain.families.qwen_vl:Qwen25VL",
-    "qwen3_vl": "packtrain.families.qwen_vl:Qwen3VL",
-    "idefics3": "packtrain.families.idefics3:Idefics3",
-    "smolvlm": "packtrain.families.idefics3:SmolVLM",
-    "llava": "packtrain.families.llava:Llava",
-    "llava_next": "packtrain.families.llava:LlavaNext",
-    "llava_onevision": "packtrain.families.llava:LlavaOneVision",
-    "internvl": "packtrain.families.internvl:InternVL",
-    "gemma3": "packtrain.families.gemma3:Gemma3",
-    "nanovlm": "packtrain.families.nanovlm:NanoVLM",
-    "text": TEXT_ONLY,
-    "gemma3_text": TEXT_ONLY,
-    "qwen2_vl_text": TEXT_ONLY,
-    "qwen2_5_vl_text": TEXT_ONLY,
-    "qwen3_vl_text": TEXT_ONLY,
+# Lazy paths, each with the model types (transformers' names) that its FAMILIES describe.
+BUILT_IN: Mapping[str, tuple[str, ...]] = {
+    "packtrain.families.qwen_vl": (
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+        *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
+    ),
+    "packtrain.families.idefics3": ("idefics3", "smolvlm"),
+    "packtrain.families.llava": ("llava", "llava_next", "llava_onevision"),
+    "packtrain.families.internvl": ("internvl",),
+    "packtrain.families.gemma3": ("gemma3", "gemma3_text", "paligemma"),
+    "packtrain.families.nanovlm": ("nanovlm",),
 }
+_TEXT = "packtrain.families.text"  # where model types without a line are looked for
+ENTRY_POINTS = "packtrain.families"  # model_type = "module:FAMILY"
+_registered: dict[str, Family] = {}
 
 
-def _rule_of(settings: ProcessorSettings) -> str | None:
-    path = MODEL_TYPES.get(settings.model_type)
-    if path is None and not (settings.image or settings.video or settings.processor):
-        return TEXT_ONLY
-    return path
+def find_family(model_type: str) -> Family | None:
+    """What is known of a model type; an installed entry point of its name is loaded when it is first asked for."""
+    if model_type in _registered:
+        return _registered[model_type]
+    path = next((path for path, served in BUILT_IN.items() if model_type in served), _TEXT)
+    found = _of(path).get(model_type)
+    if found is None and (found := _installed(model_type)) is not None:
+        register_family(found)
+    return found
+
+
+def all_families() -> dict[str, Family]:
+    """Those that are built in and registered, by model type."""
+    built_in = (_of(path) for path in (*BUILT_IN, _TEXT))
+    return {**{name: family for families in built_in for name, family in families.items()}, **_registered}
+
+
+def tiny_families() -> tuple[str, ...]:
+    """Model types that have a tiny model."""
+    return tuple(name for name, family in all_families().items() if family.tiny is not None)
+
+
+def register_family(family: Family) -> None:
+    """Serve a model type that packtrain does not know. Call it in a module that `model.plugins` names.
+
+    Measuring, packing, verifying and training import that module in each of their processes.
+    """
+    name = family.model_type
+    if name in {served for names in BUILT_IN.values() for served in names} | set(_of(_TEXT)):
+        raise ConfigError(
+            f"register_family({name!r})",
+            got="a model type that packtrain serves itself",
+            expected="a new one",
+            fix="give the model's config.json a model_type of its own",
+        )
+    earlier = _registered.get(name)
+    if earlier is not None and _module_of(earlier) != _module_of(family):
+        raise ConfigError(
+            f"register_family({name!r})",
+            got=f"two families of this name, from {_module_of(earlier)} and {_module_of(family)}",
+            expected="one",
+            fix="leave one of the two plugins out",
+        )
+    if family.contract is not None and family.contract.media and family.small_image is None:
+        raise ConfigError(
+            f"register_family({name!r})",
+            got="a contract with media, and no small_image",
+            expected="a function that makes the smallest image: ranks whose packs have no media run the encoder on it",
+            fix="see docs/extending.md",
+        )
+    _registered[name] = family
+
+
+def load_plugins(modules: Iterable[str]) -> None:
+    """Import the modules that a config names, which register their families."""
+    for name in modules:
+        import_named(name, where="model.plugins")
+
+
+def family_code(model_type: str) -> dict[str, str] | None:
+    """The module that a user's family comes from and a hash of its source; None for what is built in."""
+    family = _registered.get(model_type)
+    if family is None:
+        return None
+    module = _module_of(family)
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError, KeyError):  # typed into an interpreter
+        source = ""
+    return {"module": module, "source": digest(source)}
+
+
+def _module_of(family: Family) -> str:
+    """Where the user wrote it."""
+    return family.rule.__module__ if family.rule is not None else family.model_type
+
+
+def _of(path: str) -> Mapping[str, Family]:
+    families: Mapping[str, Family] = importlib.import_module(path).FAMILIES
+    return families
+
+
+@functools.cache
+def _entry_points() -> Mapping[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _installed(model_type: str) -> Family | None:
+    point = _entry_points().get(model_type)
+    if point is None:
+        return None
+    try:
+        family: Family = point.load()
+    except Exception as error:  # the package runs here and can fail in any way
+        raise ConfigError(
+            f"entry point {point.name} = {point.value!r} of {ENTRY_POINTS}",
+            got=f"{type(error).__name__}: {error}",
+            expected="a packtrain.Family",
+            fix="update or uninstall the package that it comes from",
+        ) from error
+    return family
+
+
+# ---- rules
+
+
+def _rule_of(settings: ProcessorSettings) -> type[Rule] | None:
+    family = find_family(settings.model_type)
+    if family is not None and family.rule is not None:
+        return family.rule
+    return None if settings.image or settings.video or settings.processor else _text_only()
+
+
+def _text_only() -> type[Rule]:
+    rule = _of(_TEXT)["text"].rule
+    assert rule is not None
+    return rule
 
 
 def is_text_only(settings: ProcessorSettings) -> bool:
     """Does the model take no media at all?"""
-    return _rule_of(settings) == TEXT_ONLY
+    return _rule_of(settings) is _text_only()
 
 
-def load_family(settings: ProcessorSettings, limits: MediaLimits) -> Family | None:
-    """The family for these settings; None where no rule covers them and the processor itself has to be run."""
-    path = _rule_of(settings)
-    if path is None:
+def load_rule(settings: ProcessorSettings, limits: MediaLimits) -> Rule | None:
+    """The rule for these settings; None where no rule covers them and the processor itself has to be run."""
+    rule = _rule_of(settings)
+    if rule is None:
         return None
-    module, _, attribute = path.partition(":")
-    family = getattr(importlib.import_module(module), attribute)
     try:
-        made: Family = family(settings, limits)
+        made = rule(settings, limits)
     except NoRule:
         return None
     made.limits = limits  # type: ignore[attr-defined]

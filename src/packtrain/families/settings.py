@@ -20,32 +20,12 @@ from typing import Any
 
 from packtrain.core.errors import ConfigError
 from packtrain.families.base import ProcessorSettings
+from packtrain.families.registry import all_families
 
 TEXT_ONLY = "text"
 _MAX_BYTES = 64 * 2**20
 # Parts of processor_config.json that are not the processor's own settings.
 _APART = ("image_processor", "video_processor", "feature_extractor", "audio_tokenizer", "chat_template")
-# For folders without a config.json: which model type a class belongs to. Several families share an image processor
-# class; the processor's own name is therefore asked first, and only unshared classes are listed.
-_PROCESSOR_CLASSES: Mapping[str, str] = {
-    "Gemma3Processor": "gemma3",
-    "Idefics3Processor": "idefics3",
-    "InternVLProcessor": "internvl",
-    "LlavaNextProcessor": "llava_next",
-    "LlavaOnevisionProcessor": "llava_onevision",
-    "LlavaProcessor": "llava",
-    "Qwen2VLProcessor": "qwen2_vl",
-    "Qwen2_5_VLProcessor": "qwen2_5_vl",
-    "Qwen3VLProcessor": "qwen3_vl",
-    "SmolVLMProcessor": "smolvlm",
-}
-_IMAGE_PROCESSOR_CLASSES: Mapping[str, str] = {
-    "Gemma3ImageProcessor": "gemma3",
-    "Idefics3ImageProcessor": "idefics3",
-    "LlavaImageProcessor": "llava",
-    "LlavaOnevisionImageProcessor": "llava_onevision",
-    "SmolVLMImageProcessor": "smolvlm",
-}
 
 
 def read_settings(folder: str | Path) -> ProcessorSettings:
@@ -97,15 +77,20 @@ def _model_type(
         return str(config["model_type"])
     named = [part["processor_class"] for part in (processor_file, image, tokenizer_config) if "processor_class" in part]
     image_class = str(image.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
-    for table, name in (*((_PROCESSOR_CLASSES, name) for name in named), (_IMAGE_PROCESSOR_CLASSES, image_class)):
-        if name in table:
-            return table[name]
     if not (named or image):
         return TEXT_ONLY
+    # Several families share an image processor class: the processor's own name goes before, and only the classes that
+    # one family has are known.
+    known = all_families().values()
+    by_processor = {name: family.model_type for family in known for name in family.processors}
+    by_image = {name: family.model_type for family in known for name in family.image_processors}
+    for table, name in (*((by_processor, name) for name in named), (by_image, image_class)):
+        if name in table:
+            return table[name]
     raise ConfigError(
         f"model folder {root}",
         got="no config.json, and " + " and ".join(str(name) for name in (*named, image_class) if name),
-        expected="a config.json with model_type, or one of the processors " + ", ".join(sorted(_PROCESSOR_CLASSES)),
+        expected="a config.json with model_type, or one of the processors " + ", ".join(sorted(by_processor)),
         fix="put the model's config.json beside its processor files",
     )
 

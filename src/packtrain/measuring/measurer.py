@@ -9,7 +9,7 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
 from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
 from packtrain.families.part_limits import with_limits
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.skeleton import texts_of
 from packtrain.measuring.converter import Converter, Filtered
 from packtrain.measuring.request import Filters, Request
@@ -33,7 +33,7 @@ class FamilyRule:
 
     def __init__(self, request: Request) -> None:
         settings = request.settings()
-        family = load_family(settings, request.limits)
+        family = load_rule(settings, request.limits)
         assert family is not None, "the caller chooses the processor for families without a rule"
         self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         self._most = request.filters.max_sample_length

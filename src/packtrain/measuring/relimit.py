@@ -13,7 +13,7 @@ from packtrain.core.fingerprint import differences
 from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.part_limits import PartFamilies
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
 from packtrain.measuring.inputs import settings_state
 from packtrain.measuring.measure_summary import MeasureSummary
@@ -170,7 +170,7 @@ class _Pricer:
             raise ArtifactError(
                 places.model, got="; ".join(changed), expected="the measured model", fix="measure again"
             )
-        families = [f for limits in (before, after) if (f := load_family(settings, limits)) is not None]
+        families = [f for limits in (before, after) if (f := load_rule(settings, limits)) is not None]
         if len(families) < 2:
             raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
         self._families = [PartFamilies(settings, family) for family in families]

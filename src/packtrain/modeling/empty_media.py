@@ -12,13 +12,14 @@ round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from packtrain.families.contracts import BatchContract
+from packtrain.families.registry import find_family
 from packtrain.modeling.model_parts import ModelParts, model_parts
 
 _PIXELS = ("pixel_values", "pixel_values_videos")  # what an encoder is run on, once for each
@@ -75,8 +76,10 @@ class EmptyMediaHook:
 
 def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
     """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers."""
-    dummy = _DUMMIES[inner.config.model_type](inner.config)
-    dummy = {name: value.to(device) for name, value in dummy.items()}
+    family = find_family(inner.config.model_type)
+    make = family.small_image if family is not None else None
+    assert make is not None, "contracts with media come with a small image"
+    dummy = {name: torch.from_numpy(value).to(device) for name, value in make(inner.config).items()}
     dummy["pixel_values"] = dummy["pixel_values"].to(dtype)
     outputs = inner.get_image_features(**dummy, return_dict=True)
     yield from _tensors(outputs.pooler_output)
@@ -85,7 +88,8 @@ def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype
 
 def has_small_image(model_type: str) -> bool:
     """Whether it is known what an image looks like to models of this type."""
-    return model_type in _DUMMIES
+    family = find_family(model_type)
+    return family is not None and family.small_image is not None
 
 
 def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook | None:
@@ -124,45 +128,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif value is not None:
         for part in value:
             yield from _tensors(part)
-
-
-# ---- the smallest image of each family. Not zero: Idefics3 and SmolVLM drop images that are all zero.
-
-
-def _patches(config: Any) -> dict[str, Tensor]:
-    """One block of patches that merge into one token."""
-    vision = config.vision_config
-    side = vision.spatial_merge_size
-    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    return {"pixel_values": torch.ones(side * side, width), "image_grid_thw": torch.tensor([[1, side, side]])}
-
-
-def _side(config: Any) -> int:
-    size = config.vision_config.image_size
-    return int(size[0]) if isinstance(size, list | tuple) else int(size)
-
-
-def _square(config: Any) -> dict[str, Tensor]:
-    return {"pixel_values": torch.ones(1, 3, _side(config), _side(config))}
-
-
-def _row(config: Any) -> dict[str, Tensor]:
-    """One image of one tile, as small as pixels can be shuffled into one token."""
-    side = config.vision_config.patch_size * config.scale_factor
-    return {"pixel_values": torch.ones(1, 1, 3, side, side)}
-
-
-def _tiles(config: Any) -> dict[str, Tensor]:
-    """An image with every tile that its size asks for, so that the parameter between rows of tiles is used too."""
-    side = _side(config)
-    height, width = min(config.image_grid_pinpoints, key=lambda pair: pair[0] * pair[1])
-    tiles = 1 + (height // side) * (width // side)
-    return {"pixel_values": torch.ones(1, tiles, 3, side, side), "image_sizes": torch.tensor([[height, width]])}
-
-
-_DUMMIES: dict[str, Callable[[Any], dict[str, Tensor]]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _patches),
-    **dict.fromkeys(("idefics3", "smolvlm"), _row),
-    **dict.fromkeys(("llava", "internvl", "gemma3"), _square),
-    **dict.fromkeys(("llava_next", "llava_onevision"), _tiles),
-}

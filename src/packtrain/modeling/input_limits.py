@@ -10,8 +10,8 @@ from typing import Any
 
 from packtrain.core.errors import PacktrainError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Family, ProcessorSettings
-from packtrain.families.registry import load_family
+from packtrain.families.base import ProcessorSettings, Rule
+from packtrain.families.registry import load_rule
 
 _PROCESSOR = "processor_config.json"
 _FILES = {"image_processor": "preprocessor_config.json", "video_processor": "video_preprocessor_config.json"}
@@ -25,7 +25,7 @@ Part = Mapping[str, Any]
 
 def limited_parts(settings: ProcessorSettings, limits: MediaLimits) -> dict[str, Part] | None:
     """Image and video settings with these limits in them; None where they cannot say the same as the limits do."""
-    family = load_family(settings, limits)
+    family = load_rule(settings, limits)
     if family is None:
         return None
     given = family.processor_kwargs()
@@ -44,7 +44,7 @@ def limited_parts(settings: ProcessorSettings, limits: MediaLimits) -> dict[str,
     changed = replace(
         settings, image=found.get("image_processor", settings.image), video=found.get("video_processor", settings.video)
     )
-    plain = load_family(changed, MediaLimits())
+    plain = load_rule(changed, MediaLimits())
     return found if plain is not None and _counts(plain) == _counts(family) else None
 
 
@@ -59,7 +59,7 @@ def write_limits(folder: Path, parts: Mapping[str, Part]) -> None:
             _write(folder / _FILES[name], dict(part))
 
 
-def _counts(family: Family) -> list[Any]:
+def _counts(family: Rule) -> list[Any]:
     """What a rule makes of media of many sizes; a medium that it refuses, by the words."""
     media: list[MediaHeader] = [MediaHeader(kind="image", height=height, width=width) for height, width in _SIDES]
     if "video" in family.placeholders:

@@ -10,15 +10,17 @@ Sizes that did move to the GPU are left alone: then the model works as it did, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from packtrain.core.user_code import lazy
+from packtrain.families.registry import find_family
 from packtrain.modeling.host_threads import in_one_thread
 from packtrain.modeling.model_parts import model_parts
 
-MODEL_TYPES = ("qwen3_vl",)
 ON_HOST = ("image_grid_thw", "video_grid_thw")
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -26,10 +28,11 @@ _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 def stop_waiting(model: Any) -> tuple[str, ...]:
     """Change a model so, and return the names of what should stay on the host when a batch is moved; idempotent."""
     parts = model_parts(model)
-    if getattr(parts.inner.config, "model_type", "") not in MODEL_TYPES or parts.vision is None:
+    family = find_family(str(getattr(parts.inner.config, "model_type", "")))
+    if family is None or family.image_sizes is None or parts.vision is None:
         return ()
     if "_packtrain_sizes" not in parts.inner.__dict__:
-        sizes = _Sizes(parts.vision)
+        sizes = _Sizes(parts.vision, lazy(family.image_sizes))
         parts.inner.register_forward_pre_hook(sizes.add, with_kwargs=True)
         parts.language.register_forward_pre_hook(sizes.drop, with_kwargs=True)
         parts.inner.__dict__["_packtrain_sizes"] = sizes
@@ -42,8 +45,8 @@ def stop_waiting(model: Any) -> tuple[str, ...]:
 class _Sizes:
     """What follows from the sizes of images, added to the arguments of a forward pass that has them on the host."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        self._encoder: Any = encoder
+    def __init__(self, encoder: nn.Module, image_sizes: Callable[[Any, Tensor], dict[str, Tensor | int]]) -> None:
+        self._encoder, self._image_sizes = encoder, image_sizes
 
     def add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         found: dict[str, Any] = {}
@@ -60,27 +63,8 @@ class _Sizes:
     @in_one_thread()
     def of(self, grid: Tensor, device: torch.device) -> dict[str, Any]:
         """By the names that the encoder takes them by."""
-        from transformers import vision_utils
-
-        encoder = self._encoder
-        ends = vision_utils.get_vision_cu_seqlens(grid)
-        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-            grid,
-            num_grid_per_side=encoder.num_grid_per_side,
-            mode=encoder.interpolation_mode,
-            align_corners=encoder.interpolation_align_corners,
-            spatial_merge_size=encoder.spatial_merge_size,
-        )
-        tensors = {
-            "cu_seqlens": ends,
-            "position_ids": vision_utils.get_vision_position_ids(grid, encoder.spatial_merge_size),
-            "interp_indices": indices,
-            "interp_weights": weights,
-        }
-        return {
-            **{name: _moved(value, device) for name, value in tensors.items()},
-            "max_seqlen": int(ends.diff().max()),
-        }
+        found = self._image_sizes(self._encoder, grid)
+        return {name: _moved(value, device) if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
 def _are_apart(grid: Tensor, rows: Tensor) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.registry import find_family
 
 
 def build_model(folder: str | Path, seed: int = 0) -> Any:
@@ -18,10 +19,11 @@ def build_model(folder: str | Path, seed: int = 0) -> Any:
         raise ConfigError(
             str(path), got=str(error), expected="a model's config.json", fix="name a model folder"
         ) from error
-    if model_type == "nanovlm":
+    family = find_family(str(model_type))
+    if family is not None and not family.in_transformers:
         raise ConfigError(
             str(path),
-            got="model type 'nanovlm'",
+            got=f"model type {model_type!r}",
             expected="a model type that transformers knows",
             fix="its model comes later; measuring, planning and packing work without it",
         )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError
+from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.fitting import Knob, fit_ratios
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
@@ -25,7 +26,7 @@ from packtrain.predicting.time import (
     waiting_seconds,
     waits,
 )
-from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
+from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 
 KIND, VERSION = "calibration", 1
 Mode = Literal["eager", "compiled"]

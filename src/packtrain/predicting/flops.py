@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from packtrain.predicting.values import LanguageShape, Load, ModelShape, TrainingSetup, VisionShape
+from packtrain.families.shape import LanguageShape, VisionShape
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 Counts: TypeAlias = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
 

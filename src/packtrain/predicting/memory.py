@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.shape import VisionShape
 from packtrain.predicting.memory_layers import (
     FLOAT,
     LayerBytes,
@@ -23,7 +24,7 @@ from packtrain.predicting.memory_layers import (
     vision_patch,
 )
 from packtrain.predicting.memory_states import Counts, count, states
-from packtrain.predicting.values import Load, ModelShape, TrainingSetup, VisionShape
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 GIB = 1 << 30
 STATES = ("weights", "gradients", "optimizer states")

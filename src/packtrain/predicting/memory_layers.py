@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packtrain.predicting.values import LanguageShape, Load, ModelShape, TrainingSetup, VisionShape
+from packtrain.families.registry import find_family
+from packtrain.families.shape import Composition, LanguageShape, VisionShape, VisionTraits
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 FLOAT = 4  # statistics, softmax and the inner part of RMSNorm are fp32 whatever the weights are
-_FUSED_ENCODERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # one matrix for queries, keys and values; rotary positions
-_RMS_ENCODERS = ("qwen2_5_vl",)
-_SIGMOID_ENCODERS = ("qwen2_vl", "llava", "llava_next")  # x * sigmoid(1.702 x), written out: one more tensor is kept
-_TWO_WAY_IMAGES = ("gemma3", "paligemma")  # tokens of an image attend to each other in both directions
-_SCALED_ENCODERS = ("internvl",)  # each residual branch is multiplied by learned numbers
-_PLAIN_SOFTMAX_ENCODERS = ("internvl",)  # written-out attention stays in the compute type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +148,7 @@ def has_dense_mask(shape: ModelShape, load: Load) -> bool:
     """One sample alone needs no mask, for kernels know what causal means; but they know nothing of windows."""
     if load.samples > 1 or load.rows > 1:
         return True
-    if shape.model_type.startswith(_TWO_WAY_IMAGES) and load.images:
+    if vision_traits(shape).two_way_images and load.images:
         return True
     window = shape.language.window
     return window is not None and shape.language.window_layers > 0 and load.tokens >= window
@@ -175,15 +171,15 @@ def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, p
 
 def vision_patch(shape: ModelShape, vision: VisionShape, setup: TrainingSetup) -> dict[str, int]:
     """What one layer of the encoder keeps of one patch, by part."""
-    b, hidden, kind = compute_bytes(setup), vision.hidden, encoder_kind(shape)
-    wide = kind in _RMS_ENCODERS and not setup.compiled  # written-out norms keep their fp32 input
+    b, hidden, traits = compute_bytes(setup), vision.hidden, vision_traits(shape)
+    wide = traits.rms_norms and not setup.compiled  # written-out norms keep their fp32 input
     norms = 2 * (hidden * (FLOAT + b) + FLOAT) if wide else 2 * b * (hidden + 2)
-    fused, alone = kind in _FUSED_ENCODERS, setup.attention == "varlen"
+    fused, alone = traits.fused, setup.attention == "varlen"
     # Values are a view of the fused result, which therefore stays whole. Where images attend one by one, their results
     # are kept twice: apart, and joined.
-    kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if kind in _SCALED_ENCODERS else 0)
+    kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if traits.scaled else 0)
     attention = b * kept * hidden + (0 if setup.attention == "eager" else FLOAT * vision.heads)
-    block = 4 if vision.gated else 3 if kind in _SIGMOID_ENCODERS else 2
+    block = 4 if vision.gated else 3 if traits.sigmoid else 2
     if setup.compiled:
         block = 3 if vision.gated else 2
     return {"norms": norms, "queries, keys, values and output": attention, "MLP": b * block * vision.intermediate}
@@ -196,7 +192,7 @@ def vision_attention(shape: ModelShape, setup: TrainingSetup, load: Load, *, win
         return LayerBytes(saved=0, entry=0, working=0)
     square = load.patches * vision.window_patches if windowed else load.squared_patches
     scores, b = vision.heads * square, compute_bytes(setup)
-    if encoder_kind(shape) in _PLAIN_SOFTMAX_ENCODERS:
+    if vision_traits(shape).plain_softmax:
         return LayerBytes(saved=scores * b, entry=0, working=2 * scores * b)
     return _scores(scores, b)
 
@@ -206,15 +202,17 @@ def vision_forward(vision: VisionShape, setup: TrainingSetup, patches: int) -> i
     return patches * compute_bytes(setup) * (5 * vision.hidden + (3 if vision.gated else 2) * vision.intermediate)
 
 
-def encoder_kind(shape: ModelShape) -> str:
-    """The model type that names the encoder; variants with experts have the same one."""
-    return shape.model_type.removesuffix("_moe")
+def vision_traits(shape: ModelShape) -> VisionTraits:
+    """What is known of a model's encoder beside its sizes."""
+    family = find_family(shape.model_type)
+    known = family.shape if family is not None else None
+    return known.traits if isinstance(known, Composition) else VisionTraits()
 
 
 def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """Cosines and sines, shared by all layers."""
     language = 2 * compute_bytes(setup) * shape.language.head_dim * load.tokens
-    if shape.vision is None or encoder_kind(shape) not in _FUSED_ENCODERS:
+    if shape.vision is None or not vision_traits(shape).fused:
         return language
     return language + 2 * FLOAT * shape.vision.hidden // shape.vision.heads * load.patches
 

@@ -2,64 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from packtrain.predicting.values import LanguageShape, VisionShape
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LanguageParts:
-    """What a decoder has beside its matrices."""
-
-    query_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    head_norms: bool
-    norms: int
-    dense_layers: int = 0  # of a mixture of experts: layers that have a plain block instead
-    dense_intermediate: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderParts:
-    """What a vision encoder has beside the matrices of its layers."""
-
-    patch_bias: bool
-    positions: int  # learned position embeddings
-    extra_rows: int = 0  # class and mask tokens
-    query_bias: bool = True
-    norm_size: int = 2  # numbers per channel of a layer's norm: 2 with bias, 1 without
-    outer_norms: int = 0  # norms before and after the layers; these always have a bias
-    layer_extras: int = 0  # further numbers per channel in a layer: layer scales, norms of queries and keys
-    pooling_head: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Projector:
-    """The matrices between encoder and decoder, applied once per media token."""
-
-    matrices: tuple[tuple[int, int, bool], ...]  # (numbers in, numbers out, has a bias)
-    others: int = 0  # parameters of norms and separators
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return sum(linear(*matrix) for matrix in self.matrices) + self.others
-
-    @property
-    def flops_per_token(self) -> int:
-        """Forward, multiply and add counted apart."""
-        return sum(2 * rows * columns for rows, columns, _ in self.matrices)
-
-    @property
-    def elements_per_token(self) -> int:
-        """Numbers that the products read and write."""
-        return sum(rows + columns for rows, columns, _ in self.matrices)
-
-
-def linear(inputs: int, outputs: int, bias: bool) -> int:
-    """The parameters of one linear layer."""
-    return inputs * outputs + (outputs if bias else 0)
+from packtrain.families.shape import EncoderParts, LanguageParts, LanguageShape, VisionShape, linear
 
 
 def language_layers(shape: LanguageShape, parts: LanguageParts) -> int:

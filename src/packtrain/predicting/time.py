@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.registry import find_family
 from packtrain.predicting.flops import (
     WorkModel,
     adapted_matrices,
@@ -24,10 +25,10 @@ from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory_layers import (
     FLOAT,
     adapter_bytes,
-    encoder_kind,
     language_layer,
     small_parts,
     vision_layer,
+    vision_traits,
 )
 from packtrain.predicting.memory_states import count
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
@@ -50,13 +51,8 @@ _ADAPTER_MOVES = {False: ((1, 6), (5, 4)), True: ((1, 2), (3, 3))}
 _SHARP = 4  # how much the longer of two things at the same time decides
 # Kernels of one layer forward and backward, as it is written: what launching them takes goes with their number.
 _LAYER_KERNELS, _HEAD_NORM_KERNELS, _ADAPTER_KERNELS = (38, 75), (16, 29), (4, 4)
-_ENCODER_KERNELS = {"qwen2_vl": (24, 39), "qwen2_5_vl": (40, 75), "qwen3_vl": (24, 39)}
-_PLAIN_ENCODER_KERNELS = (12, 26)
-# Where an encoder calls attention for each image by itself: what a call takes, in kernels.
-_CALLED_FOR_EACH_IMAGE, _IMAGE_KERNELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), (12, 24)
+_IMAGE_KERNELS = (12, 24)  # of a call of attention, where an encoder calls it for each image by itself
 _COMPILED_ADAPTERS = 1.25  # times as long as a compiled layer without them
-_ASKING_ENCODERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # the host asks the GPU for sizes of images while they run
-_ANSWERED = ("qwen3_vl",)  # training keeps the sizes on the host, so that nothing waits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +155,7 @@ def waiting_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coeffic
 
     After the answer nothing is launched ahead, so that launches of the encoder show, each time that it runs forward.
     """
-    if not load.patches or encoder_kind(shape) not in _ASKING_ENCODERS:
+    if not load.patches or not vision_traits(shape).asks_sizes:
         return 0.0
     return coefficients.waiting_seconds * (1 + passes_of(setup).recomputed_vision)
 
@@ -186,7 +182,9 @@ def behind_launches(busy: Any, launches: Any) -> Any:
 
 def waits(shape: ModelShape) -> bool:
     """Does the host wait for the GPU in a step, as training prepares such a model?"""
-    return encoder_kind(shape) in _ASKING_ENCODERS and shape.model_type not in _ANSWERED
+    family = find_family(shape.model_type)
+    kept = family is not None and family.image_sizes is not None  # on the host, so that nothing waits
+    return vision_traits(shape).asks_sizes and not kept
 
 
 def tokens_per_second(
@@ -397,7 +395,7 @@ def _encoder_kernels(shape: ModelShape, setup: TrainingSetup, load: Load) -> tup
     """Of one layer of the encoder, the same way."""
     if setup.compiled:
         return _LAYER_KERNELS
-    kind = encoder_kind(shape)
-    forward, backward = _ENCODER_KERNELS.get(kind, _PLAIN_ENCODER_KERNELS)
-    calls = load.images if setup.attention == "sdpa" and kind in _CALLED_FOR_EACH_IMAGE else 0
+    traits = vision_traits(shape)
+    forward, backward = traits.kernels
+    calls = load.images if setup.attention == "sdpa" and traits.image_by_image else 0
     return forward + calls * _IMAGE_KERNELS[0], backward + calls * _IMAGE_KERNELS[1]

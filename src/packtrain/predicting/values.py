@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.families.shape import LanguageShape, VisionShape
 
 Method = Literal["full", "lora", "dora", "qlora"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
@@ -18,43 +19,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("varlen", "sdpa", "eager"),
     "weights_dtype": ("bf16", "fp32"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LanguageShape:
-    """The decoder: what its FLOPs and activations follow from."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    gated: bool = True  # gate and up projections, as in SwiGLU; else a plain two-matrix block
-    vocabulary: int
-    tied: bool  # the head is the embedding
-    context_length: int
-    window: int | None = None  # sliding attention, where layers have it
-    window_layers: int = 0
-    experts: int = 1  # of a mixture of experts; `experts_used` of them see a token
-    experts_used: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VisionShape:
-    """The vision encoder and the projector behind it; lengths are in patches, the encoder's rows."""
-
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    gated: bool
-    patch_elements: int  # numbers in one patch: channels x temporal size x height x width
-    full_attention_layers: int  # the others attend inside windows
-    window_patches: int = 0  # of the others
-    patches_per_token: int = 1  # merged into one token of the language model
-    projector_flops_per_token: int = 0  # multiply-adds x 2 of projector, merger and deepstack mergers, per media token
-    projector_elements_per_token: int = 0  # numbers its matrix products read and write, per media token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,9 @@ from packtrain.core.seeds import stream
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Message, Part, Record, Text
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.base import Family
+from packtrain.families.base import Rule
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.measuring.request import Request
 from packtrain.verifying.verdict import Priced
 
@@ -54,7 +54,7 @@ _TEXTS = (
 def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> list[Priced]:
     """Text, one image, several images and a video, where the model takes them, each with its computed cost."""
     settings = request.settings()
-    family = load_family(settings, request.limits)
+    family = load_rule(settings, request.limits)
     assert family is not None, "the encoder refuses families without a rule"
     costs = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
     kinds = set(family.placeholders)
@@ -83,14 +83,14 @@ def synthetic_text(encoder: SampleEncoder, tokens: int, *, chat: bool, seed: int
         words = max(1, int(words * 1.02 * tokens / len(sample)))
 
 
-def _headers(family: Family, plot: _Plot) -> list[MediaHeader]:
+def _headers(family: Rule, plot: _Plot) -> list[MediaHeader]:
     """The cheapest sizes that the family takes, different ones for the images of one sample."""
     images = sum(kind == "image" for kind in plot.media)
     sizes = _cheapest_images(family, max(1, images)) if images else []
     return [sizes.pop(0) if kind == "image" else _cheapest_video(family) for kind in plot.media]
 
 
-def _cheapest_images(family: Family, count: int) -> list[MediaHeader]:
+def _cheapest_images(family: Rule, count: int) -> list[MediaHeader]:
     priced: list[tuple[int, int, int, MediaHeader]] = []
     for width, height in _SIZES:
         header = MediaHeader(kind="image", width=width, height=height)
@@ -102,7 +102,7 @@ def _cheapest_images(family: Family, count: int) -> list[MediaHeader]:
     return [header for *_, header in sorted(priced, key=lambda item: item[:3])[:count]] or _none("image")
 
 
-def _cheapest_video(family: Family) -> MediaHeader:
+def _cheapest_video(family: Rule) -> MediaHeader:
     for frames in _FRAMES:
         for width, height in ((96, 64), (128, 128), (448, 448)):
             header = MediaHeader(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
+from packtrain.families.known_shapes import KNOWN_SHAPES, known_config
 from packtrain.families.model_folder import PREFIX, resolve
-from packtrain.modeling.known_shapes import KNOWN_SHAPES, known_config
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import shape_from_config

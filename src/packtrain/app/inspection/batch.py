@@ -18,7 +18,7 @@ from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, PackedRow, PackKey
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.measuring.table import MEDIA, CostTable
 from packtrain.packing.pack_plan import PackPlan
 
@@ -248,7 +248,7 @@ class _Noting:
         headers = [media_header(store, medium) for medium in media]
         if self._rule is None:
             request, settings = self.encoder.request, self.encoder.request.settings()
-            family = load_family(settings, request.limits)
+            family = load_rule(settings, request.limits)
             assert family is not None, "the encoder was made, so there is a rule"
             self._rule = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         counted: dict[str, int] = {}

@@ -28,7 +28,7 @@ from packtrain.families.base import Expansion
 from packtrain.families.contracts import BatchContract
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_rule
 from packtrain.families.skeleton import MOST_SHAPES, Shape, shape_of
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -66,7 +66,7 @@ class SampleEncoder:
         self._measured_settings = measured_settings
         self._settings = settings = request.settings()
         self.contract: BatchContract = contract or model_contract(settings)
-        family = load_family(settings, request.limits)
+        family = load_rule(settings, request.limits)
         if family is None:
             raise ConfigError(
                 settings.folder,

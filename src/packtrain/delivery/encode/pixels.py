@@ -82,7 +82,7 @@ class MediaProcessor:
             raise
         except Exception as error:  # a processor may fail in any way on bad media
             raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}"[:300]) from None
-        if self._contract.model_type == "internvl":
+        if self._contract.text_order:
             made = {"pixel_values": _in_text_order(made, made_videos, runs)}
         else:
             made = {**made, **made_videos}

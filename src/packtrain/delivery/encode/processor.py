@@ -28,9 +28,9 @@ from packtrain.families.coverage import Counts, last_runs
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
 from packtrain.families.part_limits import PartFamilies
-from packtrain.families.registry import load_family
+from packtrain.families.registry import find_family, load_rule
 from packtrain.families.template_date import with_date
-from packtrain.families.text_only import TextOnly
+from packtrain.families.text.rule import TextOnly
 from packtrain.measuring.drift import Reality
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -39,7 +39,8 @@ from packtrain.records.media import MediaStore
 def load_reference(request: Request) -> RealProcessor | str:
     """The real processor for a request, or a note why it cannot be asked."""
     settings = request.settings()
-    if settings.model_type == "nanovlm":
+    known = find_family(settings.model_type)
+    if known is not None and not known.in_transformers:
         return "skipped: this family's processor is packtrain's own rule"
     try:
         import torch  # noqa: F401
@@ -78,7 +79,7 @@ class RealProcessor:
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
         has_config = (Path(settings.folder) / "config.json").exists()
         self._config: Any = _config_of(settings.folder) if has_config else None
-        family = load_family(settings, request.limits)
+        family = load_rule(settings, request.limits)
         if family is None and request.limits.given():
             raise ConfigError(
                 "processor_config",

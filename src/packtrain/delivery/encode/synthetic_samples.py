@@ -17,10 +17,10 @@ from torch import Tensor
 from packtrain.core.errors import ConfigError
 from packtrain.core.seeds import stream
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, VisionCounts
+from packtrain.families.contracts import BatchContract
+from packtrain.families.registry import all_families, find_family
 from packtrain.predicting.shapes import shape_from_config
 
-_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-_TILED = ("idefics3", "smolvlm")
 _PROMPT = 20  # tokens beside the image that carry no loss
 _LEAST_ID = 3  # what stands before it is often special
 
@@ -127,18 +127,39 @@ def row_lengths(longest: int, rows: int) -> list[int]:
     return [longest * (rows + at + 1) // (2 * rows) for at in range(rows)]
 
 
+def _takes_patches(contract: BatchContract | None) -> bool:
+    """Is an image a row for each patch, and its height and width?"""
+    return contract is not None and "image_grid_thw" in contract.media
+
+
+def _takes_tiles(contract: BatchContract | None) -> bool:
+    """Is an image one tile among those of its sample?"""
+    return contract is not None and contract.media.get("pixel_values") == "images"
+
+
 class MadeUpSamples:
     """Makes samples for the config of a model, as a mix says."""
 
     def __init__(self, config: Mapping[str, Any], mix: Mix, *, dtype: torch.dtype) -> None:
         self._config, self._mix, self._dtype = config, mix, dtype
-        self._kind = str(config["model_type"])
+        kind = str(config["model_type"])
+        family = find_family(kind)
+        contract = family.contract if family is not None else None
+        self._takes_patches, self._mrope = (
+            _takes_patches(contract),
+            contract is not None and contract.positions == "mrope",
+        )
         self._vision = shape_from_config(config).vision
-        if self._vision is not None and self._kind not in (*_QWEN, *_TILED):
+        if self._vision is not None and not (self._takes_patches or _takes_tiles(contract)):
+            possible = [
+                name
+                for name, one in all_families().items()
+                if _takes_patches(one.contract) or _takes_tiles(one.contract)
+            ]
             raise ConfigError(
                 "synthetic images",
-                got=f"a model of type {self._kind}",
-                expected=", ".join((*_QWEN, *_TILED)) + ", or a model without images",
+                got=f"a model of type {kind}",
+                expected=", ".join(possible) + ", or a model without images",
                 fix="calibrate with one of these: coefficients belong to the GPU, not to the model",
             )
 
@@ -148,7 +169,7 @@ class MadeUpSamples:
         ids = noise_ids(self._config, tokens, noise)
         images = self._images(tokens, noise)
         supervised = max(1, int(self._mix.supervised * (tokens - images.tokens - _PROMPT)))
-        rows = 4 if self._kind in _QWEN else 1
+        rows = 4 if self._mrope else 1
         return made_sample(str(number), ids, supervised=supervised, images=images, row=number, position_rows=rows)
 
     def _images(self, tokens: int, noise: torch.Generator) -> MadeImages:
@@ -158,7 +179,7 @@ class MadeUpSamples:
             return NO_IMAGES
         merged, token_id = vision.patches_per_token, int(self._config["image_token_id"])
         wanted = min(int(self._mix.patches_per_token * tokens), (tokens - _PROMPT - 4) * merged)
-        if self._kind in _QWEN:
+        if self._takes_patches:
             side = 2 * (isqrt(max(wanted, 0)) // 2)
             if not side:
                 return NO_IMAGES

@@ -1,5 +1,10 @@
-"""Small random models of every family, as data: `tiny:qwen3_vl` names one wherever a model is asked for."""
+"""Small random models: `tiny:qwen3_vl` names one wherever a model is asked for. Families have them as data.
 
-from packtrain.families.tiny.folder import TINY_FAMILIES, write
+Vision geometry (patch, tile, merge, token counts) is that of real checkpoints, so that costs are realistic; only depth
+and width are small.
+"""
 
-__all__ = ["TINY_FAMILIES", "write"]
+from packtrain.families.registry import tiny_families
+from packtrain.families.tiny.folder import write
+
+__all__ = ["tiny_families", "write"]

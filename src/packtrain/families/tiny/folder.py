@@ -10,12 +10,10 @@ from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.folders import made_once
+from packtrain.families.registry import find_family, tiny_families
 from packtrain.families.tiny.parts import Id, TinySpec, VocabularySize
-from packtrain.families.tiny.specs import TINY
 from packtrain.families.tiny.templates import chat_template
 from packtrain.families.tiny.tokenizer import build_tokenizer, tokenizer_json
-
-TINY_FAMILIES: tuple[str, ...] = tuple(TINY)
 
 
 def write(family: str, folder: Path) -> Path:
@@ -28,14 +26,15 @@ def write(family: str, folder: Path) -> Path:
 
 def _files(family: str) -> dict[str, bytes]:
     """Every file of a family's folder, by name."""
-    if family not in TINY:
+    known = find_family(family)
+    if known is None or known.tiny is None:
         raise ConfigError(
             f"tiny model {family!r}",
             got="a family without a tiny model",
-            expected="one of " + ", ".join(TINY_FAMILIES),
-            fix=nearest(family, TINY_FAMILIES) or "choose one of these",
+            expected="one of " + ", ".join(tiny_families()),
+            fix=nearest(family, tiny_families()) or "choose one of these",
         )
-    spec = TINY[family]
+    spec = known.tiny
     tokenizer = build_tokenizer(
         (*spec.tokens.values(), *spec.special), spec.added, bos=spec.tokens["bos_token"] if spec.adds_bos else None
     )

@@ -42,6 +42,7 @@ CLIP_PIXELS = _mean_std([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.2613
 HALF_PIXELS = _mean_std([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 IMAGENET_PIXELS = _mean_std([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
+LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 QWEN_TOKENS = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 THINK = ("<think>", "</think>")
 
@@ -69,6 +70,7 @@ def token_ids(tokens: Mapping[str, str], *names: str) -> dict[str, Any]:
 
 
 def text_config(model_type: str, tokens: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    """The config of a small decoder."""
     absent = {f"{name}_token_id": None for name in ("bos", "eos", "pad")}
     present = [name for name in ("bos", "eos", "pad") if f"{name}_token" in tokens]
     return {

@@ -1,4 +1,4 @@
-"""The tiny models of the Qwen families as data: ChatML, placeholders between vision_start and vision_end."""
+"""The tiny Qwen-VLs: ChatML, placeholders between vision_start and vision_end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from packtrain.families.tiny.parts import (
     text_config,
     token_ids,
 )
-from packtrain.families.tiny.templates import TemplateSpec
+from packtrain.families.tiny.templates import CHATML, TemplateSpec
 
-_QWEN_VISION_TOKENS = {
+_TOKENS = {
     **QWEN_TOKENS,
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
@@ -29,24 +29,24 @@ _IMAGE_PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 _VIDEO_PAD = "<|vision_start|><|video_pad|><|vision_end|>"
 _HELPFUL = "You are a helpful assistant."
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-_QWEN_PATCH = {"temporal_patch_size": 2, "merge_size": 2, "do_resize": True, "do_convert_rgb": True, "resample": 3}
-_QWEN_ENCODER = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 2, **WEIGHTS}
+_PATCH = {"temporal_patch_size": 2, "merge_size": 2, "do_resize": True, "do_convert_rgb": True, "resample": 3}
+_ENCODER = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 2, **WEIGHTS}
 
 
 def _qwen_vl(
     model_type: str, *, system: str, rope: Mapping[str, Any], encoder: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> TinySpec:
     return TinySpec(
-        tokens=_QWEN_VISION_TOKENS,
+        tokens=_TOKENS,
         special=("<|im_start|>",),
         added=THINK if model_type == "qwen3_vl" else (),
-        template=TemplateSpec(dialect="chatml", image=_IMAGE_PAD, video=_VIDEO_PAD, system=system),
+        template=TemplateSpec(dialect=CHATML, image=_IMAGE_PAD, video=_VIDEO_PAD, system=system),
         config={
             "model_type": model_type,
-            **token_ids(_QWEN_VISION_TOKENS, "image", "video", "vision_start", "vision_end"),
+            **token_ids(_TOKENS, "image", "video", "vision_start", "vision_end"),
             "tie_word_embeddings": False,
-            "text_config": text_config(f"{model_type}_text", _QWEN_VISION_TOKENS, rope_parameters=rope),
-            "vision_config": {"model_type": f"{model_type}_vision", **_QWEN_ENCODER, **encoder},
+            "text_config": text_config(f"{model_type}_text", _TOKENS, rope_parameters=rope),
+            "vision_config": {"model_type": f"{model_type}_vision", **_ENCODER, **encoder},
         },
         processor=processor,
     )
@@ -61,10 +61,10 @@ def _qwen_processor(
             "image_processor_type": "Qwen2VLImageProcessor",
             "patch_size": patch,
             "size": image_size,
-            **_QWEN_PATCH,
+            **_PATCH,
             **pixels,
         },
-        "video_processor": {"patch_size": patch, **_QWEN_PATCH, **pixels, **video},
+        "video_processor": {"patch_size": patch, **_PATCH, **pixels, **video},
     }
 
 
@@ -103,45 +103,30 @@ _QWEN3_ENCODER = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [0, 1],
 }
-QWEN: dict[str, TinySpec] = {
-    "qwen2_vl": _qwen_vl(
-        "qwen2_vl",
-        system=_HELPFUL,
-        rope=_MROPE,
-        encoder={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2, "patch_size": 14},
-        processor=_qwen_processor(
-            "Qwen2VLProcessor", patch=14, pixels=CLIP_PIXELS, image_size=_QWEN2_PIXELS, video=_QWEN2_VIDEO
-        ),
+QWEN2_VL = _qwen_vl(
+    "qwen2_vl",
+    system=_HELPFUL,
+    rope=_MROPE,
+    encoder={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2, "patch_size": 14},
+    processor=_qwen_processor(
+        "Qwen2VLProcessor", patch=14, pixels=CLIP_PIXELS, image_size=_QWEN2_PIXELS, video=_QWEN2_VIDEO
     ),
-    "qwen2_5_vl": _qwen_vl(
-        "qwen2_5_vl",
-        system=_HELPFUL,
-        rope=_MROPE,
-        encoder=_QWEN2_5_ENCODER,
-        processor=_qwen_processor(
-            "Qwen2_5_VLProcessor", patch=14, pixels=CLIP_PIXELS, image_size=_QWEN2_PIXELS, video=_QWEN2_VIDEO
-        ),
+)
+QWEN2_5_VL = _qwen_vl(
+    "qwen2_5_vl",
+    system=_HELPFUL,
+    rope=_MROPE,
+    encoder=_QWEN2_5_ENCODER,
+    processor=_qwen_processor(
+        "Qwen2_5_VLProcessor", patch=14, pixels=CLIP_PIXELS, image_size=_QWEN2_PIXELS, video=_QWEN2_VIDEO
     ),
-    "qwen3_vl": _qwen_vl(
-        "qwen3_vl",
-        system="",
-        rope={**_MROPE, "mrope_interleaved": True},
-        encoder=_QWEN3_ENCODER,
-        processor=_qwen_processor(
-            "Qwen3VLProcessor", patch=16, pixels=HALF_PIXELS, image_size=_QWEN3_PIXELS, video=_QWEN3_VIDEO
-        ),
+)
+QWEN3_VL = _qwen_vl(
+    "qwen3_vl",
+    system="",
+    rope={**_MROPE, "mrope_interleaved": True},
+    encoder=_QWEN3_ENCODER,
+    processor=_qwen_processor(
+        "Qwen3VLProcessor", patch=16, pixels=HALF_PIXELS, image_size=_QWEN3_PIXELS, video=_QWEN3_VIDEO
     ),
-    "qwen2": TinySpec(
-        tokens=QWEN_TOKENS,
-        special=("<|im_start|>",),
-        template=TemplateSpec(dialect="chatml", system=_HELPFUL),
-        config=text_config("qwen2", QWEN_TOKENS),
-    ),
-    "qwen3": TinySpec(
-        tokens=QWEN_TOKENS,
-        special=("<|im_start|>",),
-        added=THINK,
-        template=TemplateSpec(dialect="chatml_thinking"),
-        config=text_config("qwen3", QWEN_TOKENS),
-    ),
-}
+)

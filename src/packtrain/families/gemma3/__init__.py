@@ -1,0 +1,35 @@
+"""Gemma 3, and what is known of PaliGemma."""
+
+from __future__ import annotations
+
+from packtrain.families.contracts import BatchContract
+from packtrain.families.family import Family
+from packtrain.families.gemma3 import shape, tiny
+from packtrain.families.gemma3.rule import Gemma3
+from packtrain.families.shape import square_image
+from packtrain.families.text.rule import TextOnly
+
+_NO_FLASH = "it cannot express the bidirectional attention inside images"
+
+FAMILIES = {
+    "gemma3": Family(
+        model_type="gemma3",
+        rule=Gemma3,
+        contract=BatchContract(
+            media={"pixel_values": "rows"},
+            token_types="token_type_ids",
+            refused_backends=dict.fromkeys(("varlen", "flash_attention_2", "flash_attention_3"), _NO_FLASH),
+        ),
+        processors=("Gemma3Processor",),
+        image_processors=("Gemma3ImageProcessor",),
+        shape=shape.GEMMA3,
+        small_image=square_image,
+        tiny=tiny.GEMMA3,
+    ),
+    "gemma3_text": Family(model_type="gemma3_text", rule=TextOnly, shape=shape.GEMMA3_TEXT, tiny=tiny.GEMMA3_TEXT),
+    "paligemma": Family(
+        model_type="paligemma",
+        refused="it attends in both directions inside a prompt and needs an explicit 4-D mask for that",
+        shape=shape.PALIGEMMA,
+    ),
+}

@@ -1,0 +1,21 @@
+"""InternVL, as transformers has it."""
+
+from __future__ import annotations
+
+from packtrain.families.contracts import BatchContract
+from packtrain.families.family import Family
+from packtrain.families.internvl import shape, tiny
+from packtrain.families.internvl.rule import InternVL
+from packtrain.families.shape import square_image
+
+FAMILIES = {
+    "internvl": Family(
+        model_type="internvl",
+        rule=InternVL,
+        contract=BatchContract(media={"pixel_values": "rows"}, text_order=True),
+        processors=("InternVLProcessor",),
+        shape=shape.INTERNVL,
+        small_image=square_image,
+        tiny=tiny.INTERNVL,
+    ),
+}

@@ -1,0 +1,30 @@
+"""Text models: whatever has no folder of its own. Only those are listed of which something is known."""
+
+from __future__ import annotations
+
+from packtrain.families.contracts import BatchContract
+from packtrain.families.family import Family
+from packtrain.families.text.refused import REFUSED
+from packtrain.families.text.rule import TextOnly
+from packtrain.families.text.shape import DECODERS
+from packtrain.families.text.tiny import TINY
+
+_OWN_SCORES = "the model adds scores of its own to the mask, which this backend does not have"
+_CONTRACTS = {
+    "doge": BatchContract(refused_backends={"varlen": _OWN_SCORES, "flex": _OWN_SCORES}),
+    "gpt_oss": BatchContract(given_masks=True),
+}
+
+FAMILIES = {
+    "text": Family(model_type="text", rule=TextOnly),
+    **{
+        name: Family(
+            model_type=name,
+            contract=_CONTRACTS.get(name),
+            refused=REFUSED.get(name, ""),
+            shape=DECODERS.get(name),
+            tiny=TINY.get(name),
+        )
+        for name in dict.fromkeys((*DECODERS, *TINY, *_CONTRACTS, *REFUSED))
+    },
+}
