@@ -31,6 +31,7 @@ from packtrain.records.formats.files import (
 )
 from packtrain.records.formats.json_object import BOM, parse_object
 from packtrain.records.formats.saved_dataset import INFO_FILE, SPLITS_FILE, STATE_FILE, dataset_files, is_saved_dataset
+from packtrain.records.inside import hub_snapshots
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
 from packtrain.records.registry import is_registry
 from packtrain.records.shards.address import is_remote
@@ -289,6 +290,11 @@ def _nothing_there(path: str) -> ConfigError:
 
 def _kind_of_folder(folder: str) -> str:
     """The format of the data files in a folder."""
+    if snapshots := hub_snapshots(folder):
+        expected = "one of its snapshots, which are the dataset at a commit"
+        raise ConfigError(
+            f"dataset_path {folder}", got="a folder of the hub's cache", expected=expected, fix=f"name {snapshots[0]}"
+        )
     found: dict[str, list[str]] = {}
     for file in walk(folder):
         if kind := kind_of_name(file):

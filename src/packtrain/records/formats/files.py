@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats.splits import by_split, chosen_split, split_of
+from packtrain.records.formats.splits import by_split, chosen_split
+from packtrain.records.inside import allowed_places
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.listing import has_wildcards, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
@@ -126,8 +127,11 @@ def list_files(path: str, format: str) -> list[str]:
 def split_files(spec: SourceSpec) -> list[str]:
     """The files of a source; of a folder with splits, those of the one that is asked for."""
     names = _named(spec)
-    split = chosen_split(spec, list(names)) if _is_folder(spec.path) else None
-    return [file for name, file in names.items() if split is None or split_of(name) == split]
+    if not _is_folder(spec.path):
+        return list(names.values())
+    found = by_split(spec, list(names))
+    chosen = set(found.get(chosen_split(spec, found), ()))
+    return [file for name, file in names.items() if name in chosen]
 
 
 def split_notes(specs: Iterable[SourceSpec]) -> tuple[str, ...]:
@@ -140,8 +144,11 @@ def split_note(spec: SourceSpec) -> str | None:
     if spec.format == "hf_dataset" or not _is_folder(spec.path):
         return None
     names = list(_named(spec))
-    split, found = chosen_split(spec, names), by_split(names)
+    found = by_split(spec, names)
+    split = chosen_split(spec, found)
     others = sorted(f"{other} ({_files(len(found[other]))})" for other in found if other is not None and other != split)
+    if strange := len(names) - sum(map(len, found.values())):
+        others.append(f"{_files(strange)} that the README.md does not name")
     if split is None or not others:
         return None
     return f"{spec.name}: split {split} is read ({_files(len(found[split]))}); left: {', '.join(others)}"
@@ -175,9 +182,9 @@ def walk(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[str]:
 
 def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
     """Every file of a source, with an error for those that must not be opened."""
-    folder = os.path.realpath(spec.path) if os.path.isdir(spec.path) else None
+    places = allowed_places(spec.path) if os.path.isdir(spec.path) else None
     for file in split_files(spec):
-        if folder and os.path.islink(file) and not os.path.realpath(file).startswith(os.path.join(folder, "")):
+        if places and os.path.islink(file) and not os.path.realpath(file).startswith(places):
             detail = "name the files by a pattern, such as folder/**/*, to follow such links"
             yield file, RecordError("read", LINK_OUT, detail)
         elif os.path.lexists(file) and not os.path.isfile(file):  # opening a pipe would wait for ever
