@@ -163,7 +163,7 @@ class RecordEncoder:
         if counts.text_tokens < 1:
             raise RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
-            raise RecordError("loss", "no supervised tokens")
+            raise RecordError("loss", "no supervised tokens", _silent(sized.record))
         images = videos = image_tokens = video_tokens = frames = patches = largest = 0
         for header, expansion in zip(sized.headers, prepared.expansions, strict=True):
             if header.kind == "image":
@@ -282,6 +282,12 @@ class _Prepared:
     special: bool
     expansions: Sequence[Expansion]
     media_supervised: tuple[bool, ...]
+
+
+def _silent(record: Record) -> str:
+    """What is known of a record in which nothing carries loss."""
+    answered = record.tokens is not None or any(message.role == "assistant" for message in record.messages)
+    return "" if answered else "a prompt without an answer"
 
 
 def _count(layout: Layout, encoding: Any) -> Counts:

@@ -24,8 +24,8 @@ from packtrain.records.schemas.recognise import (
     SCHEMA_COLUMNS,
     is_flag,
 )
-from packtrain.records.schemas.references import EXTENSIONS
 from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
+from packtrain.records.source import MEDIA_ENDINGS
 
 # What is about a record and not of it: leaving it out changes nothing.
 IRRELEVANT = frozenset(
@@ -168,7 +168,7 @@ def _medium_in(item: object, words: set[str]) -> MediaKind | None:
     if item.startswith("data:"):
         return next((kind for kind in _MEDIA_WORDS if item.startswith(f"data:{kind}/")), None)
     ending = _ENDING.fullmatch(item[item.rfind(".") :]) if "\n" not in item else None
-    kind = EXTENSIONS.get(ending[1].lower()) if ending and ending[1] != "ts" else None  # also that of TypeScript
+    kind = MEDIA_ENDINGS.get(ending[1].lower()) if ending and ending[1] != "ts" else None  # also that of TypeScript
     return kind or (said if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
 
 
