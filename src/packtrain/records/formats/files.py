@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.records.formats.splits import by_split, chosen_split
@@ -14,6 +15,7 @@ from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.listing import has_wildcards, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
 
+T = TypeVar("T")
 # The endings by which a folder's data files are found; a file that is named directly may be called anything.
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst"),
@@ -191,6 +193,31 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
             yield file, RecordError("read", NOT_A_FILE)
         else:
             yield file, None
+
+
+def units_of_files(spec: SourceSpec, units_of: Callable[[str], Iterator[Unit]]) -> Iterator[Unit]:
+    """The units of every file of a source; at a fault one that says so."""
+    for file, fault in source_files(spec):
+        try:
+            if fault:
+                raise fault
+            yield from units_of(file)
+        except RecordError as error:
+            yield failed_unit(file, error)
+
+
+def gathered(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Lists of items of about `most` bytes; even an empty item takes memory."""
+    held: list[T] = []
+    total = 0
+    for item in items:
+        held.append(item)
+        total += 64 + size(item)
+        if total >= most:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held
 
 
 def shown_name(spec: SourceSpec, file: str) -> str:
