@@ -142,10 +142,10 @@ def to_record(
 
 
 def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record with its chat as a list, where a table keeps it as a text of JSON."""
-    for column in ("messages", "conversations"):
+    """The record with its chat and its media as lists, where a table keeps them as texts of JSON."""
+    for column in ("messages", "conversations", "images", "videos", "audios"):
         item = value.get(column)
-        if isinstance(item, str):
+        if isinstance(item, str) and item.lstrip().startswith("["):
             try:
                 found = json.loads(item)
             except (ValueError, RecursionError):  # the schema says that it is no list

@@ -202,10 +202,11 @@ def looks_like(value: Mapping[str, Any]) -> str:
     """
     texts = {name.lower(): place for name in value if isinstance(name, str) and (place := _text_in(name, value[name]))}
     chats = {name.lower(): name for name, item in value.items() if isinstance(item, list) and isinstance(name, str)}
+    plain = {name: place for name, place in texts.items() if not place.endswith(".0")}  # columns of a whole table, else
     found = {
         ours: names[like]
         for ours, alike in _ALIKE.items()
-        for names in [chats if ours == "messages" else texts]
+        for names in [{"messages": chats, "answer": texts, "caption": texts}.get(ours, plain)]
         if (like := next((name for name in (ours, *alike) if name in names), None)) is not None
     }
     if "cls" in texts and not texts.keys() & {"text", "caption"}:
