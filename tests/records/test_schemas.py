@@ -605,6 +605,8 @@ def test_what_looks_like_media_or_loss_control_is_refused(beside: dict[str, Any]
         {"messages": user([{"type": "text", "text": "x", **beside}])},
     ):
         assert expected in reason(value)
+    (name,) = beside
+    assert convert({"messages": [asked, said], **beside}, columns={name: "uid"})
     if expected != LOSS_LIKE:  # beside a medium of its kind, or for a model of text, it is but another name
         value = {"messages": user("x"), **beside, "image": "a.png", "video": "a.mp4", "audio": "a.wav"}
         assert list(beside) == unread_names(value)

@@ -224,6 +224,9 @@ def _source(
             raise ConfigError("dataset_format", got=f"{format} and {path}", expected="the format of the remote files")
         if not list_files(path, format):
             raise _nothing_there(path)
+    elif format == "hf_dataset" and os.path.isfile(path):
+        got, expected = f"{format} and a file", "the format of the file"
+        raise ConfigError("dataset_format", got=got, expected=expected, fix="leave it out to have it recognised")
     elif format != "hf_dataset":
         if not (os.path.exists(path) or is_pattern(path)):
             raise _nothing_there(path)

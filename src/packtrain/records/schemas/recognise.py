@@ -42,7 +42,7 @@ MEDIA_ALIASES: Mapping[str, MediaKind] = {
 ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
 # Beside `input_ids`: 1 for each token that carries loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
-OTHER_COLUMNS = ("system", "input", "history", "width", "height", "labels", *LOSS_MASKS, *ID_COLUMNS)
+OTHER_COLUMNS = ("system", "input", "history", "width", "height", "weight", "labels", *LOSS_MASKS, *ID_COLUMNS)
 GROUNDING = "grounding objects are not supported"
 INTO_TEXTS = "write them into the texts, for example with --formatting"
 OWN_FUNCTION = "a function of your own makes messages of it: --formatting module:function"

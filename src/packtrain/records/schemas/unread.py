@@ -83,6 +83,7 @@ _ABOUT = frozenset(
         *("id", "ids", "num", "number", "count", "tokens", "type", "kind", "format", "source", "size", "width"),
         *("height", "hash", "md", "sha", "caption", "captions", "description", "title", "text", "alt", "label"),
         *("labels", "category", "split", "set", "step", "steps", "time", "date", "license", "prompt", "question"),
+        *("score", "ratio", "area"),
     )
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -141,12 +142,17 @@ def refuse_lookalikes(found: Iterable[tuple[str, object]], messages: Sequence[Me
     for name, item in found:
         words = {word.lower() for word in _WORD.findall(name.rpartition(".")[2])}
         if words & _LOSS_WORDS and not words & _ABOUT and is_flag(item):
-            known = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}"
-            raise RecordError("schema", "a column or key that looks like loss control is not read", known)
+            detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_way(name, 'weight')}"
+            raise RecordError("schema", "a column or key that looks like loss control is not read", detail)
         kind = _medium_in(item, words) if messages is not None else None
         if kind and messages is not None and not any(kind == shown.kind for shown in _media(messages)):
-            way = "" if "[]" in name else f"; looks like: --columns {name}={kind}, or {name}=id where it is but a name"
-            raise RecordError("schema", f"a column or key that looks like {a_kind(kind)} is not read", name + way)
+            reason = f"a column or key that looks like {a_kind(kind)} is not read"
+            raise RecordError("schema", reason, name + _way(name, kind))
+
+
+def _way(name: str, ours: str) -> str:
+    """What to do about a column; keys of messages cannot be renamed."""
+    return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid where it is something else"
 
 
 def _media(messages: Sequence[Message]) -> Iterator[Media]:
