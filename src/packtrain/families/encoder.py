@@ -132,7 +132,7 @@ class RecordEncoder:
         if counts.text_tokens < 1:
             raise RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
-            raise RecordError("loss", "no supervised tokens")
+            raise RecordError("loss", "no supervised tokens", _silent(sized.record))
         images = videos = image_tokens = video_tokens = frames = patches = largest = 0
         for header, expansion in zip(sized.headers, expansions, strict=True):
             if header.kind == "image":
@@ -204,6 +204,12 @@ class RecordEncoder:
         runs = [piece for piece in pieces if isinstance(piece, Run) and piece.count]
         text = "".join(piece if isinstance(piece, str) else piece.token if piece.count else "" for piece in pieces)
         return len(self.tokenizer.encode(text, special=False)) + sum(run.count - 1 for run in runs)
+
+
+def _silent(record: Record) -> str:
+    """What is known of a record in which nothing carries loss."""
+    answered = record.tokens is not None or any(message.role == "assistant" for message in record.messages)
+    return "" if answered else "a prompt without an answer"
 
 
 def _count(layout: Layout, encoding: Any) -> Counts:

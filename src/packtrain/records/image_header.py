@@ -2,8 +2,8 @@
 
 "Later" is what the training pipeline does: Pillow opens the file, and `decoded_rgb` turns it upright and makes it RGB.
 Pillow's lazy open reads the size. A walk over markers or chunks then tells whether the file is complete, and bounds the
-canvas of a WebP file before its decoder allocates it. Where that cannot tell, or where values of more than eight bits
-may have no form in eight, one real decode decides.
+canvas of a WebP file before its decoder allocates it. Where that cannot tell, always for GIF and TIFF, or where values
+of more than eight bits may have no form in eight, one real decode decides.
 
 What no header shows: damage in the middle of compressed data, and in tables that only a decoder reads. JPEG decodes
 most of it anyway; other formats fail later, and their samples are then left out by name.
@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader
@@ -44,7 +44,6 @@ _OPENERS: Mapping[str, str] = {
 }
 IMAGE_FORMATS = tuple(_OPENERS)
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_TIFF_WIDTHS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}  # bytes of a value by its type, else 1
 _warnings_lock = threading.Lock()
 
 
@@ -140,7 +139,7 @@ def _careful_size(span: Span, kind: str, max_pixels: int) -> tuple[int, int]:
         with _quiet():
             image = _opener(kind)(file, "")
             _check_size(image.size, max_pixels)
-            complete = _COMPLETE[kind](image, span)
+            complete = kind in _COMPLETE and _COMPLETE[kind](image, span)
             if not complete or is_deep(image) or not _converts_to_rgb(image.mode):
                 return decoded_rgb(image).size
             return _upright_size(image)
@@ -149,7 +148,7 @@ def _careful_size(span: Span, kind: str, max_pixels: int) -> tuple[int, int]:
     except Exception as error:  # Pillow raises nearly everything on hostile bytes
         if type(error).__name__ == "DecompressionBombError":
             raise RecordError("media", "image too large", str(error)[:200]) from None
-        reason = "truncated image" if not complete or _looks_cut(span, kind) else "broken image"
+        reason = "broken image" if complete and "runcated" not in str(error) else "truncated image"
         raise RecordError("media", reason, f"{kind}: {type(error).__name__}: {error}"[:200]) from None
     finally:
         file.close()
@@ -202,16 +201,6 @@ def _read_exif(image: ImageFile) -> Exif:
     return Image.Image.getexif(image)
 
 
-def _looks_cut(span: Span, kind: str) -> bool:
-    """Does a file whose header Pillow refuses miss its end? Only chooses between two reasons."""
-    if kind == "TIFF":
-        return not _tiff_directory_fits(span)
-    if kind == "BMP":
-        return int.from_bytes(span.read_at(2, 4), "little") > span.size
-    end = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b"\x3b"}.get(kind, b"")
-    return span.read_at(span.size - len(end), len(end)) != end
-
-
 def _png_complete(image: ImageFile, span: Span) -> bool:
     """Does the chain of chunks reach IEND, with no metadata that matters behind the pixels?"""
     position, pixels = 8, False
@@ -234,58 +223,11 @@ def _png_complete(image: ImageFile, span: Span) -> bool:
     return False
 
 
-def _gif_complete(image: ImageFile, span: Span) -> bool:
-    """Do the data blocks of the first picture reach their end?"""
-    if not image.tile:
-        return False
-    position = image.tile[0].offset
-    base, window = position, b""
-    while True:
-        if position - base >= len(window):
-            base, window = position, span.read_at(position, 65536)
-            if not window:
-                return False
-        length = window[position - base]
-        if length == 0:
-            return True
-        position += 1 + length
-
-
 def _bmp_complete(image: ImageFile, span: Span) -> bool:
     """Do the rows that the header promises fit into the file? Run-length coded rows must be decoded to know."""
     if len(image.tile) != 1 or image.tile[0].codec_name != "raw" or not isinstance(image.tile[0].args, tuple):
         return False
     return bool(image.tile[0].offset + image.tile[0].args[1] * image.size[1] <= span.size)
-
-
-def _tiff_complete(image: ImageFile, span: Span) -> bool:
-    """Do the directory and all strips or tiles lie inside the file?"""
-    tags = getattr(image, "tag_v2", {})
-    for offsets_tag, counts_tag in ((273, 279), (324, 325)):
-        offsets, counts = tags.get(offsets_tag), tags.get(counts_tag)
-        if isinstance(offsets, tuple) and isinstance(counts, tuple) and offsets and len(offsets) == len(counts):
-            inside = all(offset + count <= span.size for offset, count in zip(offsets, counts, strict=True))
-            return inside and _tiff_directory_fits(span)
-    return False
-
-
-def _tiff_directory_fits(span: Span) -> bool:
-    """Do the values of the first directory lie inside the file? False for BigTIFF, which is left to a real decode."""
-    head = span.read_at(0, 8)
-    order: Literal["little", "big"] = "little" if head[:2] == b"II" else "big"
-    if 43 in head[2:4]:
-        return False
-    start = int.from_bytes(head[4:8], order)
-    entries = int.from_bytes(span.read_at(start, 2), order)
-    table = span.read_at(start + 2, 12 * entries)
-    if not entries or len(table) < 12 * entries:
-        return False
-    for at in range(0, len(table), 12):
-        kind, count = int.from_bytes(table[at + 2 : at + 4], order), int.from_bytes(table[at + 4 : at + 8], order)
-        length = count * _TIFF_WIDTHS.get(kind, 1)
-        if length > 4 and int.from_bytes(table[at + 8 : at + 12], order) + length > span.size:
-            return False
-    return True
 
 
 def _webp_complete(image: ImageFile, span: Span) -> bool:
@@ -296,8 +238,6 @@ def _webp_complete(image: ImageFile, span: Span) -> bool:
 _COMPLETE: Mapping[str, Callable[[ImageFile, Span], bool]] = {
     "JPEG": _jpeg_complete,
     "PNG": _png_complete,
-    "GIF": _gif_complete,
     "BMP": _bmp_complete,
-    "TIFF": _tiff_complete,
     "WEBP": _webp_complete,
 }

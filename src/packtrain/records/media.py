@@ -12,6 +12,7 @@ from typing import BinaryIO, NoReturn
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaRef
 from packtrain.records.image_header import read_image_header
+from packtrain.records.inside import allowed_places
 from packtrain.records.span import Span
 from packtrain.records.video_header import read_audio_header, read_video_header
 
@@ -37,6 +38,7 @@ class MediaStore:
         max_video_packets: int = 10_000_000,
     ) -> None:
         self.root = os.path.realpath(root)
+        self._places = allowed_places(self.root)
         self.allow_outside_root = allow_outside_root
         self.max_image_pixels = max_image_pixels
         self.max_video_packets = max_video_packets
@@ -124,7 +126,7 @@ class MediaStore:
         return real
 
     def _require_inside(self, real: str, path: str) -> None:
-        if self.allow_outside_root or real == self.root or real.startswith(self.root.rstrip("/") + "/"):
+        if self.allow_outside_root or f"{real}/".startswith(self._places):
             return
         raise RecordError("media", "path outside the media root", _shown(path))
 

@@ -32,6 +32,7 @@ from packtrain.records.formats.source_files import (
     walk,
     writable,
 )
+from packtrain.records.inside import hub_snapshots
 from packtrain.records.mixture import MixtureItem, mixture_error, read_mixture
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
@@ -223,6 +224,9 @@ def _source(
             raise ConfigError("dataset_format", got=f"{format} and {path}", expected="the format of the remote files")
         if not list_files(path, format):
             raise _nothing_there(path)
+    elif format == "hf_dataset" and os.path.isfile(path):
+        got, expected = f"{format} and a file", "the format of the file"
+        raise ConfigError("dataset_format", got=got, expected=expected, fix="leave it out to have it recognised")
     elif format != "hf_dataset":
         if not (os.path.exists(path) or is_pattern(path)):
             raise _nothing_there(path)
@@ -289,6 +293,11 @@ def _nothing_there(path: str) -> ConfigError:
 
 def _kind_of_folder(folder: str) -> str:
     """The format of the data files in a folder."""
+    if snapshots := hub_snapshots(folder):
+        expected = "one of its snapshots, which are the dataset at a commit"
+        raise ConfigError(
+            f"dataset_path {folder}", got="a folder of the hub's cache", expected=expected, fix=f"name {snapshots[0]}"
+        )
     found: dict[str, list[str]] = {}
     for file in walk(folder):
         if kind := kind_of_name(file):

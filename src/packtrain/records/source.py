@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import MediaRef
+from packtrain.core.values import MediaKind, MediaRef
 from packtrain.records.shards.plain import Plain
 
 
@@ -77,6 +77,12 @@ class Format(Protocol):
         ...
 
 
+# The kind of a medium by the ending of its file's name.
+MEDIA_ENDINGS: Mapping[str, MediaKind] = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "mpo"), "image"),
+    **dict.fromkeys(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "ts", "flv", "ogv"), "video"),
+    **dict.fromkeys(("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "wma"), "audio"),
+}  # type: ignore[dict-item]
 # Lazy paths: a format is imported when it is first used, so that its libraries are not needed before.
 FORMATS: Mapping[str, str] = {
     "jsonl": "packtrain.records.formats.jsonl:JsonLines",

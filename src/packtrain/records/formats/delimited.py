@@ -15,7 +15,7 @@ from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks
 from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8
 from packtrain.records.formats.plain_file import plain_blocks
-from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
@@ -46,13 +46,7 @@ class CommaSeparated:
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Spans of rows of every file, each with the names of the columns."""
-        for file, fault in source_files(spec):
-            try:
-                if fault:
-                    raise fault
-                yield from self._spans(file)
-            except RecordError as error:
-                yield failed_unit(file, error)
+        return units_of_files(spec, self._spans)
 
     def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
         """One entry for each row."""
@@ -83,15 +77,7 @@ class CommaSeparated:
         """Units of about `block` bytes of rows."""
         rows = self._rows(file_blocks(file))
         columns = self._columns(next(rows, None))
-        held: list[DelimitedRow] = []
-        size = 0
-        for row in rows:
-            held.append(row)
-            size += 64 + len(row.raw)
-            if size >= self.block:
-                yield Unit(number=0, source=0, file=file, first=held[0].line, payload=(columns, held))
-                held, size = [], 0
-        if held:
+        for held in gathered(rows, lambda row: len(row.raw), self.block):
             yield Unit(number=0, source=0, file=file, first=held[0].line, payload=(columns, held))
 
     def _rows(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[DelimitedRow]:

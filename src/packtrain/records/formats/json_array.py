@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import codecs
 import json
-import zlib
 from collections.abc import Iterator
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks
-from packtrain.records.formats.json_object import LONGEST, NOT_JSON, NOT_UTF8, TOO_DEEP, TOO_LONG, parse_object
+from packtrain.records.formats.json_object import (
+    LONGEST,
+    NOT_JSON,
+    NOT_UTF8,
+    TOO_DEEP,
+    TOO_LONG,
+    json_entry,
+    size_of,
+)
 from packtrain.records.formats.plain_file import plain_blocks
-from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
@@ -39,15 +46,7 @@ class JsonArray:
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Spans of elements, made while the file is read."""
-        for file, fault in source_files(spec):
-            try:
-                if fault:
-                    raise fault
-                key = self._key_of_list(file)
-            except RecordError as error:
-                yield failed_unit(file, error)
-            else:
-                yield from self._spans(file, key)
+        return units_of_files(spec, lambda file: self._spans(file, self._key_of_list(file)))
 
     def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
         """One entry for each element, and one for the fault that ended the file early."""
@@ -56,12 +55,12 @@ class JsonArray:
             return
         name = shown_name(spec, unit.file)
         for number, (at, element) in enumerate(unit.payload, start=unit.first):
-            yield _entry(f"{name}:{number}", at, element)
+            yield json_entry(f"{name}:{number}", at, element)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The element that starts at a byte."""
         try:
-            return _entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
+            return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
         except RecordError as error:
             return Entry(origin=origin, error=error, at=at)
 
@@ -71,17 +70,10 @@ class JsonArray:
 
     def _spans(self, file: str, key: str | None) -> Iterator[Unit]:
         """Units of about `block` characters."""
-        elements: list[Element] = []
-        size, first = 0, 1
-        for at, element in self._elements(file, key):
-            elements.append((at, element))
-            size += 64 + (len(element) if isinstance(element, str) else 0)
-            if size >= self.block:
-                yield Unit(number=0, source=0, file=file, first=first, payload=elements)
-                first += len(elements)
-                elements, size = [], 0
-        if elements:
+        first = 1
+        for elements in gathered(self._elements(file, key), size_of, self.block):
             yield Unit(number=0, source=0, file=file, first=first, payload=elements)
+            first += len(elements)
 
     def _elements(self, file: str, key: str | None) -> Iterator[Element]:
         """The texts of the elements of the list at the top, or under `key`; at a fault one error, then nothing."""
@@ -140,17 +132,6 @@ class JsonArray:
         if not (filled or empty):
             raise RecordError("read", NOT_A_LIST, "an object without a list of objects")
         return (filled or empty)[0]
-
-
-def _entry(origin: str, at: int, element: str | RecordError) -> Entry:
-    """The text of an element as an entry."""
-    if isinstance(element, RecordError):
-        return Entry(origin=origin, error=element, at=at)
-    check = zlib.crc32(element.encode())
-    try:
-        return Entry(origin=origin, value=parse_object(element), at=at, check=check)
-    except RecordError as error:
-        return Entry(origin=origin, error=error, at=at, check=check)
 
 
 class _Window:

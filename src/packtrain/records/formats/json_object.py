@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 from packtrain.core.errors import RecordError
+from packtrain.records.source import Entry
 
 LONGEST = 64 << 20  # bytes of one object; more is a broken file rather than a record
 DEEPEST = 200  # the interpreter's own limit depends on who calls, so that results would differ between workers
@@ -51,6 +53,22 @@ def parse_object(raw: bytes | str) -> dict[str, Any]:
     if "\\ud" in text or "\\uD" in text:
         _refuse_lone_surrogates(value)
     return value
+
+
+def json_entry(origin: str, at: int, raw: bytes | str | RecordError) -> Entry:
+    """The text of an object, or the fault in its place, as an entry."""
+    if isinstance(raw, RecordError):
+        return Entry(origin=origin, error=raw, at=at)
+    check = zlib.crc32(raw.encode() if isinstance(raw, str) else raw)
+    try:
+        return Entry(origin=origin, value=parse_object(raw), at=at, check=check)
+    except RecordError as error:
+        return Entry(origin=origin, error=error, at=at, check=check)
+
+
+def size_of(item: tuple[int, bytes | str | RecordError]) -> int:
+    """About how many bytes a place and the text that stands there take."""
+    return 0 if isinstance(item[1], RecordError) else len(item[1])
 
 
 def _depth(value: Any) -> int:

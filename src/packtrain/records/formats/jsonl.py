@@ -7,14 +7,13 @@ only be read from its beginning: its units carry their lines.
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks, file_compression, unreadable
-from packtrain.records.formats.json_object import BOM, LONGEST, TOO_LONG, parse_object
-from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.json_object import BOM, LONGEST, TOO_LONG, json_entry, size_of
+from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
@@ -33,16 +32,9 @@ class JsonLines:
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Byte ranges of plain files, lines of compressed ones."""
-        for file, fault in source_files(spec):
-            try:
-                if fault:
-                    raise fault
-                if file_compression(file) == "none":
-                    yield from self._ranges(file)
-                else:
-                    yield from self._spans(file)
-            except RecordError as error:
-                yield failed_unit(file, error)
+        return units_of_files(
+            spec, lambda file: self._ranges(file) if file_compression(file) == "none" else self._spans(file)
+        )
 
     def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
         """One entry for each line that is not blank."""
@@ -51,11 +43,11 @@ class JsonLines:
             return
         name = shown_name(spec, unit.file)
         for number, (at, line) in self._lines(unit):
-            yield _entry(f"{name}:{number}", at, line)
+            yield json_entry(f"{name}:{number}", at, line)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The line that starts at a byte."""
-        return _entry(origin, at, self._line_at(plain, at))
+        return json_entry(origin, at, self._line_at(plain, at))
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         """How many entries `read` yields; nothing is parsed."""
@@ -126,17 +118,10 @@ class JsonLines:
 
     def _spans(self, file: str) -> Iterator[Unit]:
         """Units of about `block` bytes of lines, made while decompressing."""
-        lines: list[Line] = []
-        size, first = 0, 1
-        for at, line in self._lines_of_stream(file):
-            lines.append((at, line))
-            size += 64 + (len(line) if isinstance(line, bytes) else 0)  # even an empty line takes memory
-            if size >= self.block:
-                yield Unit(number=0, source=0, file=file, first=first, payload=lines)
-                first += len(lines)
-                lines, size = [], 0
-        if lines:
+        first = 1
+        for lines in gathered(self._lines_of_stream(file), size_of, self.block):
             yield Unit(number=0, source=0, file=file, first=first, payload=lines)
+            first += len(lines)
 
     def _lines_of_stream(self, file: str) -> Iterator[Line]:
         """The lines of a compressed file. At a fault the line it cut is given up for the error that says so."""
@@ -159,17 +144,6 @@ class JsonLines:
 
     def _too_long(self) -> RecordError:
         return RecordError("read", TOO_LONG, f"the line has more than {self.longest:,} bytes")
-
-
-def _entry(origin: str, at: int, line: bytes | RecordError) -> Entry:
-    """A line as an entry."""
-    if isinstance(line, RecordError):
-        return Entry(origin=origin, error=line, at=at)
-    check = zlib.crc32(line)
-    try:
-        return Entry(origin=origin, value=parse_object(line), at=at, check=check)
-    except RecordError as error:
-        return Entry(origin=origin, error=error, at=at, check=check)
 
 
 def _skip_line(handle: BinaryIO) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats.splits import by_split, chosen_split, split_of
+from packtrain.records.formats.splits import by_split, chosen_split
+from packtrain.records.inside import allowed_places
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.listing import has_wildcards, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
 
+T = TypeVar("T")
 # The endings by which a folder's data files are found; a file that is named directly may be called anything.
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst"),
@@ -126,8 +129,11 @@ def list_files(path: str, format: str) -> list[str]:
 def split_files(spec: SourceSpec) -> list[str]:
     """The files of a source; of a folder with splits, those of the one that is asked for."""
     names = _named(spec)
-    split = chosen_split(spec, list(names)) if _is_folder(spec.path) else None
-    return [file for name, file in names.items() if split is None or split_of(name) == split]
+    if not _is_folder(spec.path):
+        return list(names.values())
+    found = by_split(spec, list(names))
+    chosen = set(found.get(chosen_split(spec, found), ()))
+    return [file for name, file in names.items() if name in chosen]
 
 
 def split_notes(specs: Iterable[SourceSpec]) -> tuple[str, ...]:
@@ -140,8 +146,11 @@ def split_note(spec: SourceSpec) -> str | None:
     if spec.format == "hf_dataset" or not _is_folder(spec.path):
         return None
     names = list(_named(spec))
-    split, found = chosen_split(spec, names), by_split(names)
+    found = by_split(spec, names)
+    split = chosen_split(spec, found)
     others = sorted(f"{other} ({_files(len(found[other]))})" for other in found if other is not None and other != split)
+    if strange := len(names) - sum(map(len, found.values())):
+        others.append(f"{_files(strange)} that the README.md does not name")
     if split is None or not others:
         return None
     return f"{spec.name}: split {split} is read ({_files(len(found[split]))}); left: {', '.join(others)}"
@@ -175,15 +184,40 @@ def walk(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[str]:
 
 def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
     """Every file of a source, with an error for those that must not be opened."""
-    folder = os.path.realpath(spec.path) if os.path.isdir(spec.path) else None
+    places = allowed_places(spec.path) if os.path.isdir(spec.path) else None
     for file in split_files(spec):
-        if folder and os.path.islink(file) and not os.path.realpath(file).startswith(os.path.join(folder, "")):
+        if places and os.path.islink(file) and not os.path.realpath(file).startswith(places):
             detail = "name the files by a pattern, such as folder/**/*, to follow such links"
             yield file, RecordError("read", LINK_OUT, detail)
         elif os.path.lexists(file) and not os.path.isfile(file):  # opening a pipe would wait for ever
             yield file, RecordError("read", NOT_A_FILE)
         else:
             yield file, None
+
+
+def units_of_files(spec: SourceSpec, units_of: Callable[[str], Iterator[Unit]]) -> Iterator[Unit]:
+    """The units of every file of a source; at a fault one that says so."""
+    for file, fault in source_files(spec):
+        try:
+            if fault:
+                raise fault
+            yield from units_of(file)
+        except RecordError as error:
+            yield failed_unit(file, error)
+
+
+def gathered(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Lists of items of about `most` bytes; even an empty item takes memory."""
+    held: list[T] = []
+    total = 0
+    for item in items:
+        held.append(item)
+        total += 64 + size(item)
+        if total >= most:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held
 
 
 def shown_name(spec: SourceSpec, file: str) -> str:

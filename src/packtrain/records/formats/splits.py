@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.records.formats.card import splits_of_card
 from packtrain.records.source import SourceSpec
 
 DEFAULT = "train"
@@ -35,17 +36,17 @@ def split_of(name: str) -> str | None:
     return None
 
 
-def by_split(names: Iterable[str]) -> dict[str | None, list[str]]:
-    """The names of each split, and those that belong to none."""
+def by_split(spec: SourceSpec, names: Sequence[str]) -> dict[str | None, list[str]]:
+    """The names of each split, by the folder's card or by themselves, and those that belong to none."""
+    card = splits_of_card(spec.path, spec.subset, names)
     found: dict[str | None, list[str]] = {}
-    for name in names:
-        found.setdefault(split_of(name), []).append(name)
+    for name in names if card is None else card:
+        found.setdefault(split_of(name) if card is None else card[name], []).append(name)
     return found
 
 
-def chosen_split(spec: SourceSpec, names: Sequence[str]) -> str | None:
+def chosen_split(spec: SourceSpec, found: Mapping[str | None, Sequence[str]]) -> str | None:
     """The split that is asked for; None where a folder has none. What is not there, or unclear, is refused."""
-    found = by_split(names)
     splits = sorted(split for split in found if split is not None)
     if not splits:
         if spec.split != DEFAULT:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import unreadable
-from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, units_of_files
 from packtrain.records.formats.table_rows import (
     ArrowRows,
     OpenTable,
@@ -82,14 +82,11 @@ class Table:
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Ranges of rows of every file."""
-        for file, fault in source_files(spec):
-            yield from self.units_of_file(file, fault)
+        return units_of_files(spec, self.units_of_file)
 
-    def units_of_file(self, file: str, fault: RecordError | None = None) -> Iterator[Unit]:
+    def units_of_file(self, file: str) -> Iterator[Unit]:
         """Ranges of rows of one file, and one failed unit at a fault."""
         try:
-            if fault:
-                raise fault
             for start, stop in self.ranges(file):
                 yield Unit(number=0, source=0, file=file, start=start, stop=stop, first=start)
         except RecordError as error:

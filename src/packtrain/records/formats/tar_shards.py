@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import MediaKind, MediaRef
+from packtrain.core.values import MediaRef
 from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8, TOO_LONG, parse_object
 from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
 from packtrain.records.formats.tar_members import Member, Members, PlacedBytes, open_members
 from packtrain.records.shards.plain import Plain
-from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.source import MEDIA_ENDINGS, Entry, SourceSpec, Unit
 
 LINK = "link in archive"
 SPECIAL = "special file in archive"
@@ -24,11 +24,6 @@ NO_EXTENSION = "member has no extension"
 MEDIA_TOO_LARGE = "media member is too large"
 NO_SAMPLE = "no sample stands there"
 
-MEDIA_KINDS: dict[str, MediaKind] = {
-    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"), "image"),
-    **dict.fromkeys(("mp4", "mkv", "webm", "mov", "avi"), "video"),
-    **dict.fromkeys(("wav", "mp3", "flac", "ogg", "m4a"), "audio"),
-}  # type: ignore[dict-item]
 TEXT_KEYS = {"txt": "text", "text": "text", "caption": "caption", "cls": "cls"}
 LINK_TYPES = (b"1", b"2")
 
@@ -93,7 +88,7 @@ class TarShards:
         if (problem := self._problem(sample, extension, member)) and sample.problem is None:
             sample.problem = problem
         kind = extension.rpartition(".")[2]
-        media = kind in MEDIA_KINDS
+        media = kind in MEDIA_ENDINGS
         wanted = extension == "json" or extension in TEXT_KEYS or (media and sample.archive is None)
         data = members.read(member) if wanted and not sample.problem else b""
         sample.extensions.add(extension)
@@ -108,6 +103,8 @@ class TarShards:
             )
         elif wanted:
             sample.texts[extension] = data
+        elif not media:
+            sample.others[extension] = f"{member.size:,} bytes"
 
     def _problem(self, sample: _Sample, extension: str, member: Member) -> RecordError | None:
         """Why a member spoils its sample; None where it does not."""
@@ -120,7 +117,7 @@ class TarShards:
             return RecordError("read", DUPLICATE, where)
         if (extension == "json" or extension in TEXT_KEYS) and member.size > self.longest:
             return RecordError("read", TOO_LONG, f"{where} has {member.size:,} bytes")
-        media = extension.rpartition(".")[2] in MEDIA_KINDS
+        media = extension.rpartition(".")[2] in MEDIA_ENDINGS
         if media and sample.archive is None and sample.held + member.size > self.largest:
             detail = f"{where} has {member.size:,} bytes; in a plain tar it could stay where it is"
             return RecordError("read", MEDIA_TOO_LARGE, detail)
@@ -137,6 +134,7 @@ class _Sample:
         self.extensions: set[str] = set()
         self.texts: dict[str, bytes] = {}
         self.media: dict[str, MediaRef] = {}
+        self.others: dict[str, str] = {}  # members of which nothing is read
         self.held = 0  # bytes of media
         self.problem: RecordError | None = None
 
@@ -146,15 +144,19 @@ class _Sample:
         try:
             if self.problem:
                 raise self.problem
-            value = parse_object(self.texts["json"]) if "json" in self.texts else self._texts()
+            value = {**self.others, **(parse_object(self.texts["json"]) if "json" in self.texts else {})}
+            for key, text in self._texts().items():  # under another name where JSON says something else
+                value[key if value.setdefault(key, text) == text else "txt"] = text
             return Entry(origin=origin, value=value, media=self.media, at=self.at, check=check)
         except RecordError as error:
             return Entry(origin=origin, error=error, at=self.at, check=check)
 
     def _texts(self) -> dict[str, Any]:
-        """The value of a sample without json: its text members under the names that schemas know."""
+        """The text members under the names that schemas know."""
         value: dict[str, Any] = {}
         for extension, data in self.texts.items():
+            if extension == "json":
+                continue
             try:
                 text = str(data.removeprefix(BOM), "utf-8")
             except UnicodeDecodeError as error:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
 from packtrain.records.schemas.limits import limits_of
-from packtrain.records.schemas.recognise import LOSS_FLAGS
-from packtrain.records.schemas.references import MediaPool, from_base64, make_ref
-from packtrain.records.schemas.tools import ANSWER_KEYS, EXTRA_KEYS, checked_text, extras_of, unfolded
+from packtrain.records.schemas.recognise import GROUNDING, INTO_TEXTS, LOSS_FLAGS
+from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, make_ref
+from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, extras_of, unfolded
 
 ROLE_ALIASES: Mapping[str, str] = {
     "user": "user",
@@ -36,20 +36,15 @@ _REFUSED_FIELDS: Mapping[str, str] = {
     "train_detail": "loss on a part of a message is not supported",
 }
 # Where a typed part may keep its reference, first match first.
-_PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
-    "image": ("image", ("image", "url", "path", "base64", "image_url", "bytes", "value", "source")),
-    "image_url": ("image", ("image_url", "url", "path", "base64", "image", "value")),
-    "video": ("video", ("video", "url", "path", "base64", "video_url", "bytes", "value")),
-    "video_url": ("video", ("video_url", "url", "path", "base64", "video", "value")),
-    "audio": ("audio", ("audio", "url", "path", "base64", "audio_url", "bytes", "value")),
-    "audio_url": ("audio", ("audio_url", "url", "path", "base64", "audio", "value")),
+_SHARED_FIELDS = ("bytes", "url", "path", "base64", "value", "source")
+PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
+    **{kind: (kind, (kind, f"{kind}_url", *_SHARED_FIELDS)) for kind in KINDS},
+    **{f"{kind}_url": (kind, (f"{kind}_url", kind, *_SHARED_FIELDS)) for kind in KINDS},
     "input_audio": ("audio", ("input_audio",)),
 }
-MESSAGE_KEYS = frozenset(("role", "content", "from", "value", *EXTRA_KEYS, *LOSS_FLAGS, *_REFUSED_FIELDS))
-TOOL_KEYS = MESSAGE_KEYS | frozenset(ANSWER_KEYS)  # of a tool's answer
-_MEDIA_KEYS = (name for _, names in _PART_FIELDS.values() for name in names)
-PART_KEYS = frozenset((*("type", "text", "value", "cache_control", "train_detail"), *LOSS_FLAGS, *_MEDIA_KEYS))
+SAID_KEYS = frozenset((*EXTRA_KEYS, *LOSS_FLAGS, *_REFUSED_FIELDS))  # of a message, beside who says what
 _MARKER = re.compile("<(image|video|audio)>")
+_LEFT = re.compile("<(?:image|bbox|ref-object)>")  # markers that nothing has filled
 
 
 class ConvertedRecord(NamedTuple):
@@ -139,6 +134,8 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
     elif isinstance(content, list | tuple):
         parts = tuple(_read_parts(content, pool))
         train = _parts_carry_loss(content) and train
+        if train and known == "assistant" and parts and extras is None and all(isinstance(p, Media) for p in parts):
+            raise RecordError("schema", "an answer of media alone", "they can be shown there, and are never learned")
     elif content is None:
         if known != "assistant" or extras is None:
             raise RecordError("schema", "a message has no content", known)
@@ -207,16 +204,14 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             part = {"type": "text", "text": part}
         if not isinstance(part, Mapping):
             raise RecordError("schema", "a part of a message is not an object", type(part).__name__)
-        name = part.get("type")
-        if name is None:
-            name = next((key for key in ("text", *_PART_FIELDS) if part.get(key) is not None), None)
+        name = type_of(part)
         if name == "text":
             text = part.get("text")
             text = part.get("value") if text is None else text
             if not isinstance(text, str):
                 raise RecordError("schema", "a text part has no text", type(text).__name__)
             yield Text(checked_text(text))
-        elif isinstance(name, str) and name in _PART_FIELDS:
+        elif isinstance(name, str) and name in PART_FIELDS:
             medium = _read_media_part(part, name, pool)
             if medium is not None:
                 yield medium
@@ -224,8 +219,14 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             raise RecordError("schema", "unknown part type", _short(name))
 
 
+def type_of(part: Mapping[str, Any]) -> Any:
+    """What a part says it is, or what its keys say."""
+    name = part.get("type")
+    return next((key for key in ("text", *PART_FIELDS) if part.get(key) is not None), None) if name is None else name
+
+
 def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None) -> Media | None:
-    kind, fields = _PART_FIELDS[name]
+    kind, fields = PART_FIELDS[name]
     limits = limits_of(part, kind)
     for field in fields:
         item = part.get(field)
@@ -261,12 +262,18 @@ def _strings(turns: Iterable[object]) -> Iterable[str]:
                     yield content
 
 
-def refuse_markers(messages: Iterable[Message]) -> None:
-    """A record without any medium must not ask for an image: its picture is in a column that nothing reads, or lost."""
-    parts = [part for message in messages for part in message.parts]
-    asked = sum([part.text.count("<image>") for part in parts if isinstance(part, Text)])
-    if asked and not any(isinstance(part, Media) for part in parts):
-        raise RecordError("schema", "more image markers than images", f"{asked} for 0")
+def refuse_markers(messages: Sequence[Message]) -> None:
+    """No text may ask for what is not there: a picture in a column that nothing reads, or places of objects."""
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, Text) and "<" in part.text and (left := _LEFT.findall(part.text)):
+                if left[0] != "<image>":
+                    raise RecordError("schema", GROUNDING, f"{left[0]} in a text: {INTO_TEXTS}")
+                beside = sum(isinstance(one, Media) for other in messages for one in other.parts)
+                more = ", which stand in parts of their own" if beside else ""
+                raise RecordError(
+                    "schema", "more image markers than images", f"{left.count('<image>') + beside} for {beside}{more}"
+                )
 
 
 def _has_string_content(turn: Mapping[str, Any]) -> bool:

@@ -36,7 +36,7 @@ def limits_of(part: Mapping[str, Any], kind: MediaKind) -> PartLimits | None:
         if name is None:
             known = ", ".join(PART_LIMITS[kind]) or "none"
             raise RecordError(
-                "schema", "a limit in a part that is not known", f"{key} of {_a(kind)}; known are {known}"
+                "schema", "a limit in a part that is not known", f"{key} of {a_kind(kind)}; known are {known}"
             )
         whole = isinstance(value, int) or (isinstance(value, float) and (name == "fps" or value.is_integer()))
         if not whole or isinstance(value, bool) or not 0 < value < 1e12 or found.get(name, value) != value:
@@ -51,5 +51,6 @@ def limits_of(part: Mapping[str, Any], kind: MediaKind) -> PartLimits | None:
     return PartLimits(**found) if found else None
 
 
-def _a(kind: MediaKind) -> str:
+def a_kind(kind: MediaKind) -> str:
+    """The kind with its article."""
     return f"{'a' if kind == 'video' else 'an'} {kind}"

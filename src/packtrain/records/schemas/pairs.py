@@ -9,7 +9,7 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Text
 from packtrain.records.schemas.chat import ConvertedRecord, as_list, read_messages
-from packtrain.records.schemas.recognise import OWN_FUNCTION
+from packtrain.records.schemas.recognise import OWN_FUNCTION, looks_like
 from packtrain.records.schemas.references import MediaPool
 from packtrain.records.schemas.tools import checked_text, unfolded
 
@@ -51,16 +51,16 @@ def _turns(item: object, name: str, role: str) -> list[Any]:
 
 def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """Alpaca: `instruction`, optional `input` below it, `output`; optional `history` of earlier pairs."""
-    question = _string(value["instruction"], "instruction")
-    given = value.get("input")
-    if given is not None and _string(given, "input"):
+    question = _string(value, "instruction")
+    given = _string(value, "input") if value.get("input") is not None else ""
+    if given:
         question = f"{question}\n{given}" if question else given
     turns: list[dict[str, str]] = []
     for pair in as_list(value.get("history") or [], "history"):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise RecordError("schema", "history is not a list of pairs", type(pair).__name__)
-        turns += _exchange(_string(pair[0], "history"), _string(pair[1], "history"))
-    messages = read_messages([*turns, *_exchange(question, _string(value["output"], "output"))], pool)
+        turns += _exchange(*(_string({"history": text}, "history") for text in pair))
+    messages = read_messages([*turns, *_exchange(question, _string(value, "output"))], pool)
     return ConvertedRecord(messages, how="input one line below instruction" if given else "")
 
 
@@ -68,24 +68,23 @@ def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Converted
     """The same columns in the prompt that Alpaca was trained with: plain text, no chat template."""
     if pool is not None or value.get("history"):
         raise RecordError("schema", "media or history in Alpaca's prompt", "schema instruction takes them")
-    instruction, given = _string(value["instruction"], "instruction"), value.get("input")
-    sections = {"Instruction": instruction, "Input": _string(given, "input") if given is not None else ""}
+    given = _string(value, "input") if value.get("input") is not None else ""
+    sections = {"Instruction": _string(value, "instruction"), "Input": given}
     paired = ", paired with an input that provides further context" if sections["Input"] else ""
     lead = f"Below is an instruction that describes a task{paired}. {_APPROPRIATELY}"
     written = "".join(f"\n\n### {name}:\n{text}" for name, text in sections.items() if text or name == "Instruction")
-    return _continued(f"{lead}{written}\n\n### Response:\n", _string(value["output"], "output"), "### Instruction")
+    return _continued(f"{lead}{written}\n\n### Response:\n", _string(value, "output"), "### Instruction")
 
 
 def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`question` and `answer`."""
-    question, answer = _string(value["question"], "question"), _string(value["answer"], "answer")
-    return ConvertedRecord(read_messages(_exchange(question, answer), pool))
+    return ConvertedRecord(read_messages(_exchange(_string(value, "question"), _string(value, "answer")), pool))
 
 
 def text_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
     """`text` or `caption`: running text; beside media it is their caption, asked for by the media alone."""
     column = "caption" if value.get("text") is None else "text"
-    text = checked_text(_string(value.get(column), column))
+    text = checked_text(_string(value, column))
     if not text:
         raise RecordError("schema", "empty text")
     answer = Message(role="assistant", parts=(Text(text),))
@@ -100,8 +99,9 @@ def _exchange(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _string(item: object, name: str) -> str:
+def _string(value: Mapping[str, Any], name: str) -> str:
+    item = value.get(name)
     if not isinstance(item, str):
-        detail = f"{name}: {type(item).__name__}, not text; {OWN_FUNCTION}"
+        detail = f"{name}: {type(item).__name__}, not text; {looks_like(value) or OWN_FUNCTION}"
         raise RecordError("schema", "a column has the wrong type", detail)
     return item

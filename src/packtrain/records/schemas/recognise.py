@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -41,11 +42,12 @@ MEDIA_ALIASES: Mapping[str, MediaKind] = {
 ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
 # Beside `input_ids`: 1 for each token that carries loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
-OTHER_COLUMNS = ("system", "input", "history", "width", "height", "labels", *LOSS_MASKS, *ID_COLUMNS)
-# By which a record says whether anything in it is learned. (`mask` may be a picture, `train` a split.)
-ROW_FLAGS = ("weight", "loss_weight", "loss_scale")
+OTHER_COLUMNS = ("system", "input", "history", "width", "height", "weight", "labels", *LOSS_MASKS, *ID_COLUMNS)
+GROUNDING = "grounding objects are not supported"
+INTO_TEXTS = "write them into the texts, for example with --formatting-func"
 OWN_FUNCTION = "a function of your own makes messages of it: --formatting-func module:function"
-# How others say whether a message, or a part of one, carries loss: the name, and whether 1 says that it does.
+# How others say whether a record, a message, or a part of one, carries loss: the name, and whether 1 says that it does.
+# Of a record only where it is a number: `mask` may be a picture, `train` a split.
 LOSS_FLAGS: Mapping[str, bool] = {
     **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight", "loss_scale", "weight"), True),
     "mask": False,
@@ -58,6 +60,8 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejected": (_PREFERENCES, ()),
     "rejected_response": (_PREFERENCES, ()),
     "rejected_messages": (_PREFERENCES, ()),
+    "chosen": (_PREFERENCES, ()),
+    "non_preferred_output": (_PREFERENCES, ()),
     "options": (_QUESTION, _PAIRS),
     "choices": (_QUESTION, _PAIRS),
     "context": (_QUESTION, _PAIRS),
@@ -65,14 +69,17 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 # Names that others give to columns, by the one here that is most alike.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "messages": ("dialogue", "dialog", "chat", "turns"),
-    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document"),
+    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document", "dialogue"),
     "answer": (
-        *("response", "output", "completion", "reply", "solution", "target", "assistant", "summary", "highlights"),
+        *("answers", "response", "output", "completion", "reply", "solution", "target", "assistant", "summary"),
+        "highlights",
     ),
     "input": ("context",),
+    "caption": ("captions",),
     "system": ("system_prompt", "system_message"),
 }
 _KEEP = "this trains on given answers: keep the rows that are wanted, with the answer as completion"
+_FLAG = re.compile(r"\s*(true|false|yes|no|[0-9.]+)\s*", re.IGNORECASE)
 _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` is KTO's, where it is true or false
 
 _MAX_PLANS = 1024  # datasets have a handful of shapes; junk must not grow the cache without end
@@ -85,7 +92,7 @@ class Plan(NamedTuple):
     schemas: tuple[tuple[str, tuple[str, ...]], ...]  # candidates with the columns each would use
     media: tuple[tuple[str, MediaKind], ...]  # aliases last
     id_column: str | None
-    flags: tuple[str, ...]  # columns of ROW_FLAGS
+    flags: tuple[str, ...]  # columns of LOSS_FLAGS
     refused: tuple[str, ...]  # columns that may be a reason to refuse it
 
 
@@ -117,7 +124,7 @@ def _make_plan(value: Mapping[str, Any]) -> Plan:
         ),
         media=tuple((name, kind) for name, kind in {**MEDIA_COLUMNS, **MEDIA_ALIASES}.items() if name in value),
         id_column=next((column for column in ID_COLUMNS if column in value), None),
-        flags=tuple(name for name in ROW_FLAGS if name in value),
+        flags=tuple(name for name in LOSS_FLAGS if name in value),
         refused=tuple(name for name in (*REFUSED_COLUMNS, "label", "objects") if name in value),
     )
 
@@ -127,17 +134,31 @@ def refuse_columns(plan: Plan, value: Mapping[str, Any], schema: str | None) -> 
     for column in plan.refused:
         item = value[column]
         if column == "label":
-            if isinstance(item, bool) and schema in _LABELLED:
+            if str(item) in ("True", "False", "true", "false") and schema in _LABELLED:
                 raise RecordError("schema", _PREFERENCES, f"column label is {item}, as in KTO; {_KEEP}")
         elif column == "objects":
-            if schema not in (None, "objects") and isinstance(item, Mapping) and ("ref" in item or "bbox" in item):
-                detail = "objects of ref and bbox: write them into the texts, for example with --formatting-func"
-                raise RecordError("schema", "grounding objects are not supported", detail)
+            if schema not in (None, "objects") and _is_grounding(item):
+                raise RecordError("schema", GROUNDING, "objects of ref and bbox: " + INTO_TEXTS)
         elif item:
             reason, schemas = REFUSED_COLUMNS[column]
             if schema in schemas or not schemas:
-                more = {_PREFERENCES: f"; {_KEEP}", _QUESTION: f"; {OWN_FUNCTION}, with it in the question"}
-                raise RecordError("schema", reason, f"column {column}{more.get(reason, '')}")
+                ways = {_PREFERENCES: _KEEP, _QUESTION: looks_like(value) or f"{OWN_FUNCTION}, with it in the question"}
+                raise RecordError("schema", reason, f"column {column}; {ways[reason]}")
+
+
+def _is_grounding(item: Any) -> bool:
+    """Places of objects, as ms-swift keeps them: {ref, bbox}, earlier a list of {caption, bbox}; also as JSON."""
+    if isinstance(item, str):
+        return '"bbox"' in item or '"ref"' in item
+    items = item if isinstance(item, list | tuple) else (item,)
+    return any(isinstance(one, Mapping) and ("ref" in one or "bbox" in one) for one in items)
+
+
+def is_flag(item: Any) -> bool:
+    """Could it say whether, or how much, something is learned: a number, yes or no, a list or a text of such?"""
+    if isinstance(item, list | tuple):
+        return bool(item) and all(isinstance(one, int | float) for one in item)
+    return isinstance(item, int | float) or (isinstance(item, str) and _FLAG.fullmatch(item) is not None)
 
 
 def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
@@ -148,7 +169,7 @@ def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
                 break
         else:
             return name
-    if isinstance(value.get("prompt"), str | list) and value["prompt"]:
+    if isinstance(value.get("prompt"), str | list) and value["prompt"] and not looks_like(value):
         raise RecordError("schema", "a prompt without a completion", "nothing could carry loss")
     raise _unknown(value)
 
@@ -167,31 +188,46 @@ def _unknown(value: Mapping[str, Any]) -> RecordError:
     known = [name for name in known_columns() if name not in filled]
     hints = [hint for name in filled[:20] if name not in known_columns() and (hint := nearest(name, known))]
     detail = f"columns {', '.join(filled)[:200]!a}" if filled else "no filled column"
-    hint = _looks_like(filled) or "; ".join([*hints[:1], OWN_FUNCTION])
+    hint = looks_like(value) or "; ".join([*hints[:1], OWN_FUNCTION])
     return RecordError("schema", "unknown schema", "; ".join(filter(None, (detail, hint))))
 
 
-def _looks_like(filled: list[str]) -> str:
-    """Which names of columns would make it a schema.
+def looks_like(value: Mapping[str, Any]) -> str:
+    """Which names of columns, or places in them, would make it a schema.
 
-    >>> _looks_like(["query", "Response"]), _looks_like(["instruction", "context", "response"])
-    ('looks like: --columns query=question,Response=answer', 'looks like: --columns context=input,response=output')
+    >>> looks_like({"query": "2+2?", "Response": "4"})
+    'looks like: --columns query=question,Response=answer'
+    >>> looks_like({"question": "Who?", "context": "...", "answers": {"text": ["She.", "her"]}})
+    'looks like: --columns question=instruction,context=input,answers.text.0=output'
     """
-    names = {name.lower(): name for name in filled}
+    texts = {name.lower(): place for name in value if isinstance(name, str) and (place := _text_in(name, value[name]))}
+    chats = {name.lower(): name for name, item in value.items() if isinstance(item, list) and isinstance(name, str)}
+    plain = {name: place for name, place in texts.items() if not place.endswith(".0")}  # columns of a whole table, else
     found = {
-        wanted: names[like]
-        for wanted, alike in _ALIKE.items()
-        if (like := next((name for name in (wanted, *alike) if name in names), None)) is not None
+        ours: names[like]
+        for ours, alike in _ALIKE.items()
+        for names in [{"messages": chats, "answer": texts, "caption": texts}.get(ours, plain)]
+        if (like := next((name for name in (ours, *alike) if name in names), None)) is not None
     }
-    if names.keys() >= {"cls"} and not names.keys() & {"text", "caption"}:
-        return f"looks like: --columns {names['cls']}=text, which trains the class as it is written"
+    if "cls" in texts and not texts.keys() & {"text", "caption"}:
+        return f"looks like: --columns {texts['cls']}=text, which trains the class as it is written"
+    asked = "options" not in value and "choices" not in value
     if "messages" in found:
         wanted = {"messages": "messages", "system": "system"}
-    elif "question" not in found or "answer" not in found:
-        return ""
-    elif found.get("input", found["question"]) != found["question"]:
-        wanted = {"question": "instruction", "input": "input", "answer": "output", "system": "system"}
-    else:
+    elif "question" in found and "answer" in found and asked:
         wanted = {"question": "question", "answer": "answer", "system": "system"}
+        if found.get("input", found["question"]) != found["question"]:
+            wanted = {"question": "instruction", "input": "input", "answer": "output", "system": "system"}
+    else:
+        wanted = {"caption": "caption"}
     pairs = [f"{found[kind]}={ours}" for kind, ours in wanted.items() if found.get(kind, ours) != ours]
     return f"looks like: --columns {','.join(pairs)}" if pairs else ""
+
+
+def _text_in(name: str, item: Any) -> str:
+    """Where a column has its text: itself, the first of a list, or `text` of an object."""
+    if isinstance(item, Mapping):
+        return _text_in(f"{name}.text", item.get("text"))
+    if isinstance(item, list | tuple):
+        return f"{name}.0" if item and all(isinstance(one, str) for one in item) else ""
+    return name if isinstance(item, str) else ""

@@ -13,15 +13,11 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, MediaRef
 from packtrain.records.schemas.limits import limits_of
 from packtrain.records.schemas.recognise import MEDIA_ALIASES
+from packtrain.records.source import MEDIA_ENDINGS
 
 MAX_INLINE_BYTES = 256 * 1024 * 1024
 KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 _PLURAL = {"image": "images", "video": "videos", "audio": "audios"}
-_EXTENSIONS: Mapping[str, MediaKind] = {
-    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "mpo"), "image"),
-    **dict.fromkeys(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "ts", "flv", "ogv"), "video"),
-    **dict.fromkeys(("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "wma"), "audio"),
-}  # type: ignore[dict-item]
 
 
 def make_ref(kind: MediaKind, item: object) -> MediaRef:
@@ -194,7 +190,7 @@ def _extension(name: str) -> str:
 def attached_kind(key: str, ref: MediaRef) -> MediaKind | None:
     """The kind of a medium in a tar shard, by the extension of its key or its name."""
     for name in (key, ref.name):
-        kind = _EXTENSIONS.get(name.rpartition(".")[2].lower())
+        kind = MEDIA_ENDINGS.get(name.rpartition(".")[2].lower())
         if kind is not None:
             return kind
     return None

@@ -31,6 +31,7 @@ from packtrain.records.schemas.recognise import (
     TURNS,
     Plan,
     choose_schema,
+    is_flag,
     plan_for,
     recognise_schema,
     refuse_columns,
@@ -39,7 +40,7 @@ from packtrain.records.schemas.references import MediaPool, gather
 from packtrain.records.schemas.schema_options import SchemaOptions
 from packtrain.records.schemas.tokens import tokens_schema
 from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked_text, variables_of, without_nulls
-from packtrain.records.schemas.unread import UnreadNames, unread_of
+from packtrain.records.schemas.unread import UnreadNames, refuse_lookalikes, unread_of
 from packtrain.records.source import Entry
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
@@ -106,18 +107,21 @@ def to_record(
         name = choose_schema(plan, value)
     if plan.refused:
         refuse_columns(plan, value, name)
-    if plan.flags and not carries_loss(value, plan.flags, "record"):
-        raise RecordError("loss", "no supervised tokens", "the record's weight is 0")
     record_id = _record_id(plan, value, entry.origin)
     pool = gather(value, plan.media, entry.media) if plan.media or entry.media else None
     draft = SCHEMAS[name](value, pool, options, record_id)
     messages = draft.messages
-    if pool is None and not text_only:
-        refuse_markers(messages)
-    if unread is not None and (names := unread_of(value, name)):
-        unread.take(names, record_id)
     if "system" in value and name not in ("text", "tokens"):
         messages = _with_system(value, messages, plain=draft.plain)
+    found = unread_of(value, name)
+    if found:
+        refuse_lookalikes(found, None if text_only else messages)
+    if not text_only:
+        refuse_markers(messages)
+    if plan.flags and not carries_loss(value, [flag for flag in plan.flags if is_flag(value[flag])], "record"):
+        raise RecordError("loss", "no supervised tokens", "a flag of the whole record")
+    if found and unread is not None:
+        unread.take(dict.fromkeys(name for name, _ in found), record_id)
     if schemas is not None:
         schemas[f"{name} ({draft.how})" if draft.how else name] += 1
     variables = None
@@ -138,10 +142,10 @@ def to_record(
 
 
 def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record with its chat as a list, where a table keeps it as a text of JSON."""
-    for column in ("messages", "conversations"):
+    """The record with its chat and its media as lists, where a table keeps them as texts of JSON."""
+    for column in ("messages", "conversations", "images", "videos", "audios"):
         item = value.get(column)
-        if isinstance(item, str):
+        if isinstance(item, str) and item.lstrip().startswith("["):
             try:
                 found = json.loads(item)
             except (ValueError, RecursionError):  # the schema says that it is no list
@@ -165,9 +169,30 @@ def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
 
 
 def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The record under the names used here; a renamed column wins over one that already has the name."""
-    kept = {name: item for name, item in value.items() if name not in columns}
-    return kept | {columns[name]: item for name, item in value.items() if name in columns}
+    """The record under the names used here; a renamed column wins over one that already has the name.
+
+    >>> _renamed({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
+    {'id': 7, 'answer': 'one'}
+    """
+    found, taken = {}, set()
+    for theirs, ours in columns.items():
+        name, *inner = [theirs] if theirs in value else theirs.split(".")
+        item: Any = value.get(name)
+        for key in inner:
+            item = _inside(item, key)
+        if name in value and (item is not None or not inner):
+            found[ours] = item
+            taken.add(name)
+    return {name: item for name, item in value.items() if name not in taken} | found
+
+
+def _inside(item: Any, key: str) -> Any:
+    """What an object has under a key, or a list at a place; None where there is nothing."""
+    if isinstance(item, Mapping):
+        return item.get(key)
+    if isinstance(item, list | tuple) and key.isdecimal() and int(key) < len(item):
+        return item[int(key)]
+    return None
 
 
 def _require(name: str, value: Mapping[str, Any]) -> None:

@@ -1,24 +1,31 @@
-"""What of a record nothing reads: columns, keys of messages and keys of their parts; counted by name."""
+"""What of a record nothing reads: columns, keys of messages and keys of their parts; counted by name.
+
+What looks like a medium, or like saying where loss is taken, is not left unread: such a record is refused.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_KEYS, ROLE_ALIASES, TOOL_KEYS
-from packtrain.records.schemas.limits import LIMIT_KEYS
+from packtrain.core.values import Media, MediaKind, Message
+from packtrain.records.schemas.chat import PART_FIELDS, ROLE_ALIASES, SAID_KEYS, type_of
+from packtrain.records.schemas.limits import LIMIT_KEYS, a_kind
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
+    LOSS_FLAGS,
     LOSS_MASKS,
     MEDIA_ALIASES,
     MEDIA_COLUMNS,
     REFUSED_COLUMNS,
-    ROW_FLAGS,
     SCHEMA_COLUMNS,
+    is_flag,
 )
-from packtrain.records.schemas.tools import BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
+from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
+from packtrain.records.source import MEDIA_ENDINGS
 
 # What is about a record and not of it: leaving it out changes nothing.
 IRRELEVANT = frozenset(
@@ -52,14 +59,36 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
     "texts": ("texts",),
     "prompt_completion": ("prompt", "completion"),
 }
-_KEYS = {
-    "message": MESSAGE_KEYS | IRRELEVANT,
-    "tool": TOOL_KEYS | IRRELEVANT,
-    "exchange": MESSAGE_KEYS | IRRELEVANT | {"user", "human", "assistant"},
-    "part": PART_KEYS | IRRELEVANT,
-    "medium": PART_KEYS | IRRELEVANT | LIMIT_KEYS,
+_SAID = SAID_KEYS | IRRELEVANT
+_ASKED = frozenset(("type", "cache_control", "train_detail", *LOSS_FLAGS)) | IRRELEVANT
+# What is read of a message by the names it has for its role and its content, and of a part by its type.
+_KEYS: Mapping[str, frozenset[str]] = {
+    "role": _SAID | {"role", "content"},
+    "from": _SAID | {"from", "value"},
+    "tool": _SAID | {"role", "content", "from", "value", *ANSWER_KEYS},
+    "exchange": _SAID | {"user", "human", "assistant"},
+    "text": _ASKED | {"text", "value"},
     "block": BLOCK_KEYS | IRRELEVANT,
+    **{name: _ASKED | LIMIT_KEYS | frozenset(fields) for name, (_, fields) in PART_FIELDS.items()},
 }
+_LOSS_WORDS = frozenset(("loss", "train", "training", "trainable", "mask", "masked", "weight", "weights", "supervised"))
+_MEDIA_WORDS: Mapping[MediaKind, frozenset[str]] = {
+    "image": frozenset(("image", "images", "img", "imgs", "picture", "pictures", "pic", "pics", "photo", "photos")),
+    "video": frozenset(("video", "videos", "clip", "clips", "frame", "frames")),
+    "audio": frozenset(("audio", "audios", "sound", "sounds", "speech")),
+}
+# With one of these a name is that of something about a medium, or about training.
+_ABOUT = frozenset(
+    (
+        *("id", "ids", "num", "number", "count", "tokens", "type", "kind", "format", "source", "size", "width"),
+        *("height", "hash", "md", "sha", "caption", "captions", "description", "title", "text", "alt", "label"),
+        *("labels", "category", "split", "set", "step", "steps", "time", "date", "license", "prompt", "question"),
+        *("score", "ratio", "area"),
+    )
+)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_ENDING = re.compile(r"\.(\w{2,5})(?:[?#].*)?", re.DOTALL)
+_INNER = ("bytes", "path", "url", "base64", "data")  # of an object that holds a medium
 _MOST_NAMES = 100  # names that are counted; junk must not grow them without end
 _LONGEST = 100  # characters of a name
 
@@ -88,40 +117,90 @@ class UnreadNames:
         return found
 
 
-def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
-    """The filled columns and keys of a record that its schema does not read.
+def unread_of(value: Mapping[str, Any], schema: str) -> list[tuple[str, object]]:
+    """The filled columns and keys of a record that its schema does not read, with what they hold.
 
     >>> unread_of({"id": 1, "messages": [{"role": "user", "content": "x", "mood": "good"}], "rating": 5}, "messages")
-    ['rating', 'messages[].mood']
+    [('rating', 5), ('messages[].mood', 'good')]
     """
-    names = [str(name) for name in _unread_columns(tuple(value), schema) if _filled(value[name])]
-    for column in _TURNS.get(schema, ()):
-        turns = value.get(column)
-        if isinstance(turns, list | tuple):
-            names += dict.fromkeys(_of_turns(turns, column))
-    return names
+    found = [
+        (str(name), value[name])
+        for name in _unread_columns(tuple(value), schema)
+        if _filled(value[name]) and not (name in LOSS_FLAGS and is_flag(value[name]))
+    ]
+    columns = [name for name in _TURNS.get(schema, ()) if value.get(name) is not None]
+    for column in columns if schema == "prompt_completion" else columns[:1]:
+        if isinstance(turns := value[column], list | tuple):
+            found += _of_turns(turns, column)
+    found += [(name, value[name]) for name in columns[1:] if schema != "prompt_completion"]
+    return found
 
 
-def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[str]:
+def refuse_lookalikes(found: Iterable[tuple[str, object]], messages: Sequence[Message] | None) -> None:
+    """Refuse a record of which something unread looks like loss control, or like a medium of a kind that `messages` do
+    not show; None for a model that takes no media."""
+    for name, item in found:
+        words = {word.lower() for word in _WORD.findall(name.rpartition(".")[2])}
+        if words & _LOSS_WORDS and not words & _ABOUT and is_flag(item):
+            detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_way(name, 'weight')}"
+            raise RecordError("schema", "a column or key that looks like loss control is not read", detail)
+        kind = _medium_in(item, words) if messages is not None else None
+        if kind and messages is not None and not any(kind == shown.kind for shown in _media(messages)):
+            reason = f"a column or key that looks like {a_kind(kind)} is not read"
+            raise RecordError("schema", reason, name + _way(name, kind))
+
+
+def _way(name: str, ours: str) -> str:
+    """What to do about a column; keys of messages cannot be renamed."""
+    return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid where it is something else"
+
+
+def _media(messages: Sequence[Message]) -> Iterator[Media]:
+    return (part for message in messages for part in message.parts if isinstance(part, Media))
+
+
+def _medium_in(item: object, words: set[str]) -> MediaKind | None:
+    """The kind of medium that something seems to be, by itself or by the words of its name."""
+    if isinstance(item, list | tuple):
+        item = next((one for one in item if one is not None), None)
+    said = next((kind for kind, known in _MEDIA_WORDS.items() if words & known and not words & _ABOUT), None)
+    if isinstance(item, Mapping):
+        data = item.get("bytes") is not None and "path" in item  # as the datasets package keeps images
+        item, said = next((item[key] for key in _INNER if item.get(key)), None), said or ("image" if data else None)
+    if isinstance(item, bytes | bytearray | memoryview):
+        return said
+    if not isinstance(item, str) or len(item) < 3:
+        return None
+    if item.startswith("data:"):
+        return next((kind for kind in _MEDIA_WORDS if item.startswith(f"data:{kind}/")), None)
+    ending = _ENDING.fullmatch(item[item.rfind(".") :]) if "\n" not in item else None
+    kind = MEDIA_ENDINGS.get(ending[1].lower()) if ending and ending[1] != "ts" else None  # also that of TypeScript
+    return kind or (said if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
+
+
+def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[tuple[str, object]]:
     for turn in turns:
         if len(turn) > 2:
-            yield from (f"{column}[].{key}" for key in _unknown(tuple(turn), _kind(turn)) if _filled(turn[key]))
+            yield from _filled_of(turn, _kind(turn), f"{column}[]")
         content = turn.get("content") or turn.get("value")
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
-                    kind = part.get("type", "text" if "text" in part else None)
-                    unknown = _unknown(
-                        tuple(part), "block" if kind in BLOCKS else "part" if kind == "text" else "medium"
-                    )
-                    yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
+                    kind = type_of(part)
+                    yield from _filled_of(part, "block" if kind in BLOCKS else kind, f"{column}[].content[]")
+
+
+def _filled_of(item: Mapping[str, Any], kind: str, where: str) -> Iterator[tuple[str, object]]:
+    return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _filled(item[key]))
 
 
 def _kind(turn: Mapping[str, Any]) -> str:
     role = turn.get("role") or turn.get("from")
     if role is None:
         return "exchange"
-    return "tool" if ROLE_ALIASES.get(str(role).lower()) == "tool" else "message"
+    if ROLE_ALIASES.get(str(role).lower()) == "tool":
+        return "tool"
+    return "from" if turn.get("role") is None and turn.get("content") is None else "role"
 
 
 def _filled(item: object) -> bool:
@@ -139,5 +218,5 @@ def _unread_columns(columns: tuple[str, ...], schema: str) -> tuple[str, ...]:
     refused = (name for name, (_, schemas) in REFUSED_COLUMNS.items() if schema in schemas or not schemas)
     own = (name for names in SCHEMA_COLUMNS[schema] for name in names)
     templated = () if schema in ("text", "tokens") else ("system", *TOOL_COLUMNS, KWARGS_COLUMN)
-    read = {*own, *templated, *_ALSO.get(schema, ()), *MEDIA_COLUMNS, *MEDIA_ALIASES, *ROW_FLAGS, *refused}
+    read = {*own, *templated, *_ALSO.get(schema, ()), *MEDIA_COLUMNS, *MEDIA_ALIASES, *refused}
     return tuple(name for name in columns if name not in read and name not in IRRELEVANT)
