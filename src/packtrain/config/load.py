@@ -53,8 +53,6 @@ _INSTEAD_OF: Mapping[str, tuple[str, ...]] = {
     "effective_batch_size": ("packs_per_step", "gradient_accumulation_steps"),
     "gradient_accumulation_steps": ("packs_per_step", "effective_batch_size", "effective_batch_unit"),
 }
-# Values of other systems that are the default here.
-_AS_DEFAULT = (("bf16", "auto"), ("tf32", "auto"), ("chat_template", "tokenizer_default"), ("eval_size", 0))
 _EMPTY: tuple[str, Any] = ("processor_config", {})  # that held the name of the model alone
 _NO = ("save_strategy", "eval_strategy", "logging_strategy")  # whose `no` is false in YAML
 
@@ -255,9 +253,6 @@ class _File:
         if isinstance(value, Unread):
             self.problem(at, f"{at}: {value.text}: only literals and arithmetic are read, nothing is run")
             return
-        if any(name == one and value == default for one, default in _AS_DEFAULT):
-            self.reading.unused[brief_name(at)] = "the default here"
-            value = None
         if name in _NO and value is False:
             value = "no"
         if name in MEDIA_LIMITS:

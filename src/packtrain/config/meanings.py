@@ -65,6 +65,11 @@ def switch(on: Mapping[str, Any], off: Mapping[str, Any] | None = None, why: str
     return meaning
 
 
+def default(usual: Any) -> Meant:
+    """A value that is the default here; any other is ours."""
+    return lambda value, beside: Means(why="the default here") if value == usual else None
+
+
 def flag(why: str) -> Meant:
     """A switch that changes nothing here, either way."""
     return lambda value, beside: Means(why=why) if isinstance(value, bool) else None

@@ -17,6 +17,7 @@ from packtrain.config.meanings import (
     Means,
     Meant,
     among,
+    default,
     each,
     flag,
     nothing,
@@ -355,8 +356,11 @@ _RETIRED: Mapping[str, Any] = {
     **{"fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto", "past_index": -1},
     **{"fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "save_safetensors": True},
 }
+# Values that are the default here, of keys that are ours too.
+_AS_DEFAULT: Mapping[str, Any] = {"bf16": "auto", "tf32": "auto", "chat_template": "tokenizer_default", "eval_size": 0}
 THEIRS: Mapping[str, Meant] = {
     **_ACT,
+    **{name: default(usual) for name, usual in _AS_DEFAULT.items()},
     **rows(only_off, _OFF),
     **rows(nothing, _NO_EFFECT),
     **rows(flag, _FLAGS),
