@@ -1,5 +1,6 @@
 """Lightning on packs, on any number of devices."""
 
+import os
 from argparse import ArgumentParser
 
 import lightning
@@ -41,6 +42,7 @@ def main() -> None:
     dataset = MultiModalDataset(DatasetConfig(dataset_path=options.data, model=options.model, **settings))
     dataset.build()
     kept = {"use_distributed_sampler": False, "gradient_clip_val": 1.0, "max_epochs": 1, "logger": False}
+    kept |= {"devices": int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or "auto"}  # those of torchrun, on CPUs too
     trainer = lightning.Trainer(max_steps=options.steps or -1, enable_checkpointing=False, **kept)
     trainer.accumulate_grad_batches = dataset.schedule.accumulation(trainer.world_size)
     model = load_model(options.model).train()

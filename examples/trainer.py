@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
+import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -27,6 +28,7 @@ def main() -> None:
     dataset.build()  # before the ranks meet: how long it takes depends on the data
     steps = min(options.steps or dataset.schedule.num_steps(), dataset.schedule.num_steps())
     usual = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "save_steps": 100}
+    usual |= {"use_cpu": not torch.accelerator.is_available()}  # or processes without GPUs are not joined
     arguments = TrainingArguments(output_dir=options.out, report_to=[], max_steps=steps, **usual)
     model = load_model(options.model)
     prepare_model(model, device=arguments.device)
@@ -37,7 +39,7 @@ def main() -> None:
         data_collator=dataset.get_collator(boundaries=True),
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(options.out))
-    model.save_pretrained(Path(options.out, "final"))
+    model.save_pretrained(Path(options.out, "final"), is_main_process=trainer.is_world_process_zero())
 
 
 if __name__ == "__main__":

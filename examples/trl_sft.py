@@ -39,6 +39,7 @@ def main() -> None:
     derived["max_steps"] = min(options.steps or derived["max_steps"], derived["max_steps"])
     derived |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None, "packing": False}
     usual = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "report_to": [], "bf16": torch.cuda.is_available()}
+    usual |= {"use_cpu": not torch.accelerator.is_available()}  # or processes without GPUs are not joined
     arguments = SFTConfig(output_dir=options.out, logging_steps=1, save_steps=100, **usual, **derived)
     model = load_model(options.model)
     prepare_model(model, device=arguments.device)
@@ -46,7 +47,7 @@ def main() -> None:
     processor = AutoProcessor.from_pretrained(resolve(options.model, cache_dir() / "models"))
     trainer = PackSFTTrainer(model=model, args=arguments, processing_class=processor, **data)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(options.out))
-    model.save_pretrained(Path(options.out, "final"))
+    model.save_pretrained(Path(options.out, "final"), is_main_process=trainer.is_world_process_zero())
 
 
 if __name__ == "__main__":

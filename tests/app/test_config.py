@@ -74,6 +74,8 @@ TABLE = {
     "evaluation_strategy": ("training", "eval_strategy", "epoch", {}),
     "eval_interval": ("training", "eval_steps", 9, {}),
     "wandb_name": ("training", "run_name", "mine", {}),
+    "stats_log_interval": ("training", "logging_steps", 5, {}),
+    "NPROC_PER_NODE": ("training", "num_gpus", 2, {}),
     "target_modules": ("model", "lora_target_modules", "all-linear", {}),
     **{
         name: ("data", "eval_size", 0.1, {})
@@ -83,10 +85,10 @@ TABLE = {
 }
 # Those of limits of media, which have a section of their own.
 LIMIT_TABLE = {
-    "image_max_pixels": "max_pixels",
-    "image_min_pixels": "min_pixels",
-    "video_fps": "fps",
-    "video_maxlen": "max_frames",
+    **{"image_max_pixels": "max_pixels", "MAX_PIXELS": "max_pixels", "VIDEO_MAX_PIXELS": "video_max_pixels"},
+    **{"image_min_pixels": "min_pixels", "MIN_PIXELS": "min_pixels", "VIDEO_MIN_PIXELS": "video_min_pixels"},
+    **{"video_fps": "fps", "FPS": "fps", "NFRAMES": "num_frames"},
+    **dict.fromkeys(("video_maxlen", "video_max_frames", "FPS_MAX_FRAMES"), "max_frames"),
 }
 OURS = (
     *("packing", "packing_length", "packing_strategy", "dataset_type", "dataset_format", "dataset_path"),

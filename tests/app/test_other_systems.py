@@ -18,9 +18,14 @@ from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, Multi
 from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
+from packtrain.config.data_options import section_defaults
 from packtrain.config.run_config import load_config
-from packtrain.config.sections import SECTION_ALIASES, SECTIONS
+from packtrain.config.sections import ALIASES, KEYS, SECTION_ALIASES, SECTIONS
+from packtrain.config.theirs import OF_SYSTEM, THEIRS
+from packtrain.config.tile_check import own_limits, unknown_limits
 from packtrain.core.errors import ConfigError
+from packtrain.families.model_folder import resolve
+from packtrain.families.settings import read_settings
 from packtrain.records.open import open_sources
 
 # A: `extends`, packing keys inside `training`, rates by module, DoRA, DeepSpeed; the data in a section of its own.
@@ -421,6 +426,7 @@ do_train: true
 finetuning_type: lora
 lora_rank: 8
 lora_target: all
+deepspeed: examples/deepspeed/ds_z3_config.json
 dataset: mllm_demo,identity
 template: qwen3_vl_nothink
 cutoff_len: 2048
@@ -455,7 +461,8 @@ skip_prepare_dataset: true
 remove_unused_columns: false
 sample_packing: false
 chat_template: qwen2_vl
-datasets: [{path: org/chats, type: chat_template, split: "train[:1%]", field_messages: messages}]
+datasets: [{path: org/chats, type: chat_template, split: "train[:1%]", field_messages: messages,
+  roles: {user: [user], assistant: [assistant]}}]
 dataset_prepared_path: last_run_prepared
 val_set_size: 0.0
 output_dir: outputs/out
@@ -525,10 +532,12 @@ dataset_config:
   dataset_type: vision
   dataset_format: yaml
   datasets: [{path: data/debug, data_folder: "", data_type: arrow}]
-  processor_config: {processor_name: tiny:qwen2_5_vl, processor_type: qwen2_5_vl}
+  processor_config: {processor_name: "", processor_type: nit}
   packing: true
   packing_strategy: first_fit
   packing_length: 16384
+  max_length: null
+  video_max_pixels: 50176
 model_config: {load_from_pretrained_path: tiny:qwen2_5_vl, attn_implementation: flash_attention_2}
 trainer_args:
   per_device_train_batch_size: 1
@@ -593,11 +602,13 @@ model_author: swift
 MS_SWIFT_SCRIPT = """
 # arguments of a command, as in their examples
 CUDA_VISIBLE_DEVICES=0 MAX_PIXELS=1003520 \\
+HF_ENDPOINT=https://hf-mirror.com \\
 swift sft \\
     --model tiny:qwen2_5_vl \\
     --dataset 'org/chats#20000' \\
     --train_type full --freeze_vit false --freeze_llm false \\
     --truncation_strategy left --max_length 2048 \\
+    --max_steps 1000 --attn_impl flash_attn --max_steps 1000 \\
     --target_modules all-linear \\
     --learning_rate 1e-5
 """
@@ -643,6 +654,8 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             "eval_size": 0.1,
             "cutoff_len": 2048,
             "packing": False,
+            "processor_config": {"max_pixels": 262144, "video_max_pixels": 16384},
+            "deepspeed": "zero3",
         },
         ("LLaMA-Factory takes the first of each dataset",),
     ),
@@ -658,8 +671,11 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
     ),
     "lmms-engine": (
         *("run.yaml", LMMS_ENGINE),
-        {"dataset_path": "data/debug", "train_vision": False, "train_projector": False, "sharding": "fsdp"},
-        ("first_fit looks at every open pack",),
+        {
+            **{"dataset_path": "data/debug", "train_vision": False, "train_projector": False, "sharding": "fsdp"},
+            **{"packing_length": 16384, "processor_config": {"video_max_pixels": 50176}},
+        },
+        ("first_fit looks at every open pack", "processor_config.processor_type"),
     ),
     "lmms-engine, list": (
         *("run.yaml", LMMS_LIST),
@@ -689,9 +705,10 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             "processor_config": {"max_pixels": 1003520},
             "truncate_side": "left",
             "train_vision": True,
-            "lora_rank": 8,
+            "lora_rank": None,
             "train_projector": False,
             "max_samples": 20000,
+            "max_steps": 1000,
             "learning_rate": 1e-5,
         },
         ("train_projector: false",),
@@ -707,7 +724,7 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             "eval_split": "test",
             "bf16": True,
         },
-        ("TRL trains every token of a chat", "TRL cuts samples to max_length 1024"),
+        ("TRL trains every token of a chat", "TRL cuts samples to max_length 1024", "launcher"),
     ),
     "CoordExp": (
         *("run.yaml", COORDEXP),
@@ -740,7 +757,7 @@ def test_published_configs(tmp_path: Path, framework: str) -> None:
     said = {key: value for values in found.config.sections().values() for key, value in values.items()}
     assert {key: said.get(key) for key in settings} == settings
     for one in words:
-        assert one in " | ".join(found.notes), one
+        assert one in " | ".join((*found.notes, *found.no_effect)), one
     if name.endswith(("yaml", "yml")):
         understood = " ".join((*found.read_as, *found.no_effect))
         said |= said.get("processor_config", {})
@@ -752,6 +769,65 @@ def test_published_configs(tmp_path: Path, framework: str) -> None:
     assert not any(note.startswith(("read as", "no effect here")) for note in again.notes), "our own keys"
     for part in ("model", "data", "evaluation", "step", "arguments", "setup", "size", "length"):
         assert getattr(again, part) == getattr(theirs, part), part
+
+
+# What is left out, by a key that only one system has; None: the default here.
+LEFT_OUT: dict[str, dict[str, object]] = {
+    "stage: sft": {
+        **{"packing": False, "cutoff_len": 2048, "method": "lora", "lora_rank": 8, "num_train_epochs": 3},
+        "per_device_train_batch_size": 8,
+    },
+    "{finetuning_type: full, cutoff_len: 512}": {"lora_rank": None, "train_vision": False, "train_projector": False},
+    "train_type: lora": {
+        **{"packing": False, "learning_rate": 1e-4, "lr_scheduler_type": "cosine", "effective_batch_size": 16},
+        **{"lora_rank": 8, "lora_alpha": 32},
+    },
+    "train_type: full": {"learning_rate": 1e-5, "lora_rank": None, "train_vision": False},
+    "{train_type: full, gradient_accumulation_steps: 2}": {"effective_batch_size": None},
+    "base_model: x/y": {"packing": False, "lr_scheduler_type": "cosine", "warmup_ratio": 0.03},
+    "{base_model: x/y, warmup_steps: 5}": {"warmup_ratio": None},
+    "assistant_only_loss: true": {"packing": False, "learning_rate": 2e-5, "loss_on": "assistant"},
+    "trainer_type: hf_trainer": {"packing": False, "packing_length": 32_000, "packing_strategy": "first_fit"},
+    "TrainConfig: {log_wandb: true}": {"packing": None, "lr_scheduler_type": "cosine_with_min_lr"},
+    "data: {packing_length: 512}": {"packing": None, "method": None, "learning_rate": None},
+}
+
+
+@pytest.mark.parametrize("text", LEFT_OUT)
+def test_what_is_left_out_means_what_it_means_there(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    config, notes = section_defaults(load_config(tmp_path / "run.yaml"))
+    said = {key: value for values in config.sections().values() for key, value in values.items()}
+    assert {key: said.get(key) for key in LEFT_OUT[text]} == LEFT_OUT[text]
+    filled = said.keys() - load_config(tmp_path / "run.yaml").sections().keys() - {"packing_length", "loss_on"}
+    told = " ".join((*notes, *load_config(tmp_path / "run.yaml").notes, text))
+    assert {key for key in filled if key not in told} == set(), "none of them without a word"
+
+
+def test_every_name_of_the_page_is_known() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    rows = page.partition("| written | understood as |")[2].partition("Plain other names")[0].splitlines()[2:]
+    names = {name for row in filter(None, rows) for name in re.findall(r"`(\w+)", row.split("|")[1])}
+    known = {*THEIRS, *ALIASES, *SECTION_ALIASES, *KEYS, *(key for keys in OF_SYSTEM.values() for key in keys)}
+    values = {"false", "true", "left", "right", "path", "ds_z2_config", "zero2", "processor_name", "processor_type"}
+    assert len(names) > 60
+    assert names - known - values == set()
+
+
+def test_limits_that_a_model_has_not(tmp_path: Path) -> None:
+    """Other systems have one set of limits for every model; what is said in our own keys is meant."""
+    settings = read_settings(str(resolve("tiny:qwen3_vl", tmp_path / "models")))
+    limits = "max_pixels: 262144\nvideo_max_pixels: 16384\n"
+    (tmp_path / "theirs.yaml").write_text(f"stage: sft\n{limits}")
+    (tmp_path / "ours.yaml").write_text(limits)
+    found, notes = own_limits(load_config(tmp_path / "theirs.yaml"), settings)
+    assert found.data.processor_config == {"max_pixels": 262144}
+    assert notes == ("qwen3_vl has no such limit of media, left out: video_max_pixels 16384",)
+    ours = load_config(tmp_path / "ours.yaml")
+    assert own_limits(ours, settings) == (ours, ())
+    assert unknown_limits(ours, settings) == {"video_max_pixels": 16384}
+    takes = read_settings(str(resolve("tiny:qwen2_5_vl", tmp_path / "models")))
+    assert unknown_limits(ours, takes) == {}
 
 
 class TestConvert:
@@ -822,6 +898,7 @@ class TestConvert:
         ("trl sft --learning_rate $LR", "write the value"),
         ("trl sft --seed 1 --seed 2", "--seed twice"),
         ("trl sft 'x", "No closing quotation"),
+        ("torchrun --multi_gpu sft.py --seed 1", "multi_gpu"),
         ("echo hello", "no argument"),
     ],
 )

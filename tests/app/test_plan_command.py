@@ -321,15 +321,17 @@ class TestTheConfig:
 
     @pytest.mark.parametrize("written", ["{}", "{packing: true}", "{packing: false}", "{max_sample_length: 4000}"])
     @pytest.mark.parametrize(
-        "sizes",
+        ("mark", "packs", "sizes"),
         [
-            "per_device_train_batch_size: 4, gradient_accumulation_steps: 8",
-            "effective_batch_size: 64, gradient_accumulation_steps: 4",
+            ("", True, "per_device_train_batch_size: 4, gradient_accumulation_steps: 8"),
+            ("", True, "effective_batch_size: 64, gradient_accumulation_steps: 4"),
+            ("cutoff_len: 4096\n", False, "effective_batch_size: 64, gradient_accumulation_steps: 4"),
+            ("TrainConfig: {log_wandb: true}\n", True, "batch_size: 4, gradient_accumulation_steps: 8"),
         ],
+        ids=["ours", "ours, whole step", "LLaMA-Factory", "nanoVLM"],
     )
-    @pytest.mark.parametrize("mark", ["", "cutoff_len: 4096\n"])
     def test_it_means_what_it_means_to_train(
-        self, costs: CostTable, shape: Path, tmp_path: Path, written: str, sizes: str, mark: str
+        self, costs: CostTable, shape: Path, tmp_path: Path, written: str, mark: str, packs: bool, sizes: str
     ) -> None:
         """It is packed or padded, with the same step and batch, whether `packing` is said or left out."""
         text = f"{mark}data: {written}\ntraining: {{{sizes}}}\n"
@@ -337,6 +339,7 @@ class TestTheConfig:
         own = [f"data.dataset_path={tmp_path}/x.jsonl", f"model.model_name_or_path={shape}"]
         trained = resolve_run(load_config(tmp_path / "run.yaml"), world=2, overrides=own)
         assert baseline["today"] == (trained.mode == "padded")
+        assert trained.mode == ("packed" if (packs or "true" in written) and "false" not in written else "padded")
         assert baseline["samples_per_step"] == trained.size.samples
         if baseline["today"]:
             assert baseline["per_device_batch_size"] == trained.data.rows_per_batch

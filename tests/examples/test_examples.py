@@ -22,7 +22,7 @@ from packtrain.modeling.load import load_model
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 NAMES = ("plain_loop", "trainer", "trl_sft", "accelerate_two", "lightning_fit")
-RANKS = {"accelerate_two": 2}  # of processes; the others have one
+RANKS = {"trl_sft": 2, "accelerate_two": 2, "lightning_fit": 2}  # of processes; the others have one
 SAMPLES, STEPS = 36, 5
 MODEL, LENGTH = "tiny:qwen3_vl", 192
 full, contract = pytest.mark.full, pytest.mark.contract
@@ -80,15 +80,18 @@ def example(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Example:
     return run
 
 
-def start(name: str, data: Path, out: Path, cache: Path, steps: int | None, ranks: int | None = None) -> Run:
-    ranks = ranks or RANKS.get(name, 1)
+def start(name: str, data: Path, out: Path, cache: Path, steps: int | None) -> Run:
+    return start_script(EXAMPLES / f"{name}.py", data, out, cache, steps, RANKS.get(name, 1))
+
+
+def start_script(script: Path, data: Path, out: Path, cache: Path, steps: int | None, ranks: int) -> Run:
     log = out.parent / f"{out.name}-log-{steps}"
     log.mkdir(parents=True)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     arguments = ["--data", str(data), "--model", MODEL, "--out", str(out), "--packing-length", str(LENGTH)]
     arguments += ["--steps", str(steps)] if steps else []
     done = subprocess.run(
-        [sys.executable, *launch, str(HERE / "recorded.py"), str(log), str(EXAMPLES / f"{name}.py"), *arguments],
+        [sys.executable, *launch, str(HERE / "recorded.py"), str(log), str(script), *arguments],
         env={
             **{key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
             **{"PACKTRAIN_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
@@ -146,11 +149,12 @@ def test_all_reach_the_same_weights(example: Example, name: str, tmp_path: Path)
 
 
 @full
-@pytest.mark.parametrize("name", ["trainer", "lightning_fit"])
-def test_processes_that_would_train_models_of_their_own_are_refused(data: Path, tmp_path: Path, name: str) -> None:
-    """Without a GPU these trainers do not join the processes of torchrun."""
+def test_processes_that_would_train_models_of_their_own_are_refused(data: Path, tmp_path: Path) -> None:
+    """Without a GPU, a trainer that is not told so does not join the processes of torchrun."""
+    untold = tmp_path / "trainer.py"
+    untold.write_text((EXAMPLES / "trainer.py").read_text().replace("not torch.accelerator.is_available()", "False"))
     with pytest.raises(AssertionError, match=r"rank 0 of 1 in the trainer, rank \d of 2"):
-        start(name, data, tmp_path / "out", tmp_path / "cache", 1, ranks=2)
+        start_script(untold, data, tmp_path / "out", tmp_path / "cache", 1, ranks=2)
     assert not (tmp_path / "out" / "final").exists()
 
 

@@ -17,13 +17,12 @@ from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.sections import DataSection
 from packtrain.config.setup import ATTENTION, compiles, sharding_notes, training_setup
 from packtrain.config.steps import in_packs, said_samples, step_size
+from packtrain.config.tile_check import own_limits, unknown_limits, without_limits
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
-from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.model_folder import known_as, resolve
-from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.overlong import fit_pieces
@@ -92,9 +91,10 @@ def plan(
     given = load_config(config) if isinstance(config, str | Path) else config or RunConfig()
     run, carried = with_measured(measured, given)
     gpus = gpus if gpus is not None else run.training.num_gpus or 1
+    name, folder, shape = _model(measured, model or run.model.model_name_or_path)
+    run, foreign = own_limits(run, read_settings(folder))
     table, relimited = _under_limits(measured, run)
     table, filtered = _filtered(table, run)
-    name, folder, shape = _model(table, model or run.model.model_name_or_path)
     run, warning = _for_family(run, table, folder, shape)
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus, configured=config is not None)
@@ -128,6 +128,7 @@ def plan(
     notes = (
         *run.notes,
         *carried,
+        *foreign,
         *filtered,
         *counted,
         *calibrated,
@@ -241,17 +242,7 @@ def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShap
     measured = table.summary.model_type or shape.model_type
     if measured == shape.model_type:
         return run, ""
-    given = run.data.processor_config or {}
-    settings = read_settings(folder)
-
-    def takes(**limits: Any) -> bool:
-        try:
-            load_rule(settings, MediaLimits(**limits))
-        except ConfigError:
-            return False
-        return True
-
-    gone = {name: value for name, value in given.items() if takes() and not takes(**{name: value})}
+    gone = unknown_limits(run, read_settings(folder))
     warning = (
         f"The costs were measured for {measured}, the model is {shape.model_type}: its token counts differ, and with "
         "them lengths, limits, time and memory. Measure with this model before training it."
@@ -259,8 +250,7 @@ def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShap
     if gone:
         said = ", ".join(f"{name} {value}" for name, value in gone.items())
         warning += f" Left out of processor_config, since {shape.model_type} has no such limit: {said}."
-    kept = {name: value for name, value in given.items() if name not in gone}
-    return replace(run, data=replace(run.data, processor_config=kept or None)), warning
+    return without_limits(run, gone), warning
 
 
 def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:

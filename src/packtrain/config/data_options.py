@@ -56,8 +56,11 @@ def _setting(config: RunConfig, name: str) -> Any:
 
 
 def _is_open(config: RunConfig, name: str) -> bool:
-    """Is a setting said neither by itself nor in another way? Beside adapters, other parts rest anyway."""
+    """Is a setting said neither by itself nor in another way? Some are about adapters, and some about what rests
+    beside them anyway."""
     if name in ("train_vision", "train_projector") and config.model.method not in (None, "full"):
+        return False
+    if name.startswith("lora_") and config.model.method == "full":
         return False
     return all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 

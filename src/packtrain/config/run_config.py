@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.config.kinds import brief_name, nearest_key
+from packtrain.config.meanings import Meant
 from packtrain.config.python_file import RuntimeValue, read_python
 from packtrain.config.script_file import ENDINGS as SCRIPTS
 from packtrain.config.script_file import read_script
@@ -28,7 +29,7 @@ from packtrain.config.sections import (
     names_model,
 )
 from packtrain.config.systems import marks_of, systems_of
-from packtrain.config.theirs import OF_SYSTEM, THEIRS, Meant
+from packtrain.config.theirs import OF_SYSTEM, THEIRS
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
 from packtrain.records.yaml_text import as_sections, brief, key_lines, read_any, read_value
@@ -52,8 +53,6 @@ _INSTEAD_OF: Mapping[str, tuple[str, ...]] = {
     "effective_batch_size": ("packs_per_step", "gradient_accumulation_steps"),
     "gradient_accumulation_steps": ("packs_per_step", "effective_batch_size", "effective_batch_unit"),
 }
-# Values of other systems that are the default here.
-_AS_DEFAULT = (("bf16", "auto"), ("tf32", "auto"), ("chat_template", "tokenizer_default"), ("eval_size", 0))
 _EMPTY: tuple[str, Any] = ("processor_config", {})  # that held the name of the model alone
 _NO = ("save_strategy", "eval_strategy", "logging_strategy")  # whose `no` is false in YAML
 
@@ -254,9 +253,6 @@ class _File:
         if isinstance(value, RuntimeValue):
             self.problem(at, f"{at}: {value.text}: only literals and arithmetic are read, nothing is run")
             return
-        if any(name == one and value == default for one, default in _AS_DEFAULT):
-            self.reading.unused[brief_name(at)] = "the default here"
-            value = None
         if name in _NO and value is False:
             value = "no"
         if name in MEDIA_LIMITS:
@@ -270,10 +266,7 @@ class _File:
         if home is None:
             self._unknown(section, key, value, at)
             return
-        if (home, name) not in self.said:
-            self._set(at, home, name, value)
-        elif not _same(self.values[home][name], value):
-            self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
+        if not self._set(at, home, name, value):
             return
         if key != name and value is not None:
             self.reading.understood.append(_Understood(brief_name(at), home, name, brings))
@@ -289,11 +282,7 @@ class _File:
             if name in MEDIA_LIMITS:
                 self._media_limit(at, name, value)
                 continue
-            home = HOMES[name]
-            if (home, name) not in self.said:
-                self._set(at, home, name, value)
-            elif not _same(self.values[home][name], value):
-                self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
+            self._set(at, HOMES[name], name, value)
         data = self.values.setdefault("data", {})
         given = data.get("processor_config") or {}
         if isinstance(given, Mapping) and (self.limits or given):
@@ -312,10 +301,17 @@ class _File:
         """Something that is wrong with a key."""
         self.reading.problems.append(f"{self.written.place(at)}: {text.replace(at, brief_name(at))}")
 
-    def _set(self, at: str, home: str, name: str, value: Any) -> None:
-        self.said[home, name] = brief_name(at)
-        self.reading.places[home, name] = lambda: self.written.place(at)
-        self.values.setdefault(home, {})[name] = value
+    def _set(self, at: str, home: str, name: str, value: Any) -> bool:
+        """Whether it could be set: what is said again, or without a value, is no contradiction."""
+        before = self.values.get(home, {}).get(name) if (home, name) in self.said else None
+        if before is None:
+            self.said[home, name] = brief_name(at)
+            self.reading.places[home, name] = lambda: self.written.place(at)
+            self.values.setdefault(home, {})[name] = value
+        elif value is not None and not _same(before, value):
+            self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
+            return False
+        return True
 
     def _theirs(self, at: str, meant: Meant, value: Any) -> bool:
         """A key that other systems have: it means settings of ours, nothing, or cannot be. False: it is as ours."""
@@ -338,17 +334,20 @@ class _File:
         return True
 
     def _media_limit(self, at: str, name: str, value: Any) -> None:
-        if not _same(self.limits.get(name, value), value):
+        before = self.limits.get(name)
+        if None not in (before, value) and not _same(before, value):
             self.problem(at, f"{at}: {name} is set twice")
-        self.limits[name] = value
+        self.limits[name] = before if value is None else value
         self.reading.places["data", "processor_config"] = lambda: self.written.place(at)
 
     def _processor(self, at: str, given: Mapping[Any, Any]) -> dict[Any, Any]:
         """The limits of media in it; the model's name goes where models are named."""
         model = (PROCESSOR_CLASS,) if names_model(given.get(PROCESSOR_CLASS)) else ()
         for name in (*PROCESSOR_NAMES, *model):
-            if given.get(name) is not None:
+            if given.get(name):  # published examples leave it empty
                 self.place("model", "name", given[name], at=f"{at}.{name}")
+        if given.get(PROCESSOR_CLASS) and not model:
+            self.reading.unused[f"{at}.{PROCESSOR_CLASS}"] = "the model says it"
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
     def _unknown(self, section: str | None, key: str, value: Any, at: str) -> None:

@@ -26,25 +26,35 @@ def read_script(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), got=str(error), expected=_EXPECTED) from None
     found: dict[str, Any] = {}
     first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    starts = (at + 1 for at, word in enumerate(words) if _STARTS.fullmatch(word) and not _is_option(words[at - 1]))
+    begin = next(starts, first)
     for word in words[:first]:
         if named := _VARIABLE.fullmatch(word):
             found[named[1]] = _value(path, named[1], named[2])
-    starts = [at for at, word in enumerate(words) if _STARTS.fullmatch(word) and not _is_option(words[at - 1])]
-    arguments = words[starts[-1] + 1 if starts else first :]
-    name = ""
-    for word in arguments:
+    if first < begin:  # arguments of accelerate or torchrun
+        found["launcher"] = " ".join(words[first : begin - 1])
+    for name, value in _arguments(path, words[begin:]):
+        if found.get(name, value) != value:
+            raise ConfigError(str(path), got=f"--{name} twice", expected=_EXPECTED)
+        found[name] = value
+    return found
+
+
+def _arguments(path: Path, words: list[str]) -> list[tuple[str, Any]]:
+    """Each with its value: true where none follows, a list where several do."""
+    found: list[tuple[str, Any]] = []
+    for word in words:
         if word.startswith("--"):
             name, equals, text = word[2:].partition("=")
             name = name.replace("-", "_")
-            if name in found:
-                raise ConfigError(str(path), got=f"--{name} twice", expected=_EXPECTED)
-            found[name] = _value(path, name, text) if equals else True
-        elif not name:
+            found.append((name, _value(path, name, text) if equals else True))
+        elif not found:
             raise ConfigError(str(path), got=f"{word[:100]!r} before the first argument", expected=_EXPECTED)
-        else:  # further values make a list
-            value, before = _value(path, name, word), found[name]
-            found[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
-    if not name:
+        else:
+            name, before = found[-1]
+            value = _value(path, name, word)
+            found[-1] = name, value if before is True else [*(before if isinstance(before, list) else [before]), value]
+    if not found:
         raise ConfigError(str(path), got="no argument", expected=_EXPECTED)
     return found
 

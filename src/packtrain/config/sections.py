@@ -31,6 +31,7 @@ from packtrain.config.kinds import (
     WHOLE,
     WORD,
     WORDS,
+    Kind,
     choice,
     either,
 )
@@ -417,13 +418,19 @@ class DataSection(DatasetSection):
     )
 
 
+def _limit(help: str, *aliases: str, kind: Kind = COUNT) -> Key:
+    return Key(kind=kind, help=help, aliases={name: {} for name in aliases})
+
+
 MEDIA_LIMITS: Mapping[str, Key] = {
-    "min_pixels": Key(kind=COUNT, help="Smallest image, in pixels (Qwen-VL).", aliases={"image_min_pixels": {}}),
-    "max_pixels": Key(kind=COUNT, help="Largest image, in pixels (Qwen-VL).", aliases={"image_max_pixels": {}}),
-    "max_img_size": Key(kind=COUNT, help="Longest edge of an image (Idefics3, SmolVLM, nanoVLM)."),
-    "num_frames": Key(kind=COUNT, help="Frames sampled from a video."),
-    "fps": Key(kind=POSITIVE, help="Frames sampled per second of video.", aliases={"video_fps": {}}),
-    "max_frames": Key(kind=COUNT, help="Most frames sampled from a video.", aliases={"video_maxlen": {}}),
+    "min_pixels": _limit("Smallest image, in pixels (Qwen-VL).", "image_min_pixels", "MIN_PIXELS"),
+    "max_pixels": _limit("Largest image, in pixels (Qwen-VL).", "image_max_pixels", "MAX_PIXELS"),
+    "video_min_pixels": _limit("Smallest frame of a video, in pixels (Qwen2-VL, Qwen2.5-VL).", "VIDEO_MIN_PIXELS"),
+    "video_max_pixels": _limit("Largest frame of a video, in pixels (Qwen2-VL, Qwen2.5-VL).", "VIDEO_MAX_PIXELS"),
+    "max_img_size": _limit("Longest edge of an image (Idefics3, SmolVLM, nanoVLM)."),
+    "num_frames": _limit("Frames sampled from a video.", "NFRAMES"),
+    "fps": _limit("Frames sampled per second of video.", "video_fps", "FPS", kind=POSITIVE),
+    "max_frames": _limit("Most frames sampled from a video.", "video_maxlen", "video_max_frames", "FPS_MAX_FRAMES"),
 }
 
 
@@ -498,7 +505,9 @@ class StepSection(Section):
         WORD, "Folder of TensorBoard's logs.", shown="runs/ in the run's folder", resume="place"
     )
     num_gpus: int | None = key(
-        COUNT, "GPUs that the config was written for: what `plan` plans for; `train` says where it has others."
+        COUNT,
+        "GPUs that the config was written for: what `plan` plans for; `train` says where it has others.",
+        aliases=("NPROC_PER_NODE",),
     )
     quick_check: bool | None = key(FLAG, "Check packing on the model before the first step.", default=True)
 
@@ -592,7 +601,9 @@ class TrainingSection(StepSection):
         "When report_to gets numbers: no, steps or epoch. metrics.jsonl has every step.",
         shown="steps",
     )
-    logging_steps: float | None = key(POSITIVE, "Steps between numbers for report_to.", default=10)
+    logging_steps: float | None = key(
+        POSITIVE, "Steps between numbers for report_to.", default=10, aliases=("stats_log_interval",)
+    )
     logging_first_step: bool | None = key(FLAG)
     logging_nan_inf_filter: bool | None = key(FLAG)
     log_level: str | None = key(_LOG_LEVEL)

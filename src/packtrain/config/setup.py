@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ WITH_MASTERS = ("adamw_torch", "adamw_torch_fused", MULTIMODAL, "adafactor", "sg
 ATTENTION = dict.fromkeys(("auto", "flash_attention_2", "flash_attention_3", "flex"), "varlen")
 ZERO = ("zero1", "zero2", "zero3")
 _EVERY_MATRIX = ("all", "all-linear")  # of the decoder, as other systems say it
+_NAME = re.compile(r"[\w.-]+")  # of a module, or the end of one
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _MODEL = ("lora_rank", "lora_alpha", "lora_dropout", "train_language", "train_vision", "train_projector")
 _STEP = tuple(one.name for one in fields(StepSettings))
@@ -196,4 +198,7 @@ def _targets(given: Any) -> tuple[str, ...] | None:
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name.strip() for name in names):
         raise ConfigError("model.lora_target_modules", got=given, expected="names of modules")
+    if not all(_NAME.fullmatch(name.strip()) for name in names):
+        fix = "leave it out for every matrix of the decoder"
+        raise ConfigError("model.lora_target_modules", got=given, expected="names of modules, by their ends", fix=fix)
     return tuple(name.strip() for name in names)

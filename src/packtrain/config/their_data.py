@@ -1,27 +1,24 @@
-"""Lists of datasets as other systems write them into a config: the items of a mixture, or why they cannot be."""
+"""Lists of datasets as other systems write them into a config: settings of one, the items of a mixture, or why not."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from packtrain.config.meanings import Meaning, Means, Meant, among, nothing, only, to
+
 _COUNTED = re.compile(r"(?:HF::)?([^#]+?)(?::([\w.-]+))?(?:#(\d+))?")
-_ROLES = {"role": ("role", "from"), "content": ("content", "value")}
-_TEMPLATE = "columns are named by data.columns, and data.formatting_func takes a function of your own"
+_ROLES = {
+    **{"user": ("user", "human"), "assistant": ("assistant", "gpt", "chatgpt", "model")},
+    **{"system": ("system",), "tool": ("tool",)},
+}
+_PROPERTIES = {"role": ("role", "from"), "content": ("content", "value")}
+_COLUMNS = "columns are named by data.columns, and data.formatting_func takes a function of your own"
 
 
-@dataclass(frozen=True, slots=True)
-class Datasets:
-    """The datasets, by settings of section `data`, and what there is to know about them."""
-
-    items: tuple[Mapping[str, Any], ...]
-    why: str = ""
-
-
-def datasets_of(value: Any, beside: Mapping[str, Any]) -> Datasets | str:
+def datasets_of(value: Any, beside: Mapping[str, Any]) -> Means | str:
     """The datasets of a config; a text says why they cannot be."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
@@ -34,9 +31,10 @@ def datasets_of(value: Any, beside: Mapping[str, Any]) -> Datasets | str:
         found = _counted(one) if isinstance(one, str) else _described(one)
         if isinstance(found, str):
             return found
-        items.append(found.items[0])
+        items.append(found.settings)
         why += [found.why] if found.why else []
-    return Datasets(tuple(items), "; ".join(dict.fromkeys(why)))
+    said = "; ".join(dict.fromkeys(why))
+    return Means(items[0], said) if len(items) == 1 else Means(why=said, mixture=tuple(items))
 
 
 def _is_place(name: str) -> bool:
@@ -44,29 +42,29 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in "/.#")
 
 
-def _registered(names: list[str], beside: Mapping[str, Any]) -> Datasets | str:
+def _registered(names: list[str], beside: Mapping[str, Any]) -> Means | str:
     """Names in LLaMA-Factory's dataset_info.json."""
     folder = beside.get("dataset_dir", "data")
     if not isinstance(folder, str) or folder == "ONLINE":
         return "names of datasets are looked for in the dataset_info.json of dataset_dir"
-    return Datasets(({"dataset_path": os.path.join(folder, "dataset_info.json"), "sources": names},))
+    return Means({"dataset_path": os.path.join(folder, "dataset_info.json"), "sources": names})
 
 
-def _counted(name: str) -> Datasets | str:
+def _counted(name: str) -> Means | str:
     """ms-swift's `path`, `path:subset` and `path#500`."""
     if os.path.lexists(name):
-        return Datasets(({"dataset_path": name},))
+        return Means({"dataset_path": name})
     found = _COUNTED.fullmatch(name)
     if found is None or name.startswith("MS::"):
         return f"{name!r:.100} is no file, folder or hub dataset"
     path, subset, count = found.groups()
     item: dict[str, Any] = {"dataset_path": path} | ({"subset": subset} if subset else {})
     if count is None:
-        return Datasets((item,))
-    return Datasets(({**item, "max_samples": int(count)},), "a number of samples is drawn once, at random by the seed")
+        return Means(item)
+    return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random by the seed")
 
 
-def _described(given: Any) -> Datasets | str:
+def _described(given: Any) -> Means | str:
     """An item of axolotl or lmms-engine."""
     if not isinstance(given, Mapping) or not (given.get("path") or given.get("json_path")):
         return "a dataset without a path"
@@ -75,82 +73,78 @@ def _described(given: Any) -> Datasets | str:
     for name, value in given.items():
         if value is None or value == "":
             continue
-        meaning = _ITEM.get(str(name))
-        found = meaning(value, given) if meaning else f"{name}: {_TEMPLATE}"
-        if isinstance(found, str):
-            return found
-        item |= found.items[0]
+        found = _ITEM[name](value, given) if name in _ITEM else _COLUMNS
+        if not isinstance(found, Means):
+            return f"{name}: {found}"
+        item |= found.settings
         why += [found.why] if found.why else []
-    return Datasets((item,), "; ".join(why))
+    return Means(item, "; ".join(why))
 
 
-Read = Callable[[Any, Mapping[str, Any]], Datasets | str]
-
-
-def _as(name: str) -> Read:
-    return lambda value, given: Datasets(({name: value},))
-
-
-def _only(known: tuple[Any, ...], why: str) -> Read:
-    return lambda value, given: Datasets(({},)) if value in known else f"{value!r:.100}: {why}"
-
-
-def _path(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _path(value: Any, given: Mapping[str, Any]) -> Meaning:
     """axolotl names files as data_files, of a folder or of a format."""
     files = given.get("data_files")
     if not files:
-        return Datasets(({"dataset_path": value},))
+        return Means({"dataset_path": value})
     if isinstance(files, list) and len(files) == 1:
         files = files[0]
     if not isinstance(files, str):
-        return "data_files: name each file as a dataset"
+        return "name each of data_files as a dataset"
     inside = os.path.isdir(str(value)) or "/" in str(value)
-    return Datasets(({"dataset_path": os.path.join(str(value), files) if inside else files},))
+    return Means({"dataset_path": os.path.join(str(value), files) if inside else files})
 
 
-def _type(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _type(value: Any, given: Mapping[str, Any]) -> Meaning:
     if value == "completion":
         field = given.get("field") or "text"
         named = {} if field == "text" else {"columns": {field: "text"}}
-        return Datasets(({"dataset_type": "fineweb_edu", **named},))
+        return Means({"dataset_type": "fineweb_edu", **named})
     if value in ("alpaca", "alpaca_chat.load_qa", "alpaca_w_system"):
-        return Datasets(
-            ({},), f"type {value}: chats are written with the model's chat template, without ### Instruction"
-        )
+        return Means(why=f"type {value}: chats are written with the model's chat template, without ### Instruction")
     if value in ("chat_template", "sharegpt", "chatml", "chat", "conversation"):
-        return Datasets(({},))
-    return f"type {value!r:.60}: {_TEMPLATE}"
+        return Means()
+    return f"{value!r:.60}: {_COLUMNS}"
 
 
-def _messages(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _messages(value: Any, given: Mapping[str, Any]) -> Meaning:
     known = value in ("messages", "conversations", "conversation")
-    return Datasets(({} if known else {"columns": {value: "messages"}},))
+    return Means({} if known else {"columns": {value: "messages"}})
 
 
-def _properties(value: Any, given: Mapping[str, Any]) -> Datasets | str:
-    if isinstance(value, Mapping) and all(name in _ROLES.get(key, ()) for key, name in value.items()):
-        return Datasets(({},))
-    return f"message_property_mappings: {_TEMPLATE}"
+def _names(known: Mapping[str, tuple[str, ...]]) -> Meant:
+    """Names that are recognised anyway, one or a list for each of ours."""
+
+    def meaning(value: Any, given: Mapping[str, Any]) -> Meaning:
+        said = value.items() if isinstance(value, Mapping) else [("", value)]
+        fits = all(set(names if isinstance(names, list) else [names]) <= {*known.get(ours, ())} for ours, names in said)
+        return Means() if fits else f"{value!r:.100}: {_COLUMNS}"
+
+    return meaning
 
 
-_ITEM: Mapping[str, Read] = {
+def _among(words: str, why: str) -> Meant:
+    return among({word: {} for word in words.split()}, why, said="")
+
+
+_ITEM: Mapping[str, Meant] = {
     "path": _path,
     "json_path": _path,
-    "data_files": lambda value, given: Datasets(({},)),  # with the path
-    "name": _as("subset"),
-    "split": _as("split"),
-    "data_folder": _as("media_root"),
+    "data_files": nothing(""),  # with the path
+    "name": to("subset"),
+    "split": to("split"),
+    "data_folder": to("media_root"),
     "type": _type,
-    "ds_type": _only(("json", "parquet", "arrow", "csv", "text"), "a format that is not known"),
-    "data_type": _only(("json", "jsonl", "csv", "arrow", "parquet", "hf_dataset"), "a kind of data that is not known"),
-    "field": lambda value, given: Datasets(({},)),  # with the type
+    "ds_type": _among("json parquet arrow csv text", "a format that is not known"),
+    "data_type": _among("json jsonl csv arrow parquet hf_dataset", "a kind of data that is not known"),
+    "field": nothing(""),  # with the type
     "field_messages": _messages,
-    "message_property_mappings": _properties,
-    "message_field_role": _only(_ROLES["role"], _TEMPLATE),
-    "message_field_content": _only(_ROLES["content"], _TEMPLATE),
-    "roles_to_train": _only((["assistant"],), "only answers of the assistant carry loss, or all: data.loss_on"),
-    "train_on_eos": _only(("turn", "all"), "the end token of every trained answer carries loss"),
-    "chat_template": _only(("tokenizer_default",), "data.chat_template names a file"),
-    "sampling_strategy": _only(("all",), "repeats of a mixture take a share of a source"),
-    "trust_remote_code": _only((False,), "no code of datasets is run"),
+    "message_property_mappings": _names(_PROPERTIES),
+    "message_field_role": _among("role from", _COLUMNS),
+    "message_field_content": _among("content value", _COLUMNS),
+    "roles": _names(_ROLES),
+    "roles_to_train": only(["assistant"], "only answers of the assistant carry loss, or all: data.loss_on", ""),
+    "train_on_eos": _among("turn all", "the end token of every trained answer carries loss"),
+    "chat_template": only("tokenizer_default", "data.chat_template names a file", ""),
+    "sampling_strategy": only("all", "repeats of a mixture take a share of a source", ""),
+    "trust_remote_code": only(False, "no code of datasets is run", ""),
 }

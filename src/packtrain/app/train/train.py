@@ -21,11 +21,12 @@ from packtrain.app.train.prepared import prepare
 from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
 from packtrain.app.train.train_outcome import ProcessPlace, ReadyRun, TrainOutcome
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
-from packtrain.config.tile_check import check_tiles
+from packtrain.config.tile_check import check_tiles, own_limits
 from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
+from packtrain.families.base import ProcessorSettings
 from packtrain.families.contracts import contract_for
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
@@ -72,8 +73,9 @@ def train(
         overrides = ()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
     _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
-    run = replace(run, notes=(*run.notes, *check_tiles(run.config)))
-    contract_for(read_settings(str(resolve(run.model.name, cache_dir() / "models"))))  # refused before it is measured
+    settings = read_settings(str(resolve(run.model.name, cache_dir() / "models")))
+    run = _of_model(run, settings)
+    contract_for(settings)  # refused before it is measured
     folder = RunFolder(run.folder)
     writes = here.first and not dry_run
     if writes:
@@ -120,6 +122,19 @@ def train(
         if (ended := session.ended_before()) is not None:
             return ended
         return session.train(console if here.first else None)
+
+
+def _of_model(run: ResolvedRun, settings: ProcessorSettings) -> ResolvedRun:
+    """The run with the limits of media that its model has."""
+    config, said = own_limits(run.config, settings)
+    limits = config.data.processor_config
+    return replace(
+        run,
+        config=config,
+        data=replace(run.data, processor_config=limits),
+        evaluation=run.evaluation and replace(run.evaluation, processor_config=limits),
+        notes=(*run.notes, *said, *check_tiles(config)),
+    )
 
 
 def _study_of(config: RunConfig | str | Path) -> str | None:

@@ -202,8 +202,8 @@ def _step(ready: ReadyRun) -> str:
     passes = f"gradient_accumulation_steps {numbers.micro_batches:,} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
-        said = "" if whole else f"pieces of about {numbers.samples_per_step:,.0f} "
-        return f"{numbers.packs_per_step:,} {said}samples, {passes}"
+        pieces = f"{numbers.packs_per_step:,} pieces of about {counted(round(numbers.samples_per_step), 'sample')}"
+        return f"{counted(numbers.packs_per_step, 'sample') if whole else pieces}, {passes}"
     wanted = ready.run.size.samples
     fewest, most = numbers.step_samples
     said = f" ({fewest:,} to {most:,})" if fewest < most else ""
