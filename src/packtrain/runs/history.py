@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -69,6 +69,11 @@ class MonitorLimits:
     plateau_improvement: float = _limit(0.005, "Share by which the loss must fall from span to span.")
     eval_rise: float = _limit(0.01, "Share by which the evaluation loss may rise above its best.")
     cooldown: int = _limit(200, "Steps before the same warning is given again.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> MonitorLimits:
+        """Those of a config, and the defaults."""
+        return cls(**given)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -16,11 +16,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 
 class HFTrainer(Trainer):
     """transformers.Trainer with its private methods under names of our own."""
+
+    args: TrainingArguments
+    state: TrainerState
+    control: TrainerControl
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
 
     # ---- what our trainer decides
 

@@ -211,7 +211,7 @@ class Session:
         started, trainer = time.monotonic(), None
         with MetricsLog(folder.path / METRICS if self.here.first else None) as log:
             shown = self._progress(console)
-            watch = RunWatch(log, shown, MonitorLimits(**(self.prepared.run.config.training.monitors or {})))
+            watch = RunWatch(log, shown, MonitorLimits.of(self.prepared.run.config.training.monitors or {}))
             try:
                 trainer = self._trainer(watch)
                 with shown:
