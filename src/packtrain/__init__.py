@@ -14,7 +14,6 @@ __all__ = [
     "ModelSettings",
     "MultiModalDataset",
     "MultiModalIterableDataset",
-    "OnlineDataset",
     "PackLoader",
     "PackPlan",
     "PackedTrainer",
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from packtrain.delivery.loader.failures import FailureWatch
     from packtrain.delivery.loader.pack_loader import PackLoader
     from packtrain.delivery.loader.sampler import check_ranks
-    from packtrain.delivery.online.online_dataset import OnlineDataset
     from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
     from packtrain.delivery.trainers.token_loss import step_tokens, token_loss
     from packtrain.delivery.trainers.watch import RankWatch
@@ -85,7 +83,6 @@ _LAZY = {
     "verify": "packtrain.app.verify",
     "FailureWatch": "packtrain.delivery.loader.failures",
     "RankWatch": "packtrain.delivery.trainers.watch",
-    "OnlineDataset": "packtrain.delivery.online.online_dataset",
     "CostTable": "packtrain.measuring.table",
     "DatasetConfig": "packtrain.app.datasets.build",
     "LoaderState": "packtrain.packing.schedule",

@@ -509,3 +509,35 @@ def test_a_stream_that_would_fetch_again_and_again_is_warned_of(shards: Path, ca
         warnings.simplefilter("error")
         built(MultiModalIterableDataset, config(shards, cache, cache_bytes=4096, packing_window=6))
         built(MultiModalIterableDataset, config(shards, cache))
+
+
+def test_a_stream_is_packed_without_measuring_it(lines: Path, shards: Path, tmp_path: Path) -> None:
+    """Through a mixture of its own, a loader with a state, and nothing in the cache."""
+    stream = built(MultiModalIterableDataset, config(lines, tmp_path / "none", online=True, max_steps=3, epochs=1))
+    whole = [batch.info for batch in stream.loader()]
+    assert len(whole) == 3 * stream.config.packs_per_step
+    assert sum(info.images for info in whole)
+    assert not (tmp_path / "none" / "measure").exists()
+    loader = stream.loader()
+    half = len(whole) // 2
+    assert [next(batches).info.ids for batches in [iter(loader)] for _ in range(half)] == [i.ids for i in whole[:half]]
+    again = built(MultiModalIterableDataset, stream.config).loader()
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [batch.info.ids for batch in again] == [info.ids for info in whole[half:]]
+    with pytest.raises(ConfigError, match="MultiModalIterableDataset"):
+        MultiModalDataset(stream.config).build()
+    with pytest.raises(ConfigError, match="not measured"):
+        stream.describe()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("max_samples", 3), ("cutoff_len", 9), ("overlong", "split"), ("packing_window", 4), ("max_packs", 3)),
+        *(("packing_drop_last", True), ("pack_alignment", 2), ("packing_strategy", "wrapped"), ("costs", "costs")),
+        *(("packing", False), ("max_steps", None), ("shuffle", True), ("eval_size", 0.1)),
+    ],
+)
+def test_what_needs_all_samples_is_refused_of_a_stream(lines: Path, cache: Path, setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}: .* with online: true"):
+        config(lines, cache, **{"online": True, "max_steps": 3, setting: value})

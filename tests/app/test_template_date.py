@@ -26,9 +26,10 @@ from packtrain.config.run_config import load_config
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import Message, Record, Text
 from packtrain.delivery.encode.encode import SampleEncoder
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.delivery.encode.token_table import TokenTable
-from packtrain.delivery.online.online_dataset import OnlineDataset
+from packtrain.delivery.online.online_source import OnlineSource
 from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
@@ -236,15 +237,14 @@ def test_a_stream_goes_on_with_its_date(home: Path, day: Clock) -> None:
     specs = tuple(open_sources(str(write_chats(home / "data.jsonl", 12))))
     request, config = Request(specs=specs, model=str(dated_model(home))), PackingConfig(packing_length=192)
     day(ONE_DAY)
-    before = OnlineDataset(request, config, rank=0, world=1)
-    next(before)
-    state = json.loads(json.dumps(before.state_dict()))
+    before = OnlineSource(request, config, num_packs=9)
+    state = json.loads(json.dumps(before[PackKey(epoch=0, pack=0)].stream))
     day(NEXT_DAY)
-    with pytest.raises(ArtifactError, match=f"template_date {ONE_DAY}"):
-        OnlineDataset(request, config, rank=0, world=1).load_state_dict(state)
-    again = OnlineDataset(Request(specs=specs, model=request.model, template_date=ONE_DAY), config, rank=0, world=1)
+    with pytest.raises(ArtifactError, match=f"template_date: {ONE_DAY}"):
+        OnlineSource(request, config, num_packs=9).load_state_dict(state)
+    again = OnlineSource(Request(specs=specs, model=request.model, template_date=ONE_DAY), config, num_packs=9)
     again.load_state_dict(state)
-    ids = [[sample.input_ids.tolist() for sample in next(one).samples] for one in (before, again)]
+    ids = [[sample.input_ids.tolist() for sample in one[PackKey(epoch=0, pack=1)].samples] for one in (before, again)]
     assert ids[0] == ids[1]
 
 

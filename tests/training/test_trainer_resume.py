@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import dataset, losses, model_of, same, shared, trainer_of, weights
+from small_run import dataset, losses, model_of, same, shared, trainer_of, weights, write_samples
 from transformers import TrainerCallback
 
+from packtrain import DatasetConfig, MultiModalIterableDataset
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
@@ -62,6 +64,53 @@ def test_resumed_at_a_step_it_is_the_same_run(tmp_path: Path, step: int, workers
     again.train(resume_from_checkpoint=str(checkpoint))
     assert_is_the_same(again)
     assert again.trained == uninterrupted().trained[step * 3 :], "nothing is trained twice, nothing is left out"
+
+
+def online(**settings: Any) -> MultiModalIterableDataset:
+    """A stream of a run whose data nobody has measured: two and a half passes."""
+    config = DatasetConfig(
+        dataset_path=str(write_samples(shared() / "stream", pictures=True)),
+        model="tiny:qwen3_vl",
+        online=True,
+        packing_buffer=5,
+        packing_length=176,
+        packs_per_step=3,
+        max_steps=8,
+        **settings,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACKTRAIN_CACHE", str(shared() / "stream" / "cache"))
+        data = MultiModalIterableDataset(config)
+        data.build()
+    return data
+
+
+@cache
+def _whole_stream() -> Any:
+    trainer = trainer_of(online(), shared() / "whole-stream", model_of("qwen3_vl"), save_steps=4)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(0, True), (2, True), (0, False)])
+def test_a_stream_is_resumed_at_a_step(tmp_path: Path, workers: int, kept: bool) -> None:
+    """From the state in the checkpoint, and without it from the beginning of the stream."""
+    whole = _whole_stream()
+    trained = [name for batch in whole.trained for name in batch]
+    assert Counter(trained).most_common()[-1][1] >= 2, "else the stream has not come again"
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-4"
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["packtrain.stream"]["packs"] == 12
+    again = trainer_of(online(), tmp_path / "again", model_of("qwen3_vl"), dataloader_num_workers=workers)
+    if not kept:
+        again._progress._dataset = None
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert losses(again) == losses(whole)
+    assert again.trained == whole.trained[12:]
+    assert same(weights(again), weights(whole))
+    other = trainer_of(online(max_image_pixels=10**6), tmp_path / "other", model_of("qwen3_vl"))
+    with pytest.raises(ArtifactError, match="stream"):
+        other.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_dropout_is_on_and_seen(tmp_path: Path) -> None:

@@ -56,9 +56,7 @@ def measure_outcome(
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
     request = request_of(config, streaming=streaming)
     known = made_of("measure", digest(config.measured_by()), config.cache_root, of=config.dataset_path)
-    _check_sources(request)
-    request = request.dated()
-    request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
+    request = tokenized_request(request)
     family = load_rule(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
     policy = Policy(
@@ -117,6 +115,13 @@ def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Requ
         chat_template=config.own_template(),
         seed=config.seed if draws else config.measured_seed,
     )
+
+
+def tokenized_request(request: Request) -> Request:
+    """The request with its day, and with the tokenizer that transformers would make."""
+    _check_sources(request)
+    request = request.dated()
+    return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
 
 
 def _config(data: str | Path, model: str | None, settings: dict[str, Any]) -> DatasetConfig:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packtrain.config.section import Key, Section
-from packtrain.config.sections import MEDIA_LIMITS, SECTIONS, TRAINER_KEYS
+from packtrain.config.sections import MEDIA_LIMITS, MONITOR_LIMITS, SECTIONS, TRAINER_KEYS
 
 BEGIN, END = "<!-- settings: written from the code -->", "<!-- end of settings -->"
 
@@ -30,7 +30,7 @@ def _pages() -> Iterator[str]:
         if name == "data":
             yield from ("In `processor_config`, or anywhere in the file:", "", *_table(MEDIA_LIMITS), "")
         if name == "training":
-            yield from (*_passed_on(section), "")
+            yield from (*_passed_on(section), "", "In `monitors`:", "", *_table(MONITOR_LIMITS), "")
 
 
 def _table(keys: Mapping[str, Key]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import HOMES, DatasetSection
+from packtrain.config.steps import run_length
 from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
@@ -69,7 +70,7 @@ def _meanings(config: RunConfig) -> list[str]:
     """Settings that do something else here than in the systems that have them, too."""
     data, found = config.data, []
     if config.packs:
-        if data.packing_buffer is not None:
+        if data.packing_buffer is not None and not data.online:
             found.append(
                 f"packing_buffer {data.packing_buffer} is a look-ahead in samples for streams that cannot be"
                 " measured first; this dataset is measured and packed as a whole, so it changes nothing"
@@ -109,6 +110,7 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
         rows_per_batch=rows,
         group_by_length=_grouped(config),
         packs_per_step=packs or 1,
+        max_steps=run_length(config).max_steps if data.online else None,
         **length,
     )
     if unused and not made.has_packs:
@@ -144,6 +146,7 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
         **own,
         costs=None,
         plan=None,
+        online=None,  # they are measured first, and evaluated once each
         packing=packing,
         pad_packs=False,
         shuffle=False,

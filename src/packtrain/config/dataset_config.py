@@ -78,6 +78,7 @@ class DatasetConfig(DatasetSection):
     group_by_length: bool = key(FLAG, "Padded: similar lengths share a step; packs: similar work.", default=False)
     epochs: int = key(COUNT, "Epochs that packs are made for.", default=1)
     packs_per_step: int = key(COUNT, "Of an optimizer step, over all ranks; when padded, its samples.", default=1)
+    max_steps: int | None = key(COUNT, "With online: optimizer steps that packs are made for.")
     part: str = key(
         choice("train", "eval"), "With eval_size: the records that are held out, or the others.", default="train"
     )
@@ -289,6 +290,33 @@ def _packing(config: DatasetConfig) -> Iterator[str]:
             yield from _refusals(PackingConfig, {"packing_length": 2**61, name: value})  # none is too large for it
 
 
+def _online(config: DatasetConfig) -> Iterator[str]:
+    """Without measuring first nothing is known of the samples that come."""
+    if not config.online:
+        return
+    if config.max_steps is None:
+        yield "max_steps: none with online: true. How many steps a pass has is not known before it is read: set them"
+    if not config.packing:
+        yield "packing: false with online: true. Streams are packed: measure the data first, or leave packing out"
+    usual = DatasetConfig.known()
+    found = [name for name in _NEEDS_MEASURING if getattr(config, name) not in (None, usual[name].default)]
+    if config.overlong in ("truncate", "split"):
+        found.append("overlong")
+    if config.shuffle and "shuffle" in (config.said or ()):
+        found.append("shuffle")
+    for name in found:
+        value = getattr(config, name)
+        yield f"{name}: {value} with online: true. It needs all samples to be known: leave it or online out"
+
+
+# Settings of a dataset that decide between samples or packs that are all known.
+_NEEDS_MEASURING = (
+    *("max_samples", "eval_size", "costs", "plan", "cutoff_len", "pack_alignment", "packing_window", "max_packs"),
+    *("packing_drop_last", "packing_min_fill_ratio", "effort", "packing_strategy", "balance", "pad_packs"),
+    *("group_by_length", "cache_tokens", "repack_each_epoch", "content_hash"),
+)
+
+
 def _records(config: DatasetConfig) -> Iterator[str]:
     yield from _refusals(config.schema_options, {})
     yield from _refusals(config.filters, {})
@@ -302,4 +330,4 @@ def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> Itera
         yield ". ".join(filter(None, (found, error.fix)))
 
 
-_CHECKS: tuple[Check, ...] = (_names, _packing, _padded, _records)
+_CHECKS: tuple[Check, ...] = (_names, _packing, _padded, _online, _records)

@@ -5,7 +5,7 @@ from these fields; a new setting is one field here and the code that uses it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from packtrain.config.kinds import (
@@ -37,8 +37,19 @@ from packtrain.config.kinds import (
 )
 from packtrain.config.section import Key, Section, key
 from packtrain.records.media import MAX_IMAGE_PIXELS
+from packtrain.runs.history import MAY_BE_ZERO, MonitorLimits
 
 KEPT_CHECKPOINTS = 2
+_MONITORED = ((COUNT, WHOLE), (POSITIVE, AMOUNT))
+MONITOR_LIMITS: Mapping[str, Key] = {
+    one.name: Key(
+        kind=_MONITORED[isinstance(one.default, float)][one.name in MAY_BE_ZERO],
+        help=one.metadata["help"],
+        default=one.default,
+    )
+    for one in fields(MonitorLimits)
+}
+MONITORS = Kind("a section of limits", (dict,), inside={name: one.kind for name, one in MONITOR_LIMITS.items()})
 _MEASURE, _PACK = ("measure",), ("pack",)
 _LOG_LEVEL = choice("passive", "detail", "debug", "info", "warning", "error", "critical")
 SCHEDULES = (
@@ -347,9 +358,14 @@ class DatasetSection(Section):
     packing_min_fill_ratio: float | None = key(
         SHARE, "Packs of a window that are emptier are packed again with the next window.", default=0.0, verbs=_PACK
     )
-    packing_buffer: int | None = key(
-        COUNT, "Look-ahead, in samples, for streams that cannot be measured first.", default=1024, verbs=_PACK
+    online: bool | None = key(
+        FLAG,
+        "Pack a stream as it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
+        "max_steps. For data that cannot be read twice or grow meanwhile: see docs/loader.md for what it gives up.",
+        default=False,
+        resume="plan",
     )
+    packing_buffer: int | None = key(COUNT, "With online: samples that wait for a pack.", default=1024, resume="plan")
     packing_drop_last: bool | None = key(
         FLAG, "Leave out packs that do not make a whole step.", default=False, verbs=_PACK
     )
@@ -498,6 +514,9 @@ class StepSection(Section):
     compile: bool | None = key(FLAG, "Compile decoder layers, for static shapes.", shown="on a GPU, for packs")
     early_stopping_patience: int | None = key(COUNT, "Stop after so many evaluations without a better loss.")
     early_stopping_threshold: float | None = key(AMOUNT, "By how much a loss must be better.", default=0.0)
+    monitors: dict[str, float] | None = key(
+        MONITORS, "Limits of the early warnings, those below.", shown="the defaults below"
+    )
     master_weights: bool | None = key(
         FLAG, "The optimizer keeps and updates fp32 copies of weights.", shown="where trainable parameters are bf16"
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.modeling.empty_media import has_small_image, small_image_features
 from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight, transformers_model
 from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.patches import is_on, put, set_back
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole
@@ -173,7 +175,8 @@ def keep_adapter_precision(model: Any) -> None:
     peft would replace those in half precision by fp32 ones, which the optimizer does not know.
     """
     tuner = getattr(model, "base_model", None)
-    if hasattr(tuner, _CAST):
+    if isinstance(tuner, nn.Module) and hasattr(tuner, _CAST) and not is_on(tuner, "adapter_precision"):
+        put(tuner, "adapter_precision", partial(set_back, tuner, _CAST, tuner.__dict__.get(_CAST)))
         setattr(tuner, _CAST, _cast_nothing)
 
 

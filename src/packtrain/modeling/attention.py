@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.contracts import BatchContract
 from packtrain.modeling import varlen
 from packtrain.modeling.model_parts import ModelParts, model_parts
+from packtrain.modeling.patches import is_on, put, take_off
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
 VARLEN_LOOP = "varlen-loop"  # what `varlen` is where its kernel does not run
@@ -76,7 +79,7 @@ def set_attention(
 
 def has_own_attention(model: Any) -> bool:
     """Has nobody switched its attention to one of these yet?"""
-    return not hasattr(model_parts(model).inner, "_packtrain_relay")
+    return not is_on(model_parts(model).inner, "boundaries")
 
 
 def choose_backend(
@@ -240,13 +243,17 @@ def _vary(tensor: Tensor, dim: int) -> None:
 
 def _relay_boundaries(parts: ModelParts, *, as_mask: bool, masks: bool) -> None:
     """Hooks that replace those of an earlier call."""
-    for handle in getattr(parts.inner, "_packtrain_relay", ()):
-        handle.remove()
+    take_off(parts.inner, "boundaries")
     relay = _Relay(as_mask=as_mask, masks=masks)
     handles = [parts.language.register_forward_pre_hook(relay.give, with_kwargs=True)]
     if parts.language is not parts.inner:
         handles.append(parts.inner.register_forward_pre_hook(relay.take, with_kwargs=True))
-    parts.inner._packtrain_relay = handles  # type: ignore[assignment]
+    put(parts.inner, "boundaries", partial(_remove, handles))
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 # ---- about a model
@@ -281,8 +288,8 @@ def _forget_lengths(model: nn.Module) -> None:
     for module in model.modules():
         kinds: Any = getattr(module, "rope_type", None)
         named = kinds.values() if isinstance(kinds, dict) else [kinds]  # one for each type of layer
-        if any("dynamic" in str(kind) for kind in named) and not hasattr(module, "_packtrain_forgets"):
-            module._packtrain_forgets = module.register_forward_pre_hook(_forget)  # type: ignore[assignment]
+        if any("dynamic" in str(kind) for kind in named) and not is_on(module, "rope"):
+            put(module, "rope", module.register_forward_pre_hook(_forget).remove)
 
 
 def _forget(module: nn.Module, args: Any) -> None:

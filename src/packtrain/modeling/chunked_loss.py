@@ -23,6 +23,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.modeling.host_threads import in_one_thread
 from packtrain.modeling.model_parts import transformers_model
+from packtrain.modeling.patches import patch_on, put, set_back, take_off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,6 +66,7 @@ class ChunkedLoss:
         self._base, self._head, self._chunk, self._smoothing = base, head, chunk, smoothing
         self._targets: Targets | None = None
         self._ordinary, self._multiply = base.loss_function, head.forward
+        self._before = head.__dict__.get("forward")  # of another patch
         head.forward = self._forward
         base.loss_function = self._loss
 
@@ -72,18 +74,19 @@ class ChunkedLoss:
     def install(cls, model: Any, *, chunk: int = 4096, smoothing: float = 0.0) -> ChunkedLoss:
         """For a model, also one inside wrappers; an earlier one is taken away. `smoothing`: of labels, as Trainer's."""
         base = transformers_model(model)
-        earlier: ChunkedLoss | None = base.__dict__.get("_packtrain_loss")
-        if earlier is not None:
-            earlier.remove()
+        take_off(base, "chunked_loss")
         loss = cls(model, chunk=chunk, smoothing=smoothing)
-        base.__dict__["_packtrain_loss"] = loss
+        put(base, "chunked_loss", loss._undo, loss)
         return loss
 
     def remove(self) -> None:
         """The model as it was."""
-        self._head.forward = self._multiply
+        if patch_on(self._base, "chunked_loss") is self:  # else another one is there
+            take_off(self._base, "chunked_loss")
+
+    def _undo(self) -> None:
+        set_back(self._head, "forward", self._before)
         self._base.loss_function = self._ordinary
-        self._base.__dict__.pop("_packtrain_loss", None)
 
     @contextmanager
     def taking(self, targets: Targets) -> Iterator[None]:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.modeling.model_parts import model_parts
+from packtrain.modeling.patches import put, set_back, take_off
 
 _COMPILERS = ("torch._inductor", "torch._dynamo", "triton")
 # Where layers find the length of the longest sample: a number that must not be taken for a constant.
@@ -71,7 +72,7 @@ def compile_layers(
 def undo_compile(model: Any) -> None:
     """Let every layer run as it is written again."""
     for layer in _layers(model_parts(model).inner):
-        layer._compiled_call_impl = None
+        take_off(layer, "compiled")
 
 
 def _vary_longest() -> None:
@@ -93,6 +94,7 @@ def _compile(layer: nn.Module, **how: Any) -> None:
     if layer._compiled_call_impl is None:
         layer.compile(**how)
         layer._compiled_call_impl = partial(_call, layer._compiled_call_impl)
+        put(layer, "compiled", partial(set_back, layer, "_compiled_call_impl", None))
 
 
 def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:

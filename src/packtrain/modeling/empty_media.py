@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from packtrain.families.contracts import BatchContract
 from packtrain.families.registry import find_family
 from packtrain.modeling.model_parts import ModelParts, model_parts
+from packtrain.modeling.patches import put, take_off
 
 _PIXELS = ("pixel_values", "pixel_values_videos")  # what an encoder is run on, once for each
 
@@ -100,11 +101,9 @@ def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook 
     parts = model_parts(model)
     if parts.vision is None or not contract.media:
         return None
-    earlier: EmptyMediaHook | None = getattr(parts.inner, "_packtrain_empty_media", None)
-    if earlier is not None:
-        earlier.remove()
+    take_off(parts.inner, "empty_media")
     hook = EmptyMediaHook(parts, contract)
-    parts.inner._packtrain_empty_media = hook  # type: ignore[assignment]
+    put(parts.inner, "empty_media", hook.remove)
     return hook
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from packtrain.core.errors import ConfigError
+from packtrain.modeling.patches import is_on, put
 
 _ALLOWED = "support_avx512bf16_for_cpu"  # of bitsandbytes' layers
 _CONVERTED = "packing_format_for_cpu"  # of what describes their weights
@@ -26,4 +28,6 @@ def keep_four_bits(model: Any) -> None:
                 expected="4-bit weights as they were loaded",
                 fix="load the model again, and call prepare_model before it is run",
             )
+        if not is_on(module, "four_bits"):
+            put(module, "four_bits", partial(setattr, module, _ALLOWED, getattr(module, _ALLOWED)))
         setattr(module, _ALLOWED, False)

@@ -10,7 +10,8 @@ Sizes that did move to the GPU are left alone: then the model works as it did, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from packtrain.core.user_code import lazy
 from packtrain.families.registry import find_family
 from packtrain.modeling.host_threads import in_one_thread
-from packtrain.modeling.model_parts import model_parts
+from packtrain.modeling.model_parts import ModelParts, model_parts
+from packtrain.modeling.patches import is_on, put, set_back
 
 ON_HOST = ("image_grid_thw", "video_grid_thw")
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -31,15 +33,24 @@ def stop_waiting(model: Any) -> tuple[str, ...]:
     family = find_family(str(getattr(parts.inner.config, "model_type", "")))
     if family is None or family.image_sizes is None or parts.vision is None:
         return ()
-    if "_packtrain_sizes" not in parts.inner.__dict__:
+    if not is_on(parts.inner, "no_waiting"):
         sizes = _Sizes(parts.vision, lazy(family.image_sizes))
-        parts.inner.register_forward_pre_hook(sizes.add, with_kwargs=True)
-        parts.language.register_forward_pre_hook(sizes.drop, with_kwargs=True)
-        parts.inner.__dict__["_packtrain_sizes"] = sizes
+        hooks = (
+            parts.inner.register_forward_pre_hook(sizes.add, with_kwargs=True),
+            parts.language.register_forward_pre_hook(sizes.drop, with_kwargs=True),
+        )
         inner: Any = parts.inner
         inner.get_placeholder_mask = _Placeholders(inner.get_placeholder_mask)
         parts.language._deepstack_process = add_to_tokens  # type: ignore[assignment]
+        put(parts.inner, "no_waiting", partial(_undo, parts, hooks))
     return ON_HOST
+
+
+def _undo(parts: ModelParts, hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+    set_back(parts.inner, "get_placeholder_mask", None)
+    set_back(parts.language, "_deepstack_process", None)
 
 
 class _Sizes:

@@ -7,12 +7,14 @@ changes, and inputs of another size still take the convolution.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from packtrain.modeling.model_parts import model_parts
+from packtrain.modeling.patches import is_on, put, set_back
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -22,7 +24,9 @@ def multiply_patches(model: Any) -> int:
     vision = model_parts(model).vision
     found = [module for module in vision.modules() if _is_patchwise(module)] if vision is not None else []
     for module in found:
+        before = module.__dict__.get("forward")
         module.forward = _Product(module)
+        put(module, "patch_products", partial(set_back, module, "forward", before))
     return len(found)
 
 
@@ -34,7 +38,7 @@ def _is_patchwise(module: nn.Module) -> bool:
         and module.groups == 1
         and not any(module.padding)
         and set(module.dilation) == {1}
-        and not isinstance(module.forward, _Product)
+        and not is_on(module, "patch_products")
     )
 
 

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_parts import model_parts, transformers_model
+from packtrain.modeling.patches import put, set_back, take_off
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
 _PER_PATCH = (_ROWS, "position_ids", "interp_indices", "interp_weights")
-_SPLIT = "_packtrain_split"  # under this name an encoder keeps its split
 _TILES, _MASKS = "pixel_values", "patch_attention_mask"
 
 
@@ -42,9 +42,7 @@ class SplitVision:
         encoder.forward = self._forward
 
     def remove(self) -> None:
-        del self._encoder.forward
-        if self._replaced is not None:
-            self._encoder.forward = self._replaced
+        set_back(self._encoder, "forward", self._replaced)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -136,19 +134,15 @@ def split_vision(model: Any, max_patches: int) -> SplitVision | None:
         return None
     unsplit_vision(model)
     split = SplitVision(encoder, max_patches)
-    encoder.__dict__[_SPLIT] = split
+    put(encoder, "vision_batches", split.remove)
     return split
 
 
 def unsplit_vision(model: Any) -> None:
-    """Let a vision encoder run on everything at once again; nothing where it was not split."""
-    encoder: Any = model_parts(model).vision
-    earlier: SplitVision | None = None if encoder is None else encoder.__dict__.pop(_SPLIT, None)
-    if earlier is not None:
-        earlier.remove()
-
-
-# ---- sharded encoders
+    """Let the vision encoder run on all images at once again."""
+    encoder = model_parts(model).vision
+    if encoder is not None:
+        take_off(encoder, "vision_batches")
 
 
 def is_sharded(encoder: nn.Module) -> bool:

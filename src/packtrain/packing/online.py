@@ -1,14 +1,22 @@
-"""Packing a stream that cannot be measured first: a bounded buffer in, packs out, with a state that can be saved."""
+"""Packing a stream that cannot be measured first: a bounded buffer in, packs out, with a state that can be saved.
+
+A run over a stream has one epoch: as many packs as its steps have, in the order of the stream, whatever passes over it
+that takes. So its position is a number, as that of a measured run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
 import numpy as np
 
 from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.fingerprint import digest
+from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.schedule import Schedule
 
 _STATE = 1  # version of the saved state
 
@@ -124,3 +132,59 @@ class OnlinePacker:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnlinePlan:
+    """What there is in place of a plan: packs have numbers, and what is in them is known once they are read."""
+
+    config: PackingConfig
+    num_packs: int
+    inputs: Mapping[str, Any]  # data, settings and limits
+    num_epochs: int = 1
+
+    def epoch(self, number: int) -> OnlinePlan:
+        """The only one."""
+        if number:
+            raise IndexError(f"epoch {number} of 1")
+        return self
+
+    def load(self, name: str) -> NoReturn:
+        """Nothing is known before it is read."""
+        raise ConfigError(
+            "data.online",
+            got=f"{name} of packs that were not measured",
+            expected="a dataset that is measured first",
+            fix="leave online out",
+        )
+
+
+class OnlineSchedule(Schedule):
+    """Packs in the order of their stream. How many steps a run has is no part of what it is known by."""
+
+    def __init__(self, plan: OnlinePlan, *, packs_per_step: int) -> None:
+        super().__init__(plan, packs_per_step=packs_per_step, balance="random")  # type: ignore[arg-type]
+
+    @cached_property
+    def hash(self) -> str:  # type: ignore[override]
+        """Identifies the order; a state of another stream is refused."""
+        return digest(self.settings)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the hash is of, by name."""
+        inputs = {name: digest(value) for name, value in self.plan.inputs.items()}  # type: ignore[attr-defined]
+        return {"packs_per_step": self.packs_per_step, "stream": inputs}
+
+    def order(self, epoch: int) -> np.ndarray:
+        """As they come."""
+        return np.arange(self.plan.epoch(epoch).num_packs)
+
+    def step(self, epoch: int, number: int) -> np.ndarray:
+        """The packs of one optimizer step."""
+        if not 0 <= number < self.num_steps(epoch):
+            raise IndexError(f"step {number} of {self.num_steps(epoch)}")
+        return np.arange(number * self.packs_per_step, (number + 1) * self.packs_per_step)
+
+    def num_samples(self, first: int, last: int) -> None:  # type: ignore[override]
+        """Nobody has counted them."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.runs.step_metrics import StepMetrics
@@ -39,35 +39,47 @@ class EarlyWarning:
     advice: str
 
 
+MAY_BE_ZERO = ("settling_steps", "plateau_improvement", "eval_rise")  # of the limits
+
+
+def _limit(default: float, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonitorLimits:
-    """Where watching ends and warning begins. Windows are in steps."""
+    """Where watching ends and warning begins: section `monitors` of a config."""
 
-    window: int = 64  # that a loss or a norm is compared with
-    fewest: int = 16  # steps before anything is compared
-    early_factor: float = 4.0  # above the median of fewer steps than those: a loss that explodes
-    spike_sigmas: float = 6.0
-    spike_rise: float = 0.2  # of the median, at least
-    gradient_factor: float = 10.0
-    memory_share: float = 0.92
-    timing_window: int = 20
-    settling_steps: int = 3  # of each process: they compile, and start workers
-    wait_share: float = 0.10
-    spread: float = 1.15
-    variance_factor: float = 3.0
-    time_apart: float = 0.25
-    memory_apart: float = 0.10
-    plateau_samples: int = 2_000  # of one span; three or more are compared with as many before
-    plateau_steps: int = 25  # of one span, at least
-    plateau_improvement: float = 0.005
-    eval_rise: float = 0.01
-    cooldown: int = 200  # steps before the same is said again
+    window: int = _limit(64, "Steps that a loss or a gradient norm is compared with.")
+    fewest: int = _limit(16, "Steps before anything is compared.")
+    early_factor: float = _limit(4.0, "Before that: a loss so many times the median explodes.")
+    spike_sigmas: float = _limit(6.0, "A loss spike is so many standard deviations above the median,")
+    spike_rise: float = _limit(0.2, "and by this share of the median.")
+    gradient_factor: float = _limit(10.0, "A high gradient norm is so many times the median.")
+    memory_share: float = _limit(0.92, "Share of the GPU's memory from which on it is said to be nearly full.")
+    timing_window: int = _limit(20, "Steps over which times and ranks are judged.")
+    settling_steps: int = _limit(3, "First steps of a process whose times do not count: layers are compiled.")
+    wait_share: float = _limit(0.10, "Share of a step that is spent waiting for data.")
+    spread: float = _limit(1.15, "Slowest rank over the mean of all.")
+    variance_factor: float = _limit(3.0, "The loss is unstable when its variance grows by this factor.")
+    time_apart: float = _limit(0.25, "Share by which step time and its prediction may differ.")
+    memory_apart: float = _limit(0.10, "Share by which memory and its prediction may differ.")
+    plateau_samples: int = _limit(2_000, "Samples of one span; three or more are compared with as many before.")
+    plateau_steps: int = _limit(25, "Steps of one span, at least.")
+    plateau_improvement: float = _limit(0.005, "Share by which the loss must fall from span to span.")
+    eval_rise: float = _limit(0.01, "Share by which the evaluation loss may rise above its best.")
+    cooldown: int = _limit(200, "Steps before the same warning is given again.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> MonitorLimits:
+        """Those of a config, and the defaults."""
+        return cls(**given)
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if value < 0 or (value == 0 and one.name not in ("settling_steps", "plateau_improvement", "eval_rise")):
-                raise ConfigError(f"monitors.{one.name}", got=value, expected="a positive number")
+            if value < 0 or (value == 0 and one.name not in MAY_BE_ZERO):
+                raise ConfigError(f"training.monitors.{one.name}", got=value, expected="a positive number")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,7 @@ class RunFacts:
     seed: int | None = None
     balance: str | None = None
     world: int | None = None
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: Mapping[str, str | None] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None  # what the data are known by, to be compared when it is resumed
     evaluated: Mapping[str, Any] | None = None  # the same of evaluation data
     frozen: Mapping[str, str] = field(default_factory=dict)  # what the weights beside adapters are known by

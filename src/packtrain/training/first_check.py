@@ -15,6 +15,7 @@ from packtrain.delivery.encode.streamed import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled
+from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.evaluation import kept_random_state
@@ -43,9 +44,8 @@ def check_first_batch(
     """
     packs = _first_packs(dataset, rank, world)
     _together(None if packs else f"nothing to look at in the first {_PACKS} packs")
-    plan = dataset.schedule.plan
-    packing = plan.config
-    patches = int(plan.epoch(0).load("patches").max())
+    packing = dataset.schedule.plan.config
+    patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with kept_random_state(), torch.compiler.set_stance("force_eager"):
@@ -68,6 +68,14 @@ def check_first_batch(
     ]
     _together("; ".join(failed) or None)
     return verdict
+
+
+def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
+    """Of any pack of the first epoch; of a stream, what a pack may have, or one of those that are looked at has."""
+    if not isinstance(plan, OnlinePlan):
+        return int(plan.epoch(0).load("patches").max())
+    here = [sum(one.vision.patches for one in samples if one.vision is not None) for samples in packs]
+    return plan.config.max_patches_per_pack or max(here)
 
 
 def _together(fault: str | None) -> None:
@@ -110,6 +118,8 @@ def _more_keys(dataset: Any, seen: Samples) -> Iterator[PackKey]:
 
     Of a stream only the first packs are looked at: others would have to be fetched.
     """
+    if isinstance(dataset.schedule.plan, OnlinePlan):
+        return
     packs, order = dataset.schedule.plan.epoch(0), dataset.schedule.order(0)
     order = order[:_PACKS] if isinstance(dataset.source, StreamedSource) else order
     images, videos, samples = (packs.load(name)[order] for name in ("images", "videos", "samples"))

@@ -21,6 +21,7 @@ from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
+from packtrain.modeling.patches import is_on
 from packtrain.modeling.prepare_model import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.predicting.values import TrainingSetup
@@ -117,7 +118,7 @@ def ready_for_steps(model: Any, settings: StepSettings) -> None:
     keep_four_bits(model)
     if hasattr(model, "config") and hasattr(model.config, "to_dict"):
         parts = model_parts(model)
-        if parts.vision is not None and not hasattr(parts.inner, "_packtrain_empty_media"):
+        if parts.vision is not None and not is_on(parts.inner, "empty_media"):
             add_empty_media_hook(model, contract_for(model.config.to_dict()))
         unsplit_vision(model)  # as an earlier trainer may have left it
     if settings.vision_batch_patches is not None:

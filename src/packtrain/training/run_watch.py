@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.history import EarlyWarning, MonitorLimits
 from packtrain.runs.metrics_log import Metrics, MetricsLog
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.flow import is_due
@@ -20,8 +20,8 @@ _SAVED = "packtrain.monitors"  # under this name their state stands in trainer_s
 class RunWatch(TrainerCallback):
     """Takes every step and evaluation of a run; only the first rank writes and shows, all of them count."""
 
-    def __init__(self, log: MetricsLog, progress: TrainingProgress) -> None:
-        self._log, self._progress, self._monitors = log, progress, Monitors()
+    def __init__(self, log: MetricsLog, progress: TrainingProgress, limits: MonitorLimits | None = None) -> None:
+        self._log, self._progress, self._monitors = log, progress, Monitors(limits)
         self.first: StepMetrics | None = None
         self.last: StepMetrics | None = None
         self.eval_loss: float | None = None

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, TrainingArguments
-from transformers.trainer_callback import ExportableState, TrainerState
+from transformers import PreTrainedModel
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
@@ -30,6 +30,7 @@ from packtrain.training.agreement import faults_of_all, on_all
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.evaluation import EvaluationStopped
 from packtrain.training.flow import RunFlow, is_due
+from packtrain.training.hf_trainer import HFTrainer
 from packtrain.training.memory_errors import is_memory_error
 from packtrain.training.resuming import checkpoint_to_resume, require_undamaged
 from packtrain.training.sharded_files import refuse_code
@@ -56,21 +57,11 @@ class OnInterrupt(Protocol):
         ...
 
 
-class SafeCheckpoints:
-    """Stands before Trainer."""
+class SafeCheckpoints(HFTrainer):
+    """Trainer whose checkpoints are whole or not there."""
 
-    args: TrainingArguments
-    state: TrainerState
     settings: StepSettings
     _flow: RunFlow
-    model: Any
-    model_wrapped: Any
-    optimizer: Any
-    control: Any
-    eval_dataset: Any
-    callback_handler: Any
-    is_fsdp_enabled: bool
-    is_deepspeed_enabled: bool
     _resumed: Path | None = None  # the checkpoint that the present call of `train` goes on from
 
     def _checkpoint(self, given: Checkpoint | str | Path | bool | None) -> str | None:
@@ -83,18 +74,16 @@ class SafeCheckpoints:
         self._resumed = None if found is None else found.path
         return None if found is None else str(found.path)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Trainer's own where weights are sharded; else all weights or adapters, or an error."""
-        if not self._reload(self.model if model is None else model, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+    def load_weights(self, model: Any, checkpoint: str) -> bool:
+        """All weights or adapters, or an error; Trainer reads those that are sharded."""
+        return self._reload(model, checkpoint)
 
-    def _load_best_model(self) -> None:
+    def load_best_weights(self) -> bool:
         """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
         best = Path(str(self.state.best_model_checkpoint))
         on_all(lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read")
         require_undamaged(read_checkpoint(best))
-        if not self._reload(self.model, str(best)):
-            super()._load_best_model()  # type: ignore[misc]
+        return self._reload(self.model, str(best))
 
     def _reload(self, model: Any, folder: str) -> bool:
         """Read the weights of a model that every rank has whole, or its adapters; False: Trainer has to."""
@@ -105,13 +94,10 @@ class SafeCheckpoints:
             on_all(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
         return True
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with states_in_words(checkpoint, "random states of another kind"):
-            super()._load_rng_state(checkpoint)  # type: ignore[misc]
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        with states_in_words(checkpoint, "a loss scale of another kind"):
-            super()._load_scaler(checkpoint)  # type: ignore[misc]
+    def reading_states(self, checkpoint: str | None, what: str) -> AbstractContextManager[Any]:
+        """In words, whatever is wrong with them."""
+        other = f"{what} of another kind"
+        return states_in_words(checkpoint, other if what != "the optimizer" else OTHER_STATES)
 
     @property
     def _is_sharded(self) -> bool:
@@ -122,7 +108,7 @@ class SafeCheckpoints:
         self._set_others_aside()
         if not self._makes_up:
             return
-        state, best = self.state, self._determine_best_metric(self._evaluate(None, None), None)
+        state, best = self.state, self.evaluate_step()
         if best and state.best_global_step == state.global_step:
             state.best_model_checkpoint = str(self._resumed)  # of this step, and saved already
 
@@ -131,22 +117,21 @@ class SafeCheckpoints:
         """Does the checkpoint lack an evaluation that can be made?"""
         return is_due(self.state) and self.eval_dataset is not None
 
-    def _run_epoch(self, *args: Any, **options: Any) -> None:
-        """Trainer's own, which looks only after a step whether the run is to end."""
-        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*args, **options)  # type: ignore[misc]
+    @property
+    def has_steps_left(self) -> bool:
+        """Not where a resumed run has come to its end already."""
+        return not self.control.should_training_stop and self.state.global_step < self.state.max_steps
 
-    def _evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Trainer's own, which a signal ends: the run then saves and stops, and has no numbers of this evaluation."""
-        if options.get("skip_scheduler") and self._makes_up:  # at the start, where it was just made
+    def evaluated(self, evaluate: Callable[[], dict[str, float]], *, at_start: bool) -> dict[str, float]:
+        """A signal ends an evaluation: the run then saves and stops, and has no numbers of it."""
+        if at_start and self._makes_up:  # it was just made
             return {}
         try:
             with self._flow.evaluating():
-                found: dict[str, float] = super()._evaluate(*args, **options)  # type: ignore[misc]
+                return evaluate()
         except EvaluationStopped:
             self._flow.cut(self.state, self.control)
             return {}
-        return found
 
     def _set_others_aside(self) -> None:
         """Checkpoints that this run will not come by are not its own: no later resume or rotation may take them so."""
@@ -178,9 +163,9 @@ class SafeCheckpoints:
             limit=args.save_total_limit,
         )
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def save_checkpoint(self) -> None:
         """In Trainer's format, and whole or not there."""
-        self.store_flos()  # type: ignore[attr-defined]
+        self.store_flos()
         folder, state, whole = self._checkpoints, self.state, not self.args.save_only_model
         if state.best_global_step:
             best = folder.path(state.best_global_step)
@@ -188,11 +173,7 @@ class SafeCheckpoints:
                 state.best_model_checkpoint = str(best)
         parts: list[Callable[[Path], None]] = [self._before_saving, self._write_weights]
         if whole:
-            parts += [
-                lambda path: self._save_optimizer_and_scheduler(str(path)),  # type: ignore[attr-defined]
-                lambda path: self._save_scaler(str(path)),  # type: ignore[attr-defined]
-                lambda path: self._save_rng_state(str(path)),  # type: ignore[attr-defined]
-            ]
+            parts.append(lambda path: self.write_states(str(path)))
         saved = folder.save(
             state.global_step,
             [*parts, self._write_state],
@@ -201,7 +182,7 @@ class SafeCheckpoints:
             best=Path(state.best_model_checkpoint) if state.best_model_checkpoint else None,
         )
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(saved))  # type: ignore[attr-defined]
+            self.push(str(saved))
 
     def _before_saving(self, path: Path) -> None:
         """A part of the checkpoint, so that a fault of one rank is one of all."""
@@ -211,7 +192,7 @@ class SafeCheckpoints:
 
     def _write_weights(self, path: Path) -> None:
         with _without_bars():
-            self.save_model(str(path), _internal_call=True)  # type: ignore[attr-defined]
+            self.write_weights(str(path))
         if not self.args.should_save:
             return
         (path / "training_args.bin").unlink(missing_ok=True)  # arguments as a pickle, which nothing reads
@@ -228,22 +209,20 @@ class SafeCheckpoints:
                 kept[type(callback).__name__] = callback.state()
         self.state.save_to_json(str(path / "trainer_state.json"))
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Only among steps that may have a checkpoint. What is returned is whether to save where only the best are."""
+    def is_best(self, judge: Callable[[], bool], metrics: dict[str, float]) -> bool:
+        """Only among steps that may have a checkpoint."""
         if not metrics:  # it was cut short
             return bool(self.control.should_save)
-        if self.state.global_step < self.settings.save_delay_steps:
-            return False
-        found: bool = super()._determine_best_metric(metrics=metrics, trial=trial)  # type: ignore[misc]
-        return found
+        return self.state.global_step >= self.settings.save_delay_steps and judge()
 
-    def _finalize_training(self, *args: Any, **options: Any) -> Any:
-        """Trainer's own. An interrupted run keeps its newest checkpoint, and its weights as they are."""
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """An interrupted run keeps its newest checkpoint, and its weights as they are."""
         best = self.state.best_model_checkpoint
         if self._flow.interrupted is not None:
             self.state.best_model_checkpoint = None
         try:
-            return super()._finalize_training(*args, **options)  # type: ignore[misc]
+            yield
         finally:
             self.state.best_model_checkpoint = best
 
@@ -260,10 +239,11 @@ class SafeCheckpoints:
         return dict(get_model_state_dict(self.model_wrapped, options=options))
 
 
+OTHER_STATES = "states of another optimizer or of other parameters"
+
+
 @contextmanager
-def states_in_words(
-    checkpoint: str | None, other: str = "states of another optimizer or of other parameters"
-) -> Iterator[None]:
+def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
     """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
     try:
         yield

@@ -11,14 +11,14 @@ done it; everything else about a step is here or in the modules beside this one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
@@ -45,7 +45,7 @@ from packtrain.training.reached import StepReach, leave_alone
 from packtrain.training.ready import ready_for_steps
 from packtrain.training.refused_arguments import SHARDED, refuse_arguments, refuse_unsharded
 from packtrain.training.resumed_settings import require_shapes, settings_as_asked
-from packtrain.training.saving import OnInterrupt, SafeCheckpoints, states_in_words
+from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.settled import SettledObjects
 from packtrain.training.step_settings import StepSettings
 from packtrain.training.unreached_states import reading_what_is_there
@@ -56,7 +56,7 @@ _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 
 
-class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
+class PackedTrainer(PackedTraining, SafeCheckpoints):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/training.md.
 
     on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
@@ -206,27 +206,22 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self.optimizer = optimizer_of(model, self.args, self.settings, self.optimizer_cls_and_kwargs)
         return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Trainer's own; settings stay those of the arguments. Sharded states without masters are read without."""
-        if checkpoint is None:
-            return
-        own = settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint)
-        there = reading_what_is_there(self.optimizer, self.model, Path(checkpoint))
-        with (
-            states_in_words(checkpoint),
-            nullcontext() if self.is_deepspeed_enabled else own,
-            there,
-            reading(self.optimizer, Path(checkpoint)),
-        ):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            if not self.is_deepspeed_enabled:
-                require_shapes(self.optimizer)
+    @contextmanager
+    def reading_states(self, checkpoint: str | None, what: str) -> Iterator[None]:
+        """Settings stay those of the arguments. Sharded states without masters are read without."""
+        with ExitStack() as stack:
+            stack.enter_context(super().reading_states(checkpoint, what))
+            if checkpoint is not None and what == "the optimizer":
+                if not self.is_deepspeed_enabled:
+                    stack.enter_context(settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint))
+                stack.enter_context(reading_what_is_there(self.optimizer, self.model, Path(checkpoint)))
+                stack.enter_context(reading(self.optimizer, Path(checkpoint)))
+            yield
 
-    def _init_training_state(self, max_steps: int, *args: Any, **options: Any) -> Any:
-        """Trainer's own, which puts the steps at which a checkpoint was logged, evaluated and saved over ours."""
-        found = super()._init_training_state(max_steps, *args, **options)
-        self.state.compute_steps(self.args, max_steps)
-        return found
+    def states_read(self) -> None:
+        """A shape that differs is found now, not in the first step."""
+        if not self.is_deepspeed_enabled:
+            require_shapes(self.optimizer)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The batches of a step, and what its sum of losses is divided by."""
@@ -244,11 +239,11 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
             batches.append(batch)
         if self._watch is not None:
             self._watch.beat(self.state.global_step)
-        return batches, self._get_num_items_in_batch(batches, device)
+        return batches, self.weight_of_step(batches, device)
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
+    def weight_of_step(self, batches: list[Any], device: torch.device) -> Tensor:
         """The weight of all supervised tokens of the step on all ranks; the host does not wait for it."""
-        self._reach = StepReach(batch_samples, device)
+        self._reach = StepReach(batches, device)
         return self._reach.weight
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -261,14 +256,14 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         self._doing = "the optimizer's step"
         return loss
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """On the device, without waiting for it where memory is pinned."""
-        if isinstance(inputs, Batch) and not self.is_deepspeed_enabled:
-            kept = {name: inputs.pop(name) for name in self._on_host if name in inputs}
-            moved = inputs.to(self.args.device, non_blocking=True)
-            moved.update(kept)
-            return moved
-        return super()._prepare_inputs(inputs)
+    def on_device(self, inputs: Any) -> Any:
+        """Without waiting for it where memory is pinned."""
+        if not isinstance(inputs, Batch) or self.is_deepspeed_enabled:
+            return None
+        kept = {name: inputs.pop(name) for name in self._on_host if name in inputs}
+        moved = inputs.to(self.args.device, non_blocking=True)
+        moved.update(kept)
+        return moved
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None
@@ -342,11 +337,11 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
         losses = self._losses if self._losses is not None else FromLogits()
         targets = losses.targets(batch)
         with self.compute_loss_context_manager():
-            return losses.total(model, self._prepare_inputs(batch), targets)[0]
+            return losses.total(model, self.prepared(batch), targets)[0]
 
     def _model_to_evaluate(self) -> Any:
         """The model as training has wrapped it; DDP adds nothing without gradients."""
-        if not self.accelerator._models and self.model_wrapped is self.model:
+        if not self.is_wrapped:
             model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
             if self.is_fsdp_enabled:
                 self.model = self.model_wrapped = model
@@ -355,8 +350,8 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
 
     # ---- metrics
 
-    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *rest: Any, **named: Any) -> None:
-        """Trainer's own, after the step was measured."""
+    def after_step(self, grad_norm: Any) -> None:
+        """Measure the step, and tell of it."""
         step = self.state.global_step
         if step > self._metered:
             self._metered, self._metrics = step, None
@@ -372,7 +367,6 @@ class PackedTrainer(SafeCheckpoints, PackedTraining, Trainer):
                 kept[_METER] = self._meter.state_dict()
             if self._on_step is not None and self._metrics is not None:
                 self._on_step(self._metrics)
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **named)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Trainer's own, with the metrics of the step beside the loss, which is a mean over the steps that have one."""

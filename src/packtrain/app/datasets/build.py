@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.cache.made import in_cache
 from packtrain.app.datasets.dataset_summary import DatasetSummary, summarize
-from packtrain.app.measure import measure_outcome
+from packtrain.app.measure import measure_outcome, request_of, tokenized_request
 from packtrain.app.pack import pack_outcome
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
@@ -28,6 +28,7 @@ from packtrain.families.model_folder import resolve
 from packtrain.measuring.measure_summary import EntryCounts
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
+from packtrain.packing.online import OnlineSchedule
 from packtrain.packing.pack_plan import PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Schedule
@@ -74,6 +75,11 @@ class _Packs:
         how long it takes depends on the data.
         """
         root = self.config.cache_root
+        for name in ("schedule", "_stream"):  # of what was built before
+            self.__dict__.pop(name, None)
+        if self.config.online:
+            self._built = self._online()
+            return
         with alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
             table = measure_outcome(self.config, streaming=None if self._streams else False, progress=progress).table
             plan = _packed(self.config, table, root, progress)
@@ -85,8 +91,14 @@ class _Packs:
             self._built = self._source(plan, table, rows, encoder, root), encoder
             self._counts = table.summary.counts
             self._notes = (*split_notes(table.request().specs), *data_notes(table.summary))
-        for name in ("schedule", "_stream"):  # of what was built before
-            self.__dict__.pop(name, None)
+
+    def _online(self) -> tuple[Any, SampleEncoder]:
+        raise ConfigError(
+            "online",
+            got=f"true for a {type(self).__name__}",
+            expected="a MultiModalIterableDataset: packs of a stream cannot be asked for by number",
+            fix="MultiModalIterableDataset(config)",
+        )
 
     @property
     def plan(self) -> PackPlan:
@@ -96,7 +108,10 @@ class _Packs:
     @cached_property
     def schedule(self) -> Schedule:
         """The order of packs."""
-        return _schedule(self.config, self.plan)
+        config = self.config
+        if config.online:
+            return OnlineSchedule(self.plan, packs_per_step=config.packs_per_step)  # type: ignore[arg-type]
+        return _schedule(config, self.plan)
 
     @property
     def source(self) -> PackSource:
@@ -146,7 +161,7 @@ class _Packs:
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
 
     def describe(self, *, world: int = 1) -> DatasetSummary:
-        """The numbers to print before training on so many ranks."""
+        """The numbers to print before training on so many ranks; there are none of a stream."""
         return summarize(
             self.schedule,
             packing=bool(self.config.packing),
@@ -282,6 +297,27 @@ class MultiModalIterableDataset(_Packs):
         schedule = _schedule(self.config, plan)
         _warn_of_thrashing(table, plan, self.config.shard_bytes)
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
+
+    def _online(self) -> tuple[Any, SampleEncoder]:
+        """Packs of a stream that nobody measured; data files are read as they are, not through the cache."""
+        from packtrain.delivery.encode.encode import SampleEncoder
+        from packtrain.delivery.online.online_source import OnlineSource
+
+        config = self.config
+        request = tokenized_request(request_of(config, streaming=None))
+        parts = [spec.name for spec in request.specs if (spec.repeats, spec.weight, spec.max_samples) != (None,) * 3]
+        if parts:
+            raise ConfigError(
+                "online",
+                got=f"repeats, weights or max_samples of {', '.join(parts)}",
+                expected="sources of which every sample is read once in a pass",
+                fix="leave them out of the mixture, or measure the data first (online: false)",
+            )
+        self._notes = tuple(split_notes(request.specs))
+        encoder = SampleEncoder(request)
+        packing = config.packing_config(_context(config))
+        num_packs = int(config.max_steps or 0) * config.packs_per_step
+        return OnlineSource(request, packing, num_packs=num_packs, encoder=encoder), encoder
 
     def _files(self, root: Path) -> LocalFiles:
         from packtrain.records.shards.data_files import CachedFiles

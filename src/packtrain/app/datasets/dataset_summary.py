@@ -40,8 +40,8 @@ def summarize(
 ) -> DatasetSummary:
     """The numbers of a plan and its schedule; `measured` is what measuring left out, by stage and reason."""
     plan = schedule.plan
-    packs, counts = plan.epoch(0), plan.summary.epochs[0]
-    tokens = packs.load("tokens")
+    packs = plan.epoch(0)
+    tokens, counts = packs.load("tokens"), plan.summary.epochs[0]
     return DatasetSummary(
         packing=packing,
         samples=packs.num_samples,

@@ -61,6 +61,12 @@ def load_plan(folder: str | Path) -> PackPlan:
 
 def plan_of_run(run: TrainingRun) -> Path:
     """The folder of the plan that a run is trained with."""
+    if run.about.derived.get("looked_at"):
+        raise ConfigError(
+            str(run.folder),
+            got="a run over a stream (data.online), whose packs are written down nowhere",
+            expected="a run over data that were measured first",
+        )
     if run.about.plan is None:
         expected = "what packtrain train writes before its first step"
         raise ArtifactError(str(run.folder / RUN), got="no plan", expected=expected)

@@ -128,10 +128,10 @@ def step_batches(
 
 def _schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
     about = run.about
-    if about.plan is None or about.packs_per_step is None or about.balance not in get_args(Balance):
+    if about.packs_per_step is None or about.balance not in get_args(Balance):
         raise ArtifactError(
             str(run.folder / RUN),
-            got="no plan, packs_per_step and balance that can be used",
+            got="no packs_per_step and balance that can be used",
             expected="what packtrain train writes before its first step",
         )
     found, table = open_plan(plan_of_run(run), costs)

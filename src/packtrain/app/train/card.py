@@ -37,8 +37,13 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     run, numbers, course = ready.run, ready.numbers, ready.course
     yield "Method", run.model.method + (f", rank {run.model.lora_rank}" if run.model.has_adapters else "")
     yield "Trained parts", ", ".join(one.part for one in ready.learns if one.trained)
-    yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
-    yield "Steps", f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples; {numbers.epochs:.3g} epochs"
+    steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
+    if numbers.looked_at is None:
+        yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
+        yield "Steps", f"{steps}; {numbers.epochs:.3g} epochs"
+    else:
+        yield "Samples", "a stream, packed as it was read"
+        yield "Steps", steps
     length = f"packed to {numbers.packing_length:,} tokens" if run.data.packing else "padded"
     yield "Rows", length
     if given := run.data.media_limits().given():

@@ -80,8 +80,8 @@ def machine_of(prepared: Prepared, *, gpu: str | None, attention: str, compiled:
 def expected(
     prepared: Prepared, machine: Machine | None, *, workers: int = 0, prefetch: int = 2
 ) -> PredictedRun | None:
-    """The first epoch's speed and the worst batch's memory; None where there is no GPU to predict for."""
-    if machine is None or machine.gpu is None:
+    """The first epoch's speed and the worst batch's memory; None without a known GPU, or without measured data."""
+    if machine is None or machine.gpu is None or prepared.run.data.online:
         return None
     numbers, rows = prepared.numbers, prepared.run.data.rows_per_batch
     passes = _passes(prepared, machine)

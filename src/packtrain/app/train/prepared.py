@@ -18,6 +18,7 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
+from packtrain.core.errors import DataError
 from packtrain.core.words import about, counted, signed_percent
 from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
 from packtrain.families.model_folder import resolve
@@ -39,6 +40,7 @@ Dataset = MultiModalDataset | MultiModalIterableDataset
 _MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said
 _FIRST = 4  # packs that are shown
 _NAMED = 5  # reasons why something was made again
+_LOOKED_AT = 32  # packs of a stream, before it is trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,7 @@ class RunNumbers:
     evaluation_samples: int = 0
     evaluation_left_out: int = 0
     evaluation_batches: int = 0  # over all processes
+    looked_at: int | None = None  # packs of a stream, from which numbers of samples and tokens are estimated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -102,7 +105,11 @@ def prepare(
     )
     if measured is not None and not measured.reused:
         builder.measured[str(measured.table.folder)] = tuple(measured.changed)
-    if run.size.packs is None or run.length.max_steps is not None:
+    if run.data.online:
+        seen = builder.look_ahead(replace(run.data, packs_per_step=1))
+        run = run.counted(samples_per_pack=seen.samples / seen.packs, packs_per_epoch=1)
+        run = replace(run, data=replace(run.data, epochs=1))
+    elif run.size.packs is None or run.length.max_steps is not None:
         first = builder.build(_first_epoch(run), "data", counting=True)
         run, first = _keeping_samples(run, first, builder)
         packs = first.plan.epoch(0)
@@ -110,12 +117,19 @@ def prepare(
     else:
         run = run.counted(samples_per_pack=1.0, packs_per_epoch=1)
     dataset = builder.build(run.data, "data")
-    wanted = run.length.max_steps
+    wanted = run.length.max_steps if not run.data.online else None
     while wanted is not None and dataset.schedule.num_steps() < wanted:  # later epochs may have fewer packs
         run = replace(run, data=replace(run.data, epochs=run.data.epochs + 1))
         dataset = builder.build(run.data, "data")
     evaluation = builder.build(run.evaluation, "evaluation data") if run.evaluation is not None else None
-    numbers = _numbers(run, dataset, evaluation)
+    numbers = _numbers(run, dataset) if not run.data.online else _estimated(run, dataset, seen)
+    if evaluation is not None:
+        numbers = replace(
+            numbers,
+            evaluation_samples=evaluation.plan.epoch(0).num_samples,
+            evaluation_left_out=_left_out(evaluation),
+            evaluation_batches=_batches(evaluation),
+        )
     return Prepared(
         run=replace(run, notes=(*run.notes, *dataset.notes, *_too_large_note(numbers), *_limits_note(run))),
         dataset=dataset,
@@ -133,8 +147,21 @@ def _first_epoch(run: ResolvedRun) -> DatasetConfig:
     return replace(run.data, epochs=1, packs_per_step=packs, packing_drop_last=tail)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """The first packs of a stream."""
+
+    packs: int
+    samples: int
+    tokens: int
+    longest: int
+    first: tuple[tuple[int, int], ...]  # samples and tokens
+
+
 def _packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
     """A step of these packs, where its samples are said and an epoch has as many."""
+    if run.data.online:
+        return None
     packs, counts = dataset.plan.epoch(0), dataset.plan.summary.epochs[0]
     wanted = run.size.samples
     if wanted is None or not run.data.has_packs or packs.num_samples < wanted:
@@ -226,7 +253,7 @@ class _Builder:
 
     def build(self, config: DatasetConfig, name: str, *, counting: bool = False) -> Dataset:
         """One dataset; of a plan that only counts nothing is said."""
-        dataset: Dataset = (MultiModalIterableDataset if self.streams else MultiModalDataset)(config)
+        dataset: Dataset = (MultiModalIterableDataset if self.streams or config.online else MultiModalDataset)(config)
         seen: dict[type, Any] = {}
 
         def watch(state: Any) -> None:
@@ -236,6 +263,9 @@ class _Builder:
         key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
         with data_of(self.config, key, str(config.dataset_path)):
             dataset.build(watch)
+        if config.online:
+            self.done.append(f"{name}: packed as it is read, nothing is measured first")
+            return dataset
         table, plan = str(dataset.plan.summary.cost_table), str(dataset.plan.folder)
         if Measuring in seen:
             self.measured[table] = seen[Measuring].changed
@@ -248,6 +278,28 @@ class _Builder:
             if dataset.tokens is not None:
                 self.done.append(f"{name}: {self._of_tokens(table, dataset.tokens)}")
         return dataset
+
+    def look_ahead(self, config: DatasetConfig) -> _Seen:
+        """What the first packs of a stream hold."""
+        self.progress("reading the first packs")
+        dataset = MultiModalIterableDataset(config)
+        with data_of(self.config, "dataset_path", str(config.dataset_path)):
+            dataset.build()
+            packs = [dataset.source.lengths(number) for number in range(_LOOKED_AT)]  # type: ignore[attr-defined]
+        if not any(packs):
+            raise DataError(
+                "data.online",
+                got=f"no usable sample in the first {_LOOKED_AT} packs",
+                expected="records that can be trained",
+                fix="packtrain measure names what is wrong with each",
+            )
+        return _Seen(
+            packs=len(packs),
+            samples=sum(map(len, packs)),
+            tokens=sum(map(sum, packs)),
+            longest=max(max(lengths, default=0) for lengths in packs),
+            first=tuple((len(lengths), sum(lengths)) for lengths in packs[:_FIRST]),
+        )
 
     def _of_table(self, table: str) -> str:
         if table not in self.measured:
@@ -271,7 +323,37 @@ class _Builder:
         return f"tokenized now, no cached tokens fit{more}{late}"
 
 
-def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> RunNumbers:
+def _estimated(run: ResolvedRun, dataset: Dataset, seen: _Seen) -> RunNumbers:
+    """The numbers of a run over a stream: those of samples and tokens from its first packs, for the whole run."""
+    schedule, packs = dataset.schedule, run.data.packs_per_step
+    steps, length = schedule.num_steps(), dataset.plan.config.packing_length
+    each = seen.samples / seen.packs
+    return RunNumbers(
+        mode=run.mode,
+        samples=round(each * packs * steps),
+        **dict.fromkeys(("left_out", "too_large", "unlabelled", "cut", "cut_tokens", "cut_supervised"), 0),
+        **dict.fromkeys(("not_drawn", "held_out", "waiting", "supervised_tokens", "images", "videos", "frames"), 0),
+        packs=packs * steps,
+        packing_length=length,
+        fill=seen.tokens / (seen.packs * length),
+        samples_per_pack=each,
+        packs_per_step=packs,
+        samples_per_step=packs * each,
+        step_samples=(round(packs * each),) * 2,
+        rows_per_batch=1,
+        micro_batches=schedule.accumulation(run.world),
+        steps=steps,
+        steps_per_epoch=steps,
+        epochs=1.0,
+        tokens=round(seen.tokens / seen.packs * packs * steps),
+        longest=seen.longest,
+        world=run.world,
+        first_packs=tuple((samples, tokens / length) for samples, tokens in seen.first),
+        looked_at=seen.packs,
+    )
+
+
+def _numbers(run: ResolvedRun, dataset: Dataset) -> RunNumbers:
     plan, schedule, config = dataset.plan, dataset.schedule, run.data
     counts, totals = plan.summary.epochs[0], plan.summary.epochs[0].totals
     by_epoch = [schedule.num_steps(epoch) for epoch in range(plan.num_epochs)]
@@ -310,9 +392,6 @@ def _numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None) -> 
         frames=totals["frames"],
         world=run.world,
         first_packs=_first_packs(schedule) if config.has_packs else (),
-        evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
-        evaluation_left_out=_left_out(evaluation) if evaluation is not None else 0,
-        evaluation_batches=_batches(evaluation) if evaluation is not None else 0,
     )
 
 

@@ -31,6 +31,7 @@ from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
+from packtrain.runs.history import MonitorLimits
 from packtrain.runs.read import read_run
 from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
 from packtrain.runs.run_folder import DELIVERY, FINAL, RunFolder, origin
@@ -104,7 +105,7 @@ class Session:
         check_same_data(prepared)
         checkpoint = checkpoint_to_resume(resume and find_latest(run.folder) is not None, run.folder, progress)
         if checkpoint is not None:
-            check_resumed(RunFolder(run.folder), prepared.dataset.plan.summary.inputs)
+            check_resumed(RunFolder(run.folder), _inputs(prepared.dataset))
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
             check_length(checkpoint.step, prepared.numbers.steps)
         progress("loading the model")
@@ -213,7 +214,7 @@ class Session:
         started, trainer = time.monotonic(), None
         with MetricsLog(folder.path / METRICS if self.here.first else None) as log:
             shown = self._progress(console)
-            watch = RunWatch(log, shown)
+            watch = RunWatch(log, shown, MonitorLimits.of(self.prepared.run.config.training.monitors or {}))
             try:
                 trainer = self._trainer(watch)
                 with shown:
@@ -240,16 +241,16 @@ class Session:
             model=run.model.name,
             origin=origin(run.model.name, run.arguments["seed"]),
             mode=run.mode,
-            plan=str(plan.folder),
-            cost_table=plan.summary.cost_table,
+            plan=None if run.data.online else str(plan.folder),
+            cost_table=None if run.data.online else plan.summary.cost_table,
             planned_epochs=plan.num_epochs,
             packs_per_step=run.data.packs_per_step,
             rows_per_batch=run.data.rows_per_batch,
             seed=run.data.seed,
             balance=run.data.order,
             world=run.world,
-            fingerprints={"plan": plan.fingerprint, "schedule": schedule.hash},
-            measured=plan.summary.inputs,
+            fingerprints={"plan": None if run.data.online else plan.fingerprint, "schedule": schedule.hash},
+            measured=_inputs(prepared.dataset),
             evaluated=_evaluated(prepared),
             frozen=dict(self.frozen),
             derived=_derived(self.ready),
@@ -278,6 +279,8 @@ class Session:
             return None, (f"the report could not be written: {type(error).__name__}: {lines[0] if lines else ''}",)
 
     def _ledgers(self) -> tuple[Path, ...]:
+        if self.prepared.run.data.online:
+            return ()  # delivery writes down all that is left out
         plan = self.prepared.dataset.plan
         assert plan.folder is not None, "plans of runs are in the cache"
         return Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED
@@ -325,7 +328,7 @@ class Session:
         if (logs := run.config.training.logging_dir) is not None:
             os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))  # where it is looked for
         evaluation, memory = prepared.evaluation, None
-        if machine is not None:
+        if machine is not None and not run.data.online:
             memory = MemoryModel(
                 shape=machine.shape,
                 setup=machine.setup,
@@ -465,6 +468,12 @@ def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
 def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
     """What the evaluation data are known by."""
     return prepared.evaluation.plan.summary.inputs if prepared.evaluation is not None else None
+
+
+def _inputs(dataset: Dataset) -> Mapping[str, Any]:
+    """What the data are known by; of a stream, how they begin."""
+    plan: Any = dataset.plan
+    return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
 
 
 def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:

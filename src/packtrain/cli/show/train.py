@@ -79,7 +79,9 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiled(ready)}",
     )
     yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
-    tokens = f"{counted(numbers.tokens, 'token')} ({numbers.supervised_tokens:,} supervised)"
+    tokens = counted(numbers.tokens, "token")
+    if numbers.looked_at is None:
+        tokens += f" ({numbers.supervised_tokens:,} supervised)"
     data = f"{counted(numbers.samples, 'sample')}, {tokens}"
     ledger = f"; {numbers.not_drawn:,} not drawn (max_samples)" if numbers.not_drawn else ""
     ledger += f"; {numbers.held_out:,} held out for evaluation (eval_size)" if numbers.held_out else ""
@@ -92,6 +94,8 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are trained nowhere"
         to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "the length of a pack"
         ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
+    if numbers.looked_at is not None:
+        data, ledger = f"about {data} in the run", f"; estimated from the first {numbers.looked_at} packs of a stream"
     if numbers.waiting:
         ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
     yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
@@ -110,7 +114,8 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         yield "packing is off", "every sample has a row of its own"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
-    yield "epochs", _passes(numbers.epochs)
+    if numbers.looked_at is None:
+        yield "epochs", _passes(numbers.epochs)
     course = ready.course
     warmup = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
     yield "learning rate", f"{_rates(course)}; {course.schedule} schedule, {warmup}"
@@ -143,11 +148,13 @@ def _in_the_ledger(entries: int) -> str:
 def _steps(numbers: RunNumbers) -> str:
     """
     >>> from types import SimpleNamespace as Numbers
-    >>> _steps(Numbers(steps=18, epochs=2.0, steps_per_epoch=9))
+    >>> _steps(Numbers(steps=18, epochs=2.0, steps_per_epoch=9, looked_at=None))
     '18 (2 epochs x 9 steps)'
-    >>> _steps(Numbers(steps=3, epochs=0.6, steps_per_epoch=5))
+    >>> _steps(Numbers(steps=3, epochs=0.6, steps_per_epoch=5, looked_at=None))
     '3 (0.6 epochs of 5 steps)'
     """
+    if numbers.looked_at is not None:
+        return f"{numbers.steps:,} (max_steps)"
     each, epochs = counted(numbers.steps_per_epoch, "step"), numbers.epochs
     if epochs * numbers.steps_per_epoch == numbers.steps and epochs == int(epochs):
         return f"{numbers.steps:,} ({counted(int(epochs), 'epoch')} x {each})"
@@ -244,7 +251,10 @@ def _proof(ready: ReadyRun) -> str:
 def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     found = ready.expected
     if found is None:
-        yield "expected", "no prediction of speed and memory: no GPU, or one that is not known"
+        why = "no GPU, or one that is not known"
+        if ready.numbers.looked_at is not None:
+            why = "the data are not measured (data.online)"
+        yield "expected", f"no prediction of speed and memory: {why}"
         return
     by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
     speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from packtrain.core.values import LedgerEntry
@@ -34,6 +34,9 @@ class BatchInfo:
     squared_patches: int = 0  # sum over pictures of patches squared; 0 where samples come without such counts
     failures: tuple[LedgerEntry, ...] = ()
     later_pieces: int = 0  # of its samples, those that go on with one that is split
+    stream: Mapping[str, Any] | None = field(
+        default=None, repr=False
+    )  # of packs that were not measured: where they end
 
     @property
     def samples(self) -> int:
@@ -100,4 +103,5 @@ def batch_info(
         squared_patches=vision.squared_patches,
         failures=tuple(failure for row in rows for failure in row.failures),
         later_pieces=sum(not sample.first for sample in samples),
+        stream=next((row.stream for row in reversed(rows) if row.stream is not None), None),
     )

@@ -74,3 +74,4 @@ class PackedRow:
     key: PackKey
     samples: tuple[EncodedSample, ...] = ()
     failures: tuple[LedgerEntry, ...] = ()
+    stream: Mapping[str, object] | None = None  # of packs that were not measured: the state behind this one

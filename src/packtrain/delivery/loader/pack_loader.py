@@ -32,6 +32,7 @@ from packtrain.packing.schedule import Schedule
 
 Collate = Callable[[Sequence[PackedRow]], Any]
 MOST_FILES = 5  # named where a worker has died
+_STREAM = "stream"  # in a state
 _RAISED_BY_WORKER = "Caught "  # how errors begin that a worker has raised
 
 
@@ -64,6 +65,7 @@ class PackLoader(DataLoader):
         rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
         sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
         self._standing = Standing(sampler)
+        self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: from where to read on
         super().__init__(
             source,  # type: ignore[arg-type]
             batch_sampler=sampler,
@@ -113,11 +115,14 @@ class PackLoader(DataLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """The LoaderState as plain values: behind the last batch that was handed out."""
-        return self._standing.state()
+        return self._standing.state() | ({} if self._stream is None else {_STREAM: self._stream})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""
-        self._standing.load(state)
+        self._standing.load({name: value for name, value in state.items() if name != _STREAM})
+        if (stream := state.get(_STREAM)) is not None:
+            self.dataset.load_state_dict(stream)
+        self._stream = stream
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress = self._standing.begin()
@@ -160,6 +165,8 @@ class _Delivery:
         self._broken = True  # until there is a batch, or the end
         batch = self._next()
         self._broken = False
+        if (stream := getattr(getattr(batch, "info", None), "stream", None)) is not None:
+            self._loader._stream = stream
         self._progress.advance()
         return batch
 

@@ -35,7 +35,8 @@ from packtrain.delivery.trainers.evaluation_loss import EvaluationLoss
 from packtrain.delivery.trainers.token_loss import token_loss
 from packtrain.packing.schedule import LoaderState, Schedule
 
-_SAVED, _FAILURES = "packtrain", "packtrain.failures"  # under these names they stand in trainer_state.json
+# Under these names they stand in trainer_state.json.
+_SAVED, _STREAM, _FAILURES = "packtrain", "packtrain.stream", "packtrain.failures"
 LEDGER = "ledger.jsonl"
 
 
@@ -289,14 +290,16 @@ class PackedTraining:
         check_arguments(self.args, schedule, rows_per_batch=rows, packing=packing, own_loss=own_loss)
         ledger = Path(str(self.args.output_dir)) / LEDGER
         self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
-        self._progress = PlanProgress(schedule)
+        self._progress = PlanProgress(schedule, self.train_dataset)
         self.decision = JointDecision(self.failures, self._progress.epoch_ends)
         for callback in (self._progress, self.decision):
             self.add_callback(callback)  # type: ignore[attr-defined]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Trainer's own, with what the batch lacks taken down."""
-        self.failures.take(getattr(inputs, "info", BatchInfo()))
+        info = getattr(inputs, "info", BatchInfo())
+        self.failures.take(info)
+        self._progress.take(info)
         return super().training_step(model, inputs, *args, **options)  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
@@ -314,7 +317,9 @@ class PackedTraining:
         """Trainer's own; it takes packs for samples, so their speed is put right, also in what `train` returns."""
         if logs.get("train_runtime") and "train_samples_per_second" in logs:
             samples = self.train_dataset.schedule.num_samples(self._progress.begun, self.state.global_step)
-            logs["train_samples_per_second"] = round(samples / logs["train_runtime"], 3)
+            del logs["train_samples_per_second"]
+            if samples is not None:  # nobody counts those of a stream beforehand
+                logs["train_samples_per_second"] = round(samples / logs["train_runtime"], 3)
         super().log(logs, *args, **options)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> PackLoader:
@@ -381,8 +386,9 @@ class PackedTraining:
 class PlanProgress(TrainerCallback):
     """Says in which epoch of the plan a run is, keeps its position in checkpoints, and refuses those of other runs."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
+    def __init__(self, schedule: Schedule, dataset: Any = None) -> None:
+        self._schedule, self._dataset = schedule, dataset
+        self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: where the last batch ended
         self.begun = 0  # the step that this call of `train` began from
         ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
         self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
@@ -411,7 +417,15 @@ class PlanProgress(TrainerCallback):
             here = self._schedule.state_after(state.global_step)
             if found != here:
                 raise ArtifactError("checkpoint", got=str(asdict(found)), expected=f"{asdict(here)} at its step")
+            stream = (state.stateful_callbacks or {}).get(_STREAM)
+            if stream is not None and self._dataset is not None:  # else it is read from its beginning
+                self._dataset.source.load_state_dict(stream)
+                self._stream = stream
         return control
+
+    def take(self, info: BatchInfo) -> None:
+        """A batch of this rank is trained."""
+        self._stream = info.stream if info.stream is not None else self._stream
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -421,6 +435,8 @@ class PlanProgress(TrainerCallback):
         if state.stateful_callbacks is None:
             state.stateful_callbacks = {}
         state.stateful_callbacks[_SAVED] = asdict(self._schedule.state_after(step))
+        if self._stream is not None:
+            state.stateful_callbacks[_STREAM] = dict(self._stream)
         state.epoch = self._epoch(step)
         if step in self._ends[:-1]:  # Trainer sees the end of the last one itself
             control.should_log |= args.logging_strategy == "epoch"

@@ -1,4 +1,4 @@
-"""Packs from a stream that was not measured: each sample once, on any number of ranks, resumed anywhere."""
+"""Packs from a stream that was not measured: each sample once in a pass, the same for all, resumed anywhere."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
 
-from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
+from packtrain.core.errors import ArtifactError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
 from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, SourceStream
-from packtrain.delivery.online.online_dataset import OnlineDataset
+from packtrain.delivery.online.online_source import OnlineSource
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.measuring.inputs import stream_inputs
-from packtrain.measuring.request import Filters, Request
+from packtrain.measuring.request import Request
+from packtrain.packing.online import OnlineSchedule
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.open import open_sources
 from packtrain.records.source import Entry, SourceSpec
@@ -79,24 +80,35 @@ def request(**more: Any) -> Request:
     return Request(specs=specs, model="none", **more)
 
 
-def make(
-    sizes: Sequence[int], rank: int = 0, world: int = 1, buffer: int = 4, limits: Any = None, **more: Any
-) -> OnlineDataset:
+def make(sizes: Sequence[int], buffer: int = 4, limits: Any = None, **more: Any) -> OnlineSource:
     config = PackingConfig(packing_length=20, packing_buffer=buffer, **(limits or {}))
-    made = {"stream": Stream(sizes), "rule": Rule(), "encoder": Encoder(), "read_ahead": 3, **more}
-    return OnlineDataset(request(), config, rank=rank, world=world, **made)
+    made = {"stream": Stream(sizes), "rule": Rule(), "encoder": Encoder(), "read_ahead": 3, "num_packs": 400, **more}
+    return OnlineSource(request(), config, **made)
 
 
 def shown(row: PackedRow) -> tuple[Any, ...]:
     return row.key, [(s.id, s.input_ids.tolist()) for s in row.samples], row.failures
 
 
-def rows(dataset: OnlineDataset) -> list[tuple[Any, ...]]:
-    return [shown(row) for row in dataset]
+def pack(source: OnlineSource, number: int) -> PackedRow:
+    return source[PackKey(epoch=0, pack=number)]
 
 
-def saved(dataset: OnlineDataset) -> dict[str, Any]:
-    return json.loads(json.dumps(dataset.state_dict()))
+def state_of(source: OnlineSource) -> dict[str, Any]:
+    """As it is read back from a checkpoint."""
+    return json.loads(json.dumps(source.state_dict()))
+
+
+def rows(source: OnlineSource, first: int = 0) -> list[tuple[Any, ...]]:
+    """The packs up to the end of the pass."""
+    found: list[tuple[Any, ...]] = []
+    source.lengths(first)
+    epoch = source.state_dict()["epoch"]
+    while True:
+        source.lengths(first + len(found))
+        if source.state_dict()["epoch"] > epoch:  # the next one is of the next pass
+            return found
+        found.append(shown(pack(source, first + len(found))))
 
 
 def accounted(found: Sequence[tuple[Any, ...]]) -> Counter[str]:
@@ -107,7 +119,7 @@ def accounted(found: Sequence[tuple[Any, ...]]) -> Counter[str]:
 
 SIZES = [6, 5, LONG, 4, 11, UNUSABLE, 3, 20, 1, 7, 13, 2, 2, UNUSABLE, 9, 9, 16, 12, 8, 1, 1, 5, UNUSABLE, LONG]
 kinds = st.sampled_from([2, 3, 5, 8, 13, 20, BROKEN, LONG, UNUSABLE])
-streams = st.lists(kinds, max_size=10) | st.lists(kinds, min_size=20, max_size=60)
+streams = st.lists(kinds, min_size=1, max_size=10) | st.lists(kinds, min_size=20, max_size=60)
 
 
 def once(num: int) -> dict[str, int]:
@@ -117,66 +129,61 @@ def once(num: int) -> dict[str, int]:
 # ---- the contract
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes=streams, world=st.integers(1, 4), buffer=st.integers(1, 9))
 def test_every_entry_is_delivered_or_written_off_exactly_once(sizes: list[int], world: int, buffer: int) -> None:
-    ranks = [rows(make(sizes, rank, world, buffer)) for rank in range(world)]
-    assert len({len(found) for found in ranks}) == 1, "all ranks get equally many rows"
-    together = [row for found in ranks for row in found]
-    assert accounted(together) == once(len(sizes))
-    assert all(sum(len(ids) for _, ids in samples) <= 20 for _, samples, _ in together)
-    numbers = [row[0].pack for turn in zip(*ranks, strict=True) for row in turn]
-    assert [n for n in numbers if n != EMPTY_PACK] == list(range(sum(n != EMPTY_PACK for n in numbers)))
+    whole = rows(make(sizes, buffer))
+    assert accounted(whole) == once(len(sizes))
+    assert all(sum(len(ids) for _, ids in samples) <= 20 for _, samples, _ in whole)
+    for rank in range(world):  # whoever asks for some of them gets the same ones
+        source = make(sizes, buffer)
+        own = range(rank, len(whole), world)
+        assert [shown(pack(source, number)) for number in own] == [whole[number] for number in own]
 
 
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 3)])
 @pytest.mark.parametrize("buffer", [1, 5, 100])
-def test_resumes_exactly_at_every_step(rank: int, world: int, buffer: int) -> None:
-    whole, states, it = [], [], make(SIZES, rank, world, buffer)
-    while True:
-        states.append(saved(it))
-        try:
-            whole.append(shown(next(it)))
-        except StopIteration:
-            break
-    assert whole, "nothing was produced, so nothing was tested"
+def test_resumes_exactly_at_every_step(buffer: int) -> None:
+    source = make(SIZES, buffer)
+    whole, states = [], [state_of(source)]
+    for number in range(18):
+        row = pack(source, number)
+        whole.append(shown(row))
+        states.append(state_of(source))
+        assert row.stream == source.state_dict()
+    assert states[-1]["epoch"] >= 1, "else no pass has ended"
     for step, state in enumerate(states):
-        again = make(SIZES, rank, world, buffer)
+        again = make(SIZES, buffer)
         again.load_state_dict(state)
-        assert saved(again) == state
-        assert rows(again) == whole[step:], f"resume at step {step} diverges"
+        assert state_of(again) == state
+        rest = [shown(pack(again, number)) for number in range(step, 18)]
+        assert rest == whole[step:], f"resume at step {step} diverges"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(kinds, min_size=20, max_size=60),
-    world=st.integers(1, 4),
-    other=st.integers(1, 5),
-    share=st.floats(0, 1),
+    saved=st.integers(0, 12),
+    asked=st.lists(st.integers(0, 12), min_size=1, max_size=5),
     buffer=st.integers(1, 9),
 )
-def test_goes_on_with_another_number_of_ranks(
-    sizes: list[int], world: int, other: int, share: float, buffer: int
+def test_a_pack_is_the_same_wherever_one_comes_from(
+    sizes: list[int], saved: int, asked: list[int], buffer: int
 ) -> None:
-    step = round(share * len(rows(make(sizes, 0, world, buffer))))
-    before, states = [], []
-    for rank in range(world):
-        dataset = make(sizes, rank, world, buffer)
-        before += [shown(next(dataset)) for _ in range(step)]
-        states.append(saved(dataset))
-    assert all(state == states[0] for state in states), "a state is the same on every rank"
-    after = []
-    for rank in range(other):
-        dataset = make(sizes, rank, other, buffer)
-        dataset.load_state_dict(states[0])
-        after += rows(dataset)
-    assert accounted(before + after) == once(len(sizes))
+    """From a state before it or behind it, after a later one, or again."""
+    fresh = [shown(pack(make(sizes, buffer), number)) for number in asked]
+    source, before = make(sizes, buffer), make(sizes, buffer)
+    source.lengths(saved)
+    before.load_state_dict(state_of(source))
+    for number, expected in zip(asked, fresh, strict=True):
+        assert shown(pack(before, number)) == expected
 
 
-def test_only_the_own_packs_are_encoded() -> None:
+def test_only_what_is_asked_for_is_encoded() -> None:
     encoders = [Encoder() for _ in range(3)]
     for rank, encoder in enumerate(encoders):
-        rows(make([5] * 40, rank, 3, encoder=encoder))
+        source = make([5] * 40, encoder=encoder)
+        for number in range(rank, 10, 3):
+            pack(source, number)
     asked = [name for encoder in encoders for name in encoder.asked]
     assert sorted(asked) == sorted(once(40))
     assert all(encoder.asked for encoder in encoders)
@@ -185,21 +192,20 @@ def test_only_the_own_packs_are_encoded() -> None:
 def test_resuming_reads_from_the_first_that_waits_and_encodes_nothing_before() -> None:
     sizes = [5, 6, 7, 8] * 50
     whole = make(sizes)
-    for _ in range(40):
-        next(whole)
-    state, stream, encoder = saved(whole), Stream(sizes), Encoder()
+    pack(whole, 39)
+    state, stream, encoder = state_of(whole), Stream(sizes), Encoder()
     first = min(EntryPlace.of_key(key) for key, *_ in state["packer"]["waiting"])
     again = make(sizes, stream=stream, encoder=encoder)
     again.load_state_dict(state)
     assert not stream.reads, "nothing before it is asked for"
-    row = next(again)
+    row = pack(again, 40)
     assert min(stream.reads) == first.unit * stream.per_unit + first.entry > 80
     assert encoder.asked == [sample.id for sample in row.samples]
 
 
 def test_the_buffer_lets_packs_be_fuller() -> None:
     sizes = [12, 9, 3, 11, 8, 7, 13, 1] * 20
-    packs = [len(rows(make(sizes, buffer=buffer))) for buffer in (1, 30)]
+    packs = [len(rows(make(sizes, buffer))) for buffer in (1, 30)]
     assert packs[1] < packs[0]
     assert packs[1] <= 1.06 * sum(sizes) / 20
 
@@ -221,25 +227,21 @@ def test_what_is_left_out_says_why() -> None:
 
 
 def test_a_stream_of_rubbish_is_told_of_and_does_not_run_on_in_silence() -> None:
-    for world in (1, 2):
-        ranks = [rows(make([UNUSABLE] * 25, rank, world, report_after=10)) for rank in range(world)]
-        together = [row for found in ranks for row in found]
-        assert sorted(len(failures) for *_, failures in together if failures) == [5, 10, 10]
-        assert accounted(together) == once(25)
+    found = rows(make([UNUSABLE] * 25, report_after=10))
+    assert [len(failures) for *_, failures in found] == [10, 10, 5]
+    assert accounted(found) == once(25)
     stream = Stream([UNUSABLE] * 1000)
-    next(make([], stream=stream, report_after=10))
+    pack(make([], stream=stream, report_after=10), 0)
     assert len(stream.reads) < 15
+    with pytest.raises(DataError, match="no entries"):
+        pack(make([]), 0)
 
 
-def test_samples_that_turn_out_longer_are_measured_and_never_overfill_a_pack() -> None:
-    dataset = make([LONGER, 7, 5, LONGER, 4], buffer=9)
-    found = rows(dataset)
+def test_samples_that_turn_out_longer_never_overfill_a_pack() -> None:
+    found = rows(make([LONGER, 7, 5, LONGER, 4], buffer=9))
     assert accounted(found) == once(5)
     (late,) = [entry for *_, failures in found for entry in failures]
     assert late.reason == "longer than estimated"
-    assert (dataset.error.samples, dataset.error.differing, dataset.error.largest) == (5, 2, 2)
-    assert dataset.error.relative == pytest.approx(4 / 42)
-    assert str(dataset.error) == "2 of 5 samples differ from their estimate, by at most 2 tokens (+9.52% of all)"
 
 
 def test_overlong_samples_may_be_an_error() -> None:
@@ -263,68 +265,37 @@ def test_reading_faults_are_tried_again_and_then_end_the_run(monkeypatch: pytest
     assert len(pauses) == 2
     gone = Flaky()
     gone.faults = 99
-    dataset = make([5, 5], encoder=gone)
-    before = saved(dataset)
+    source = make([5, 5], encoder=gone)
     with pytest.raises(DataError, match="stale handle"):
-        next(dataset)
+        pack(source, 0)
+    assert source.state_dict()["packs"] == 0
     again = make([5, 5])
-    again.load_state_dict(saved(dataset))
-    assert accounted(rows(again)) == once(2), "a row that was not handed out is not lost"
-    assert before["packs"] == saved(dataset)["packs"] == 0
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"overlong": "truncate"},
-        {"overlong": "split"},
-        {"packing_drop_last": True},
-        {"max_packs": 3},
-        {"pack_alignment": 2},
-        {"packing_strategy": "wrapped"},
-        {"packing_strategy": "my_packer:pack"},
-    ],
-    ids=str,
-)
-def test_what_needs_all_samples_is_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="measure the data first"):
-        make([5], limits=limits)
-
-
-def test_mixtures_limits_and_odd_ranks_are_refused() -> None:
-    config = PackingConfig(packing_length=20)
-    spec = SourceSpec(name="a", path="data", format="jsonl", media_root=".", repeats=2.0)
-    with pytest.raises(ConfigError, match="repeats or weights of a"):
-        OnlineDataset(Request(specs=(spec,), model="none"), config, encoder=Encoder())
-    with pytest.raises(ConfigError, match="limit"):
-        OnlineDataset(request(filters=Filters(limit=3)), config, encoder=Encoder())
-    with pytest.raises(ConfigError, match="rank 2 of 2"):
-        make([5], rank=2, world=2)
+    again.load_state_dict(state_of(source))
+    assert accounted(rows(again)) == once(2), "a pack that was not handed out is not lost"
 
 
 # ---- states
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"inputs": "x"}, {"packer": {}}, {"place": None}, {"tokens": {"a": 1}}, {"ready": [1]}]
+    "change", [{"version": 1}, {"inputs": "x"}, {"packer": {}}, {"place": None}, {"tokens": {"a": 1}}, {"ready": [1]}]
 )
 def test_foreign_states_are_refused(change: dict[str, Any]) -> None:
-    dataset = make(SIZES)
-    next(dataset)
+    source = make(SIZES)
+    pack(source, 0)
     with pytest.raises(ArtifactError):
-        make(SIZES).load_state_dict({**saved(dataset), **change})
+        make(SIZES).load_state_dict({**state_of(source), **change})
     with pytest.raises(ArtifactError, match="other limits"):
-        make(SIZES, limits={"max_images_per_pack": 3}).load_state_dict(saved(dataset))
+        make(SIZES, limits={"max_images_per_pack": 3}).load_state_dict(state_of(source))
 
 
 def test_a_stream_that_lost_what_waits_is_refused() -> None:
-    dataset = make([5] * 30)
-    for _ in range(3):
-        next(dataset)
+    source = make([5] * 30)
+    pack(source, 2)
     again = make([5] * 9)
-    again.load_state_dict(saved(dataset))
+    again.load_state_dict(state_of(source))
     with pytest.raises(DataError, match="that waited when the state was saved are not there"):
-        next(again)
+        pack(again, 3)
 
 
 def test_a_state_saved_after_a_reading_fault_has_lost_nothing() -> None:
@@ -339,27 +310,25 @@ def test_a_state_saved_after_a_reading_fault_has_lost_nothing() -> None:
 
     sizes = [5, 5, LONG, UNUSABLE, 5, UNUSABLE, LONG, 5, 5, 5, 5, 5]
     stream = Faulty(sizes)
-    dataset = make(sizes, buffer=20, stream=stream)
+    source = make(sizes, buffer=20, stream=stream)
     with pytest.raises(OSError, match="the disk is gone"):
-        next(dataset)
-    assert saved(dataset)["left_out"], "else nothing was tested"
+        pack(source, 0)
+    assert state_of(source)["left_out"], "else nothing was tested"
     again = make(sizes, buffer=20)
-    again.load_state_dict(saved(dataset))
+    again.load_state_dict(state_of(source))
     assert accounted(rows(again)) == once(len(sizes))
     with pytest.raises(OSError, match="the disk is gone"):  # not the end of the stream
-        next(dataset)
+        pack(source, 0)
     stream.mended = True
-    assert accounted([shown(next(dataset)) for _ in range(2)]) == once(len(sizes))
+    assert accounted(rows(source)) == once(len(sizes))
 
 
-def test_epochs_follow_each_other_and_a_state_between_them_leads_into_the_next() -> None:
-    dataset = make(SIZES)
-    first, between, second = rows(dataset), saved(dataset), rows(dataset)
-    assert [row[0].epoch for row in first + second] == [0] * len(first) + [1] * len(first)
+def test_passes_follow_each_other() -> None:
+    source = make(SIZES)
+    first = rows(source)
+    second = rows(source, first=len(first))
+    assert [row[0].pack for row in first + second] == list(range(2 * len(first)))
     assert [row[1:] for row in first] == [row[1:] for row in second]
-    again = make(SIZES)
-    again.load_state_dict(between)
-    assert rows(again) == second
 
 
 # ---- in a loader
@@ -370,14 +339,21 @@ def only(batch: list[PackedRow]) -> PackedRow:
     return row
 
 
-@pytest.mark.parametrize("start", [0, 3])
-def test_the_order_does_not_depend_on_workers(start: int) -> None:
-    whole = rows(make(SIZES * 3, 1, 2))
-    for workers in (0, 1, 2):
-        dataset = make(SIZES * 3, 1, 2)
-        dataset.skip(start)
-        loader = DataLoader(dataset, batch_size=1, collate_fn=only, num_workers=workers)
-        assert [shown(row) for row in loader] == whole[start:], f"{workers} workers"
+def loader(source: OnlineSource, **more: Any) -> PackLoader:
+    schedule = OnlineSchedule(source.plan, packs_per_step=2)
+    return PackLoader(source, schedule, only, span="run", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_order_does_not_depend_on_workers_or_ranks(workers: int) -> None:
+    source = make(SIZES * 3)
+    whole = [shown(pack(source, number))[1:] for number in range(20)]
+    for world in (1, 2):
+        found: dict[int, Any] = {}
+        for rank in range(world):
+            mine = loader(make(SIZES * 3, num_packs=20), rank=rank, world=world, num_workers=workers)
+            found |= {row.key.pack: shown(row)[1:] for row in mine}
+        assert [found[number] for number in range(20)] == whole
 
 
 class FileStream(Stream):
@@ -402,30 +378,17 @@ class FileStream(Stream):
 def test_workers_do_not_share_an_open_file(tmp_path: Path) -> None:
     sizes = list(range(1, 20)) * 5
     whole = rows(make(sizes))
-    dataset = make(sizes, stream=FileStream(tmp_path / "sizes", sizes))
-    assert [shown(next(dataset)) for _ in range(5)] == whole[:5]
-    loader = DataLoader(dataset, batch_size=1, collate_fn=only, num_workers=2)
-    assert [shown(row) for row in loader] == whole[5:]
-
-
-def test_skipping_gives_the_state_that_workers_cannot() -> None:
-    taken = make(SIZES)
-    for _ in range(3):
-        next(taken)
-    encoder = Encoder()
-    skipped = make(SIZES, encoder=encoder)
-    skipped.skip(3)
-    assert saved(skipped) == saved(taken)
-    assert not encoder.asked
-    with pytest.raises(DataError, match="end of the stream"):
-        skipped.skip(1000)
+    source = make(sizes, stream=FileStream(tmp_path / "sizes", sizes), num_packs=len(whole) // 2 * 2)
+    assert [shown(pack(source, number)) for number in range(5)] == whole[:5]
+    found = [(row.key.pack, *shown(row)[1:]) for row in loader(source, rank=0, world=1, num_workers=2)]
+    assert found == [(row[0].pack, *row[1:]) for row in whole[: len(found)]] != []
 
 
 def test_it_pickles_in_the_middle() -> None:
-    dataset = make(SIZES)
-    next(dataset)
-    again = pickle.loads(pickle.dumps(dataset))
-    assert rows(again) == rows(dataset)
+    source = make(SIZES)
+    pack(source, 0)
+    again = pickle.loads(pickle.dumps(source))
+    assert rows(again, first=1) == rows(source, first=1)
 
 
 # ---- real data and a real tokenizer
@@ -454,25 +417,23 @@ def test_real_files_through_the_collator(tmp_path: Path, family: str) -> None:
     specs = tuple(open_sources(str(tmp_path / "*.jsonl")))
     asked = Request(specs=specs, model=str(model))
     config = PackingConfig(packing_length=512, packing_buffer=16)
-    dataset = OnlineDataset(asked, config)
+    source = OnlineSource(asked, config, num_packs=100)
     collate = PackCollator(contract_for(asked.settings()), pad_id=0, capacity=512)
-    found, states = [], []
-    for row in dataset:
-        found.append(collate([row]))
-        states.append(saved(dataset))
+    whole = rows(source)
+    found = [collate([pack(source, number)]) for number in range(len(whole))]
     assert Counter(name for batch in found for name in batch.info.ids) == Counter(
         f"{part}-{n}" for part in range(2) for n in range(30)
     )
-    assert dataset.error.samples == 60
-    assert dataset.error.differing == 0, "the rule is exact"
+    assert not any(batch.info.failures for batch in found), "the rule is exact"
     assert sum(batch.info.tokens for batch in found[:-1]) / (512 * (len(found) - 1)) > 0.85
     assert sum(batch.info.images for batch in found) == (30 if family == "qwen3_vl" else 0)
     for step in (0, len(found) // 2):
-        again = OnlineDataset(asked, config)
-        again.load_state_dict(states[step])
-        rest = [collate([row]) for row in again]
-        assert len(rest) == len(found) - step - 1
-        for one, other in zip(rest, found[step + 1 :], strict=True):
+        again = OnlineSource(asked, config, num_packs=100)
+        state = found[step].info.stream
+        assert state is not None
+        again.load_state_dict(state)
+        for number, other in enumerate(found[step + 1 :], step + 1):
+            one = collate([pack(again, number)])
             assert all(torch.equal(one[name], other[name]) for name in other if name != "use_cache")
             assert one.info == other.info
 
@@ -490,21 +451,21 @@ def test_a_stream_of_sources_begins_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_state_goes_on_where_data_and_model_were_moved_to(tmp_path: Path) -> None:
-    def online(folder: Path) -> OnlineDataset:
+    def online(folder: Path) -> OnlineSource:
         asked = Request(specs=tuple(open_sources(str(folder / "*.jsonl"))), model=str(folder / "model"))
-        return OnlineDataset(asked, PackingConfig(packing_length=256, packing_buffer=8))
+        return OnlineSource(asked, PackingConfig(packing_length=256, packing_buffer=8), num_packs=100)
 
     home = tmp_path / "home"
     tiny.write("qwen2", home / "model")
     write_records(home, with_images=False)
-    dataset = online(home)
-    next(dataset)
-    state = saved(dataset)
-    rest = rows(dataset)
+    source = online(home)
+    pack(source, 0)
+    state = state_of(source)
+    rest = rows(source, first=1)
     there = home.rename(tmp_path / "there")
     again = online(there)
     again.load_state_dict(state)
-    assert rows(again) == rest != []
+    assert rows(again, first=1) == rest != []
     with (there / "0.jsonl").open("a") as lines:
         lines.write('{"text": "more"}\n')
     online(there).load_state_dict(state)  # a stream may grow

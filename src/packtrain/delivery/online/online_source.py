@@ -1,24 +1,22 @@
-"""Packs from a stream that is not measured first: entries in, packed rows out, with a state that can be saved.
+"""Packs from a stream that is not measured first: entries in, packs by number out, with a state that can be saved.
 
-    entries --cost by rule--> waiting (bounded) --OnlinePacker--> packs 0 1 2 | 3 4 5 | ...
-                                                                  rank 0 1 2   0 1 2      one round each
+    entries --cost by rule--> waiting (bounded) --OnlinePacker--> packs 0 1 2 3 ... of the run, pass after pass
 
-Every rank reads the same stream and computes every cost, so that all agree on the packs without a word; pixels are
-decoded for its own packs only. This gives up what measuring first gives: the number of steps is not known, packs are
-chosen among the samples at hand, samples keep the order of the stream but for the buffer, and resuming reads again from
-the first sample that waits.
+Every process reads the same stream and computes every cost, so that all agree on the packs without a word; media are
+decoded for the packs that it is asked for only. This gives up what measuring first gives: how many packs a pass has is
+not known, packs are chosen among the samples at hand, samples keep the order of the stream but for the buffer, and
+resuming reads again from the first sample that waits.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
 from typing import Any, Protocol
-
-from torch.utils.data import IterableDataset, get_worker_info
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
@@ -26,21 +24,17 @@ from packtrain.core.values import Cost, LedgerEntry, Measured, Record
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.pack_source import STAGE, media_read
-from packtrain.delivery.loader.sampler import rank_and_world
 from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, EntryStream, SourceStream
-from packtrain.delivery.online.length_error import LengthError
 from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request
-from packtrain.packing.arrays import WRAPPED
 from packtrain.packing.build_plan import STAGE as PACKING
-from packtrain.packing.online import OnlinePacker
+from packtrain.packing.online import OnlinePacker, OnlinePlan
 from packtrain.packing.overlong import UNFIT
-from packtrain.packing.own import is_own
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
 from packtrain.records.media import MediaStore
 
-_STATE = 1  # version of the saved state
+_STATE = 2  # version of the saved state
 
 
 class StreamEncoder(Protocol):
@@ -55,19 +49,17 @@ class StreamEncoder(Protocol):
 class _Made:
     """A pack that was decided, and what had to be left out on the way to it."""
 
-    samples: tuple[tuple[str, int], ...] = ()  # key, estimated tokens
+    samples: tuple[tuple[str, int], ...] = ()  # key, tokens
     left_out: tuple[LedgerEntry, ...] = ()
 
 
-class OnlineDataset(IterableDataset):
-    """This rank's packs, each as a PackedRow, for the collator of packs. An iterator: it goes on where it stands.
+class OnlineSource:
+    """The packs of a stream as a map-style dataset: `source[PackKey(0, number)]` is a PackedRow with a state.
 
-    All ranks get equally many rows: the last round is filled up with rows without samples. What cannot be used is in
-    `failures` of the next row, each once among all ranks. When the stream has come to its end, the next `iter` begins
-    the next epoch. The state is the same on every rank, and good for another number of them.
-
-    In a DataLoader with workers the rounds are dealt to the workers, in an order that does not depend on their number,
-    but this object stays where it was: before saving its state, `skip` the batches that were taken.
+    Packs are numbered through all passes over the stream. A number that lies before the place where this object stands
+    is made again from where it began: from the first entry, or from the state that was loaded. What cannot be used is
+    in `failures` of the next pack. Every row carries the state behind its pack, from which later packs are reached
+    without reading the stream from its beginning; states do not change what the packs are.
     """
 
     def __init__(
@@ -75,42 +67,34 @@ class OnlineDataset(IterableDataset):
         request: Request,
         config: PackingConfig,
         *,
-        rank: int | None = None,
-        world: int | None = None,
+        num_packs: int,
         stream: EntryStream | None = None,
         rule: CostRule | None = None,
         encoder: StreamEncoder | None = None,
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
-        report_after: int = 1000,  # entries left out one after the other, before a row without samples tells of them
+        report_after: int = 1000,  # entries left out one after the other, before a pack without samples tells of them
     ) -> None:
-        _check(request, config)
         request = _dated(request)
-        here = rank_and_world()
-        self.rank, self.world = (
-            own if given is None else given for given, own in zip((rank, world), here, strict=True)
-        )
-        if not 0 <= self.rank < self.world or read_ahead < 1 or report_after < 1:
-            got = f"rank {self.rank} of {self.world}, read_ahead {read_ahead}, report_after {report_after}"
-            raise ConfigError("online dataset", got=got, expected="a rank below the world size, positive numbers")
-        self.error = LengthError()  # of the samples that this rank has encoded
         self._request, self._config = request, config
         self._stream = stream if stream is not None else SourceStream(request.specs)
         self._given_rule = rule
         self._encoder = encoder if encoder is not None else SampleEncoder(request)
         self._read_ahead, self._report_after = read_ahead, report_after
         self._capacities = config.capacities()
-        self._inputs = digest({**stream_inputs(request), "limits": self._capacities})
-        self._first_round = 0  # of this iteration
-        self._restart(epoch=0)
+        inputs = {**stream_inputs(request), "limits": self._capacities, "buffer": config.packing_buffer}
+        self.plan = OnlinePlan(config=config, num_packs=num_packs, inputs=inputs)
+        self._inputs = digest(inputs)
+        self._began: Mapping[str, Any] | None = None  # the state that was loaded
+        self._process = os.getpid()
+        self._restart()
 
     def __repr__(self) -> str:
         sources = ", ".join(repr(spec.path) for spec in self._request.specs)
-        packs = f"packs of {self._config.packing_length:,} tokens"
-        return f"OnlineDataset({sources}, {packs}, rank {self.rank} of {self.world}, epoch {self._epoch})"
+        return f"OnlineSource({sources}, packs of {self._config.packing_length:,} tokens, at pack {self._packs:,})"
 
-    def _restart(self, epoch: int) -> None:
+    def _restart(self) -> None:
         self._packer = OnlinePacker(self._capacities, buffer=self._config.packing_buffer)
-        self._epoch, self._place, self._packs, self._rounds, self._over = epoch, EntryPlace(), 0, 0, False
+        self._epoch, self._place, self._packs, self._over = 0, EntryPlace(), 0, False
         self._ready: deque[_Made] = deque()
         self._left_out: list[LedgerEntry] = []
         self._held: dict[str, Arrival] = {}  # what waits, and what is ready
@@ -124,56 +108,70 @@ class OnlineDataset(IterableDataset):
 
     # ---- delivery
 
-    def __iter__(self) -> OnlineDataset:
-        if self._over:
-            self._restart(self._epoch + 1)
-        self._forget_reading()  # a forked worker must not share an open file with its parent
-        self._first_round = self._rounds
-        return self
+    def __getitem__(self, key: PackKey) -> PackedRow:
+        if key.pack == EMPTY_PACK:
+            return PackedRow(key=key)
+        self._go_to(key.pack)
+        samples, failures = self._encoded(self._next())
+        self._hand_out()
+        return PackedRow(key=key, samples=samples, failures=failures, stream=self.state_dict())
 
-    def __next__(self) -> PackedRow:
-        worker = get_worker_info()
-        while (packs := self._round()) is not None:
-            turn = self._rounds - self._first_round
-            mine = worker is None or turn % worker.num_workers == worker.id
-            row = self._row(packs) if mine else None
-            self._hand_out(packs)
-            if row is not None:
-                return row
-        self._over = True
-        raise StopIteration
+    def lengths(self, number: int) -> list[int]:
+        """The tokens of a pack's samples, without encoding them."""
+        self._go_to(number)
+        return [tokens for _, tokens in self._next().samples]
 
-    def skip(self, rounds: int) -> None:
-        """Move on by as many rows without encoding them."""
-        for _ in range(rounds):
-            if (packs := self._round()) is None:
-                raise DataError("online dataset", got="the end of the stream", expected=f"{rounds} more rows")
-            self._hand_out(packs)
+    def data_files(self, keys: Iterable[PackKey]) -> list[str]:
+        """The data files that packs are read from, as sources call them."""
+        return [str(spec.path) for spec in self._request.specs]
 
-    def _round(self) -> list[_Made] | None:
-        """The next pack of every rank, as far as there are; None at the end."""
+    def warm_up(self) -> None:
+        """Processes forked from this one load what they need themselves: nothing says that there are media."""
+
+    def close(self) -> None:
+        """Nothing is needed any more."""
+        self._forget_reading()
+
+    def _go_to(self, number: int) -> None:
+        """Stand before a pack."""
+        if self._process != os.getpid():  # a forked worker must not share an open file with its parent
+            self._process = os.getpid()
+            self._forget_reading()
+        began = -1 if self._began is None else int(self._began["packs"])
+        if self._began is not None and (self._packs < began <= number or began <= number < self._packs):
+            self._take(self._began)
+        elif number < self._packs:
+            self._restart()
+        while self._packs < number:
+            self._next()
+            self._hand_out()
+
+    def _next(self) -> _Made:
+        """The pack that comes next. At the end of the stream the next pass begins, once all of this one is out."""
         self._fetch_held()
-        while len(self._ready) < self.world and self._take_in():
-            pass
-        if len(self._ready) < self.world:
-            self._ready.extend(self._made(keys) for keys in self._packer.flush())
-            if self._left_out:
-                self._ready.append(self._made([]))
-        return list(islice(self._ready, self.world)) or None
+        while not self._ready:
+            if self._over:
+                self._epoch, self._place, self._over = self._epoch + 1, EntryPlace(), False
+                self._forget_reading()
+            elif not self._take_in():
+                self._end_pass()
+        return self._ready[0]
 
-    def _hand_out(self, packs: Sequence[_Made]) -> None:
-        for pack in packs:
-            self._ready.popleft()
-            for key, _ in pack.samples:
-                del self._held[key], self._tokens[key]
-        self._packs += len(packs)
-        self._rounds += 1
+    def _end_pass(self) -> None:
+        if self._place == EntryPlace():
+            raise DataError(f"{self!r}", got="no entries", expected="a stream with records")
+        self._over = True
+        self._ready.extend(self._made(keys) for keys in self._packer.flush())
+        if self._left_out:
+            self._ready.append(self._made([]))
 
-    def _row(self, packs: Sequence[_Made]) -> PackedRow:
-        """This rank's pack of a round, encoded."""
-        if self.rank >= len(packs):
-            return PackedRow(key=PackKey(epoch=self._epoch, pack=EMPTY_PACK))
-        made, capacity, tokens = packs[self.rank], self._capacities["tokens"], 0
+    def _hand_out(self) -> None:
+        for key, _ in self._ready.popleft().samples:
+            del self._held[key], self._tokens[key]
+        self._packs += 1
+
+    def _encoded(self, made: _Made) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
+        capacity, tokens = self._capacities["tokens"], 0
         samples: list[EncodedSample] = []
         failures = list(made.left_out)
         for key, estimated in made.samples:
@@ -184,7 +182,6 @@ class OnlineDataset(IterableDataset):
                 name = record.id
                 store = self._measurer.store(arrival.source)
                 sample = media_read(partial(self._encoder.encode, record, store), name, origin)
-                self.error = self.error.plus(estimated, len(sample))
                 if tokens + len(sample) > capacity:
                     raise RecordError("pack", "longer than estimated", f"{len(sample)} tokens instead of {estimated}")
             except RecordError as error:
@@ -193,8 +190,7 @@ class OnlineDataset(IterableDataset):
                 continue
             samples.append(sample)
             tokens += len(sample)
-        pack = PackKey(epoch=self._epoch, pack=self._packs + self.rank)
-        return PackedRow(key=pack, samples=tuple(samples), failures=tuple(failures))
+        return tuple(samples), tuple(failures)
 
     # ---- reading and packing
 
@@ -265,7 +261,7 @@ class OnlineDataset(IterableDataset):
             if not wanted:
                 return
         raise DataError(
-            "online dataset",
+            "data.online",
             got=f"{len(wanted)} entries that waited when the state was saved are not there, as that at {min(wanted)}",
             expected="the same stream",
             fix="bring the data back as they were, or begin again",
@@ -287,7 +283,7 @@ class OnlineDataset(IterableDataset):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Behind the last row that was handed out on every rank, as JSON."""
+        """Behind the last pack that was handed out, as JSON; good for any number of ranks and workers."""
         return {
             "version": _STATE,
             "inputs": self._inputs,
@@ -296,7 +292,6 @@ class OnlineDataset(IterableDataset):
             "over": self._over,
             "place": list(self._place),
             "packs": self._packs,
-            "rounds": self._rounds,
             "packer": self._packer.state_dict(),
             "tokens": dict(self._tokens),
             "ready": [[[key for key, _ in made.samples], _plain(made.left_out)] for made in self._ready],
@@ -304,22 +299,26 @@ class OnlineDataset(IterableDataset):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, on any number of ranks; one of other data or limits is refused."""
+        """Go on from a saved state; one of other data or limits is refused."""
         found = (state.get("version"), state.get("inputs"))
         if found != (_STATE, self._inputs):
             raise ArtifactError(
-                "state of the online dataset",
+                "state of the stream",
                 got=f"version {found[0]}, inputs {found[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
                 fix="it belongs to other data, another model or other limits: use those, or begin again"
                 if state.get("template_date") == self._request.template_date
-                else f"give the Request its template_date {state.get('template_date')}, or begin again",
+                else f"set template_date: {state.get('template_date')}, or begin again",
             )
+        self._take(state)
+        self._began = dict(state)
+
+    def _take(self, state: Mapping[str, Any]) -> None:
         try:
-            self._restart(int(state["epoch"]))
+            self._restart()
             self._packer.load_state_dict(state["packer"])
-            self._place, self._over = EntryPlace(*map(int, state["place"])), bool(state["over"])
-            self._packs, self._rounds = int(state["packs"]), int(state["rounds"])
+            self._epoch, self._place = int(state["epoch"]), EntryPlace(*map(int, state["place"]))
+            self._packs, self._over = int(state["packs"]), bool(state["over"])
             self._tokens = {EntryPlace.of_key(key).key: int(tokens) for key, tokens in state["tokens"].items()}
             self._left_out = _entries(state["left_out"])
             self._ready = deque(
@@ -327,11 +326,10 @@ class OnlineDataset(IterableDataset):
                 for keys, left_out in state["ready"]
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._restart(epoch=0)
+            self._restart()
             raise ArtifactError(
-                "state of the online dataset", got=f"{type(error).__name__}: {error}", expected="a whole state"
+                "state of the stream", got=f"{type(error).__name__}: {error}", expected="a whole state"
             ) from None
-        self._first_round = self._rounds
 
 
 def _uses(cost: Cost) -> dict[str, int]:
@@ -346,29 +344,6 @@ def _uses(cost: Cost) -> dict[str, int]:
         "samples": 1,
         "attention": cost.tokens * cost.tokens,
     }
-
-
-def _check(request: Request, config: PackingConfig) -> None:
-    """Refuse what only a measured dataset can do."""
-    mixed = [spec.name for spec in request.specs if spec.repeats is not None or spec.weight is not None]
-    problems = [
-        (config.overlong not in ("drop", "error"), f"overlong: {config.overlong}"),
-        (config.cutoff_len is not None, f"cutoff_len: {config.cutoff_len}"),
-        (config.packing_drop_last, "packing_drop_last"),
-        (config.max_packs is not None, f"max_packs: {config.max_packs}"),
-        (config.pack_alignment > 1, f"pack_alignment: {config.pack_alignment}"),
-        (config.packing_strategy == WRAPPED or is_own(config.packing_strategy), config.packing_strategy),
-        (request.filters.limit is not None, "limit"),
-        (bool(mixed), f"repeats or weights of {', '.join(mixed)}"),
-    ]
-    found = [name for wrong, name in problems if wrong]
-    if found:
-        raise ConfigError(
-            "online dataset",
-            got="; ".join(found),
-            expected="settings that do not need all samples to be known",
-            fix="measure the data first, or leave them out",
-        )
 
 
 def _dated(request: Request) -> Request:
