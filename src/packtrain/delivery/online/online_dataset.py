@@ -33,11 +33,11 @@ from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.packing.arrays import WRAPPED
-from packtrain.packing.build_plan import STAGE as PACKING
 from packtrain.packing.online import OnlinePacker
 from packtrain.packing.overlong import UNFIT
 from packtrain.packing.own import is_own
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
+from packtrain.packing.plan_builder import STAGE as PACKING
 from packtrain.records.media import MediaStore
 
 _STATE = 1  # version of the saved state
