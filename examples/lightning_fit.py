@@ -6,9 +6,17 @@ from argparse import ArgumentParser
 import lightning
 import torch
 
-from packtrain import DatasetConfig, MultiModalDataset, PackLoader, load_model, prepare_model, step_tokens, token_loss
-from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.loader.sampler import check_ranks
+from packtrain import (
+    DatasetConfig,
+    MultiModalDataset,
+    PackLoader,
+    check_ranks,
+    load_model,
+    prepare_model,
+    step_tokens,
+    token_loss,
+)
+from packtrain.delivery import Batch
 
 
 class PackModule(lightning.LightningModule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -101,8 +102,27 @@ def test_importing_everything_light_loads_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
+FACES = sorted(path.parent.name for path in SRC.glob("*/__init__.py") if "lazy_names(" in path.read_text())
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_the_face_of_a_package_lists_its_own(package: str) -> None:
+    """A name that is a module's too would be one or the other, by what was imported first."""
+    face = importlib.import_module(f"packtrain.{package}")
+    assert face.__all__
+    assert dir(face) == face.__all__
+    for name in face.__all__:
+        assert not (SRC / package / f"{name}.py").exists(), f"{name} is a module of {package}"
+        assert f"import {name} as {name}\n" in Path(str(face.__file__)).read_text()
+        value = getattr(face, name)
+        assert getattr(value, "__module__", f"packtrain.{package}").startswith(f"packtrain.{package}"), name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = face.nothing
+
+
 def test_import_packtrain_is_nearly_free() -> None:
-    code = "import sys, packtrain; print(sorted(sys.modules))"
+    assert len(FACES) > 8
+    code = f"import sys, packtrain, {', '.join(f'packtrain.{name}' for name in FACES)}; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(ast.literal_eval(done.stdout))
     assert not loaded & (HEAVY | {"pyarrow", "numpy", "PIL", "av", "tokenizers", "rich", "typer"})

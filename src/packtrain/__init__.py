@@ -2,111 +2,43 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from packtrain.core.lazy import lazy_names
 
 __version__ = "0.1.0"
-__all__ = [
-    "CostTable",
-    "DatasetConfig",
-    "FailureWatch",
-    "LoaderState",
-    "ModelSettings",
-    "MultiModalDataset",
-    "MultiModalIterableDataset",
-    "PackLoader",
-    "PackPlan",
-    "PackedTrainer",
-    "PackedTraining",
-    "Packing",
-    "PackingConfig",
-    "PacktrainError",
-    "RankWatch",
-    "Schedule",
-    "SchemaOptions",
-    "StepSettings",
-    "__version__",
-    "check_ranks",
-    "load_model",
-    "measure",
-    "pack",
-    "pack_arrays",
-    "plan",
-    "prepare_model",
-    "step_tokens",
-    "token_loss",
-    "train",
-    "trainer_arguments",
-    "verify",
-]
 
 if TYPE_CHECKING:
-    from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-    from packtrain.app.measure import measure
-    from packtrain.app.pack import pack
-    from packtrain.app.plan import plan
-    from packtrain.app.train.train import train
-    from packtrain.app.verify import verify
-    from packtrain.core.errors import PacktrainError
-    from packtrain.delivery.loader.failures import FailureWatch
-    from packtrain.delivery.loader.pack_loader import PackLoader
-    from packtrain.delivery.loader.sampler import check_ranks
-    from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
-    from packtrain.delivery.trainers.token_loss import step_tokens, token_loss
-    from packtrain.delivery.trainers.watch import RankWatch
-    from packtrain.measuring.table import CostTable
-    from packtrain.modeling.load import load_model
-    from packtrain.modeling.model_settings import ModelSettings
-    from packtrain.modeling.prepare_model import prepare_model
-    from packtrain.packing.arrays import Packing, pack_arrays
-    from packtrain.packing.pack_plan import PackPlan
-    from packtrain.packing.packing_config import PackingConfig
-    from packtrain.packing.schedule import LoaderState, Schedule
-    from packtrain.records.schemas.schema_options import SchemaOptions
-    from packtrain.training.step_settings import StepSettings
-    from packtrain.training.trainer import PackedTrainer
+    from packtrain.app.datasets.build import DatasetConfig as DatasetConfig
+    from packtrain.app.datasets.build import MultiModalDataset as MultiModalDataset
+    from packtrain.app.datasets.build import MultiModalIterableDataset as MultiModalIterableDataset
+    from packtrain.app.measure import measure as measure
+    from packtrain.app.pack import pack as pack
+    from packtrain.app.plan import plan as plan
+    from packtrain.app.train.train import train as train
+    from packtrain.app.verify import verify as verify
+    from packtrain.core.errors import PacktrainError as PacktrainError
+    from packtrain.delivery.loader.failures import FailureWatch as FailureWatch
+    from packtrain.delivery.loader.pack_loader import PackLoader as PackLoader
+    from packtrain.delivery.loader.sampler import check_ranks as check_ranks
+    from packtrain.delivery.trainers.mixin import PackedTraining as PackedTraining
+    from packtrain.delivery.trainers.mixin import trainer_arguments as trainer_arguments
+    from packtrain.delivery.trainers.token_loss import step_tokens as step_tokens
+    from packtrain.delivery.trainers.token_loss import token_loss as token_loss
+    from packtrain.delivery.trainers.watch import RankWatch as RankWatch
+    from packtrain.measuring.table import CostTable as CostTable
+    from packtrain.modeling.load import load_model as load_model
+    from packtrain.modeling.model_settings import ModelSettings as ModelSettings
+    from packtrain.modeling.preparation import prepare_model as prepare_model
+    from packtrain.packing.arrays import Packing as Packing
+    from packtrain.packing.arrays import pack_arrays as pack_arrays
+    from packtrain.packing.pack_plan import PackPlan as PackPlan
+    from packtrain.packing.packing_config import PackingConfig as PackingConfig
+    from packtrain.packing.schedule import LoaderState as LoaderState
+    from packtrain.packing.schedule import Schedule as Schedule
+    from packtrain.records.schemas.schema_options import SchemaOptions as SchemaOptions
+    from packtrain.training.step_settings import StepSettings as StepSettings
+    from packtrain.training.trainer import PackedTrainer as PackedTrainer
 
-# Imported when first used, so that `import packtrain` and `packtrain --help` stay fast.
-_LAZY = {
-    "train": "packtrain.app.train.train",
-    "StepSettings": "packtrain.training.step_settings",
-    "PackedTrainer": "packtrain.training.trainer",
-    "ModelSettings": "packtrain.modeling.model_settings",
-    "PackLoader": "packtrain.delivery.loader.pack_loader",
-    "PackedTraining": "packtrain.delivery.trainers.mixin",
-    "trainer_arguments": "packtrain.delivery.trainers.mixin",
-    "check_ranks": "packtrain.delivery.loader.sampler",
-    "token_loss": "packtrain.delivery.trainers.token_loss",
-    "step_tokens": "packtrain.delivery.trainers.token_loss",
-    "load_model": "packtrain.modeling.load",
-    "prepare_model": "packtrain.modeling.prepare_model",
-    "verify": "packtrain.app.verify",
-    "FailureWatch": "packtrain.delivery.loader.failures",
-    "RankWatch": "packtrain.delivery.trainers.watch",
-    "CostTable": "packtrain.measuring.table",
-    "DatasetConfig": "packtrain.app.datasets.build",
-    "LoaderState": "packtrain.packing.schedule",
-    "MultiModalDataset": "packtrain.app.datasets.build",
-    "MultiModalIterableDataset": "packtrain.app.datasets.build",
-    "PackPlan": "packtrain.packing.pack_plan",
-    "Packing": "packtrain.packing.arrays",
-    "PackingConfig": "packtrain.packing.packing_config",
-    "Schedule": "packtrain.packing.schedule",
-    "PacktrainError": "packtrain.core.errors",
-    "SchemaOptions": "packtrain.records.schemas.schema_options",
-    "measure": "packtrain.app.measure",
-    "pack": "packtrain.app.pack",
-    "pack_arrays": "packtrain.packing.arrays",
-    "plan": "packtrain.app.plan",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
+__all__ += ["__version__"]

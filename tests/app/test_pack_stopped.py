@@ -19,9 +19,9 @@ from tables import write_table
 
 from packtrain.app.pack import pack
 from packtrain.cli.interruptible import never_lost
-from packtrain.packing.build_plan import PackProgress
 from packtrain.packing.pack_plan import PLAN
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_builder import PackProgress
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
     ("moment", "words", "there"),
     [
         ("packtrain.app.pack.work_of", "nothing was written", False),
-        ("packtrain.packing.build_plan.PackPlan.load", "the plan was complete already", True),
+        ("packtrain.packing.plan_builder.PackPlan.load", "the plan was complete already", True),
         ("packtrain.packing.balance.balance_table", "the same command continues", True),
     ],
 )

@@ -14,8 +14,8 @@ from tables import write_table
 
 from packtrain.app.pack import GENERIC_WORK
 from packtrain.delivery.encode.row_table import RowTable
-from packtrain.packing.build_plan import build_plan
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_builder import build_plan
 
 PROGRAM = Path(__file__).with_name("damage.py")
 

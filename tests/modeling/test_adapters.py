@@ -18,7 +18,7 @@ from packtrain.modeling.four_bits import keep_four_bits
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.quiet import quiet_libraries
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
 from packtrain.predicting.weights import part_of

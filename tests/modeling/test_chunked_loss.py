@@ -13,7 +13,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 
 FAMILIES = (*encoded.VISION, *encoded.TEXT_ONLY)
 

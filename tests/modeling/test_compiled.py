@@ -14,7 +14,7 @@ from torch import Tensor
 from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import CompiledLayers, compile_layers, undo_compile
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 
 FAMILY = "qwen3_vl"
 MARGIN = 7  # tokens of padding in the fullest pack

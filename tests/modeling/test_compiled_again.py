@@ -16,7 +16,7 @@ from torch import Tensor
 from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.modeling import compiled
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts
 
 pytestmark = pytest.mark.contract  # the order of graphs is a choice that torch keeps to itself

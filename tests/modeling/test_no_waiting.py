@@ -11,7 +11,7 @@ from torch import Tensor
 
 from packtrain.modeling import no_waiting
 from packtrain.modeling.no_waiting import ON_HOST, add_to_tokens, stop_waiting
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 
 FAMILY = "qwen3_vl"
 

@@ -19,7 +19,7 @@ from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.patches import PATCHES, patches_of, take_off
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision_batches import split_vision
 
 SOURCE = Path(packtrain.__file__).parent

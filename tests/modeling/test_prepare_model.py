@@ -9,7 +9,7 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.load import load_model
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 
 
 def test_a_model_is_made_ready(tmp_path: Path) -> None:

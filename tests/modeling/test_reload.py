@@ -12,7 +12,7 @@ from encoded import TEXT_ONLY, VISION, fresh_model
 from safetensors.torch import load_file, save_file
 
 from packtrain.core.errors import ArtifactError
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.reload import reload_weights
 
 pytestmark = pytest.mark.contract

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lengths import WORK, lvis_table, made_plan
 
 from packtrain.packing.balance import BalanceLine, balance_table, evenness
-from packtrain.packing.build_plan import build_plan
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_builder import build_plan
 from packtrain.packing.schedule import Schedule
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from lengths import KINDS, WORK, digest_of, lvis_table, packed, packs_of
 
-from packtrain.packing.build_plan import build_plan
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_builder import build_plan
 from packtrain.packing.schedule import Schedule
 
 GOLDEN = Path(__file__).with_name("golden.json")

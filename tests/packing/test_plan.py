@@ -23,8 +23,8 @@ from tables import write_table
 from packtrain.core.artifacts import DiskFull, read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build_plan import PackProgress, build_plan
 from packtrain.packing.pack_plan import KIND, PLAN, VERSION, PackPlan
+from packtrain.packing.plan_builder import PackProgress, build_plan
 from packtrain.packing.resources import EXTRAS, RESOURCES
 
 # ---- files
@@ -186,7 +186,7 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from lengths import WORK, lvis_table
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build_plan import build_plan
+from packtrain.packing.plan_builder import build_plan
 from packtrain.packing.packing_config import PackingConfig
 
 def wait(*_):

@@ -15,13 +15,13 @@ from lengths import WORK
 from reading import config, ledger, packs
 from tables import write_table
 
-import packtrain.packing.build_plan as build_module
+import packtrain.packing.plan_builder as build_module
 from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
 from packtrain.packing.blocked import PROBES, Blocked, BlockedCount
-from packtrain.packing.build_plan import BEYOND, TAIL, build_plan
 from packtrain.packing.overlong import UNFIT, UNLABELLED
+from packtrain.packing.plan_builder import BEYOND, TAIL, build_plan
 from packtrain.packing.resources import samples_of
 
 # ---- every entry is accounted for

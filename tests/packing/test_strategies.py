@@ -24,9 +24,9 @@ from packtrain.packing.arrays import (
     lower_bound,
     pack_arrays,
 )
-from packtrain.packing.build_plan import build_plan
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_builder import build_plan
 
 NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none", "lengths:own_next_fit")
 seeds = st.one_of(st.none(), st.integers(0, 2**40))

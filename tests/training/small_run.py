@@ -21,7 +21,7 @@ from packtrain.delivery.trainers.mixin import trainer_arguments
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.training.step_settings import StepSettings
 from packtrain.training.trainer import PackedTrainer
 

@@ -32,7 +32,7 @@ from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import compile_layers, undo_compile
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu

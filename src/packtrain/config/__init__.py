@@ -1,1 +1,21 @@
-"""Settings: what keys there are, YAML and other systems' configs in, checked sections and datasets' settings out."""
+"""Settings: what keys there are, YAML and other systems' configs in, checked sections and datasets' settings out.
+
+`load_config` takes a file (YAML, or another system's) and gives a `RunConfig` of typed sections; every key, its type,
+default, help and aliases are declared there once. `DatasetConfig` is what a dataset needs of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packtrain.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from packtrain.config.dataset_config import DatasetConfig as DatasetConfig
+    from packtrain.config.run_config import RunConfig as RunConfig
+    from packtrain.config.run_config import load_config as load_config
+    from packtrain.config.sections import DataSection as DataSection
+    from packtrain.config.sections import ModelSection as ModelSection
+    from packtrain.config.sections import TrainingSection as TrainingSection
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -129,10 +129,10 @@ def rate(value: float) -> str:
     return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
-def short_time(value: float) -> str:
+def seconds(value: float) -> str:
     """A short time, such as that of a step.
 
-    >>> seconds(0.0421), seconds(2.0412), seconds(300), short_time(0)
+    >>> seconds(0.0421), seconds(2.0412), seconds(300), seconds(0)
     ('42.1 ms', '2.04 s', '5 min', '0')
     """
     if value == 0 or value >= 120:
@@ -166,7 +166,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
         duration,
         loss,
         rate,
-        short_time,
+        seconds,
         elapsed,
     )
 }

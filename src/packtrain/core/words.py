@@ -17,7 +17,7 @@ def gpu_memory(size: float) -> str:
 def share_text(share: float) -> str:
     """A share; those near nothing or everything keep a digit that says something.
 
-    >>> percent(0.314), percent(0.001), percent(0.0), share_text(0.9998)
+    >>> share_text(0.314), share_text(0.001), share_text(0.0), share_text(0.9998)
     ('31.4 %', '0.10 %', '0 %', '99.98 %')
     """
     if share == 0:

@@ -12,9 +12,9 @@ import numpy as np
 from packtrain.core.errors import ConfigError
 from packtrain.measuring.statistics import unread_note
 from packtrain.measuring.table import CostTable
-from packtrain.packing.build_plan import build_plan
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_builder import build_plan
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.choice import Choice, acceptable, choose
 from packtrain.planning.dataset_statistics import dataset_stats

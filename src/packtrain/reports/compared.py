@@ -154,7 +154,7 @@ def limit_sets(simulations: Sequence[Simulation]) -> list[tuple[tuple[str, int],
 def other_limits(limits: Mapping[str, int]) -> str:
     """Further limits of a packing; empty where there are none.
 
-    >>> limits_text({"max_images_per_pack": 8}), other_limits({})
+    >>> other_limits({"max_images_per_pack": 8}), other_limits({})
     ('max_images_per_pack 8', '')
     """
     return ", ".join(f"{name} {count(value)}" for name, value in limits.items())

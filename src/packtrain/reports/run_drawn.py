@@ -17,7 +17,7 @@ from packtrain.core.numbers import (
     percent,
     rate,
     ratio,
-    short_time,
+    seconds,
     shown,
     tick,
 )
@@ -291,7 +291,7 @@ _SPEED = {
         from_zero=False,
         top=1.0,
     ),
-    "step_seconds": _Look(title="Step time", unit="of the slowest rank", write=short_time),
+    "step_seconds": _Look(title="Step time", unit="of the slowest rank", write=seconds),
     "data_wait_share": _Look(
         title="Waiting for data", unit="share of a step's time", write=percent, tick=_percent_tick
     ),

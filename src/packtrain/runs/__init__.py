@@ -1,1 +1,25 @@
-"""A training run as its folder tells it: metrics, early warnings, evaluations; several runs compared."""
+"""A training run as its folder tells it: metrics, early warnings, evaluations; several runs compared.
+
+The process that trains writes through `RunFolder` (run.json is a `RunFacts`) and `MetricsLog`. Whoever looks at a run,
+also while it is trained or after a crash, gets a `TrainingRun` from `read_run`, and its numbers from `summarise_run`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packtrain.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from packtrain.runs.metrics_log import MetricsLog as MetricsLog
+    from packtrain.runs.metrics_log import read_metrics as read_metrics
+    from packtrain.runs.read import read_run as read_run
+    from packtrain.runs.run_facts import Invocation as Invocation
+    from packtrain.runs.run_facts import RunFacts as RunFacts
+    from packtrain.runs.run_facts import RunOutcome as RunOutcome
+    from packtrain.runs.run_folder import RunFolder as RunFolder
+    from packtrain.runs.run_summary import compare_runs as compare_runs
+    from packtrain.runs.run_summary import summarise_run as summarise_run
+    from packtrain.runs.run_values import TrainingRun as TrainingRun
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -22,7 +22,7 @@ from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.patches import is_on
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision, unsplit_vision
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import HALF

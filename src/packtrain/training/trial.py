@@ -28,7 +28,7 @@ from packtrain.modeling.compiled import compile_layers
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patch_products import multiply_patches
-from packtrain.modeling.prepare_model import prepare_model
+from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
 from packtrain.predicting.calibration import Measurement
 from packtrain.predicting.shapes import shape_from_config

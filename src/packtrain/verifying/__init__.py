@@ -1,1 +1,18 @@
-"""A model and packed samples -> is packing correct on it? Packed and alone compared, neighbours changed."""
+"""A model and packed samples -> is packing correct on it? Packed and alone compared, neighbours changed.
+
+Takes a model, an attention backend and samples (the user's or synthetic ones) and gives a `Verdict`: every check with
+what was found, what was allowed, and whether it passed. `quick_check` is the part that is run before training.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packtrain.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from packtrain.verifying.quick import quick_check as quick_check
+    from packtrain.verifying.verdict import Verdict as Verdict
+    from packtrain.verifying.verification import verify_model as verify_model
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

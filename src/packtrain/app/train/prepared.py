@@ -27,9 +27,9 @@ from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.measuring.worker import NOT_DRAWN, OTHER_PART
 from packtrain.modeling.input_limits import limited_parts
-from packtrain.packing.build_plan import PackProgress as Packing
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.padding_share import padding_share
+from packtrain.packing.plan_builder import PackProgress as Packing
 from packtrain.packing.schedule import Schedule
 from packtrain.planning.sweep import KEPT
 

@@ -19,7 +19,7 @@ from packtrain.core.checksums import Checking
 from packtrain.core.words import counted, duration
 from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
 from packtrain.measuring.measurement import MeasureProgress as Measuring
-from packtrain.packing.build_plan import PackProgress as Packing
+from packtrain.packing.plan_builder import PackProgress as Packing
 
 _GIB = 1 << 30
 _STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}

@@ -28,10 +28,10 @@ from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, EntryStr
 from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request
-from packtrain.packing.build_plan import STAGE as PACKING
 from packtrain.packing.online import OnlinePacker, OnlinePlan
 from packtrain.packing.overlong import UNFIT
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
+from packtrain.packing.plan_builder import STAGE as PACKING
 from packtrain.records.media import MediaStore
 
 _STATE = 2  # version of the saved state
