@@ -10,6 +10,7 @@ __all__ = [
     "CostTable",
     "DatasetConfig",
     "FailureWatch",
+    "Family",
     "LoaderState",
     "ModelSettings",
     "MultiModalDataset",
@@ -34,6 +35,7 @@ __all__ = [
     "pack_arrays",
     "plan",
     "prepare_model",
+    "register_family",
     "step_tokens",
     "token_loss",
     "train",
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from packtrain.delivery.trainers.loss import step_tokens, token_loss
     from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
     from packtrain.delivery.trainers.watch import RankWatch
+    from packtrain.families.family import Family
+    from packtrain.families.registry import register_family
     from packtrain.measuring.table import CostTable
     from packtrain.modeling.load import load_model
     from packtrain.modeling.prepare import prepare_model
@@ -97,7 +101,9 @@ _LAZY = {
     "Schedule": "packtrain.packing.schedule",
     "PacktrainError": "packtrain.core.errors",
     "SchemaOptions": "packtrain.records.schemas.options",
+    "Family": "packtrain.families.family",
     "measure": "packtrain.app.measure",
+    "register_family": "packtrain.families.registry",
     "pack": "packtrain.app.pack",
     "pack_arrays": "packtrain.packing.arrays",
     "plan": "packtrain.app.plan",

@@ -23,7 +23,7 @@ from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.model_folder import known_as, resolve
-from packtrain.families.registry import load_rule
+from packtrain.families.registry import load_plugins, load_rule
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.config import LIMITS, PackingConfig
@@ -90,7 +90,9 @@ def plan(
     """
     measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     given = load_config(config) if isinstance(config, str | Path) else config or RunConfig()
+    load_plugins(measured.plugins)
     run, carried = with_measured(measured, given)
+    load_plugins(run.model.plugins or ())
     gpus = gpus if gpus is not None else run.training.num_gpus or 1
     table, relimited = _under_limits(measured, run)
     table, filtered = _filtered(table, run)

@@ -224,6 +224,15 @@ def _without_effect(reason: str, names: Iterable[str]) -> dict[str, Meant]:
 _ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
 _RANKS = "packs are not split over GPUs"
 _RATINGS = "records are not chosen by their ratings; keep those that you want in the data"
+_KERNELS = "kernels are chosen by training.attention and training.compile, and change no result"
+
+
+def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    """Axolotl's own classes; others are modules of the user."""
+    named = value if isinstance(value, list) else [value]
+    return Means(why=_KERNELS) if all(str(one).startswith("axolotl.") for one in named) else None
+
+
 THEIRS: Mapping[str, Meant] = {
     "filter_overlong": _switch({"overlong": "drop"}, {"overlong": "error"}),
     "coord_offset": _only_off("an experiment that is not supported"),
@@ -431,12 +440,12 @@ THEIRS: Mapping[str, Meant] = {
             *("resize_to_max_side_len", "vlm_extra_tokens", "vlm_load_backbone_weights", "vlm_checkpoint_path"),
         ),
     ),
+    "plugins": _plugins,
     **_without_effect(
-        "kernels are chosen by training.attention and training.compile, and change no result",
+        _KERNELS,
         (
             *(
                 "monkey_patch_kwargs",
-                "plugins",
                 "liger_rope",
                 "liger_rms_norm",
                 "liger_glu_activation",
@@ -491,7 +500,7 @@ THEIRS = {
 # Keys that mean something else in one system.
 OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
     "LLaMA-Factory": {"eval_dataset": _evaluated},
-    "axolotl": {"chat_template": _template},
+    "axolotl": {"chat_template": _template, "plugins": _nothing(_KERNELS)},
     "ms-swift": {
         "max_length": lambda value, beside: Means(
             {"packing_length": value, **({} if beside.get("truncation_strategy") else {"overlong": "drop"})}

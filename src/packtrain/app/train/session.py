@@ -28,6 +28,7 @@ from packtrain.app.train.values import Learning, Place, Ready, TrainOutcome
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.core.places import cache_dir
 from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
@@ -235,6 +236,7 @@ class Session:
         facts = {
             "title": run.config.report.title,
             "model": run.model.name,
+            "families": plugin_code(),  # of the user's own
             "origin": origin(run.model.name, run.arguments["seed"]),
             "mode": run.mode,
             "plan": str(plan.folder),
