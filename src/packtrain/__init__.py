@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from packtrain.delivery.trainers.token_loss import step_tokens as step_tokens
     from packtrain.delivery.trainers.token_loss import token_loss as token_loss
     from packtrain.delivery.trainers.watch import RankWatch as RankWatch
+    from packtrain.families.family import Family as Family
+    from packtrain.families.registry import register_family as register_family
     from packtrain.measuring.table import CostTable as CostTable
     from packtrain.modeling.load import load_model as load_model
     from packtrain.modeling.model_settings import ModelSettings as ModelSettings

@@ -19,7 +19,8 @@ from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.model_folder import resolve
-from packtrain.families.registry import load_rule
+from packtrain.families.registry import load_rule, plugins_for
+from packtrain.families.settings import read_settings
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
@@ -66,6 +67,8 @@ def measure_outcome(
     )
     by = _engine(engine, config.workers, address)
     told = config.told()
+    if request.plugins:
+        told["model"]["plugins"] = list(request.plugins)
     if request.template_date is not None:
         told["data"]["template_date"] = request.template_date
 
@@ -100,9 +103,11 @@ def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Requ
     if config.part == "eval":  # every record of it once, however often its source is trained
         specs = [replace(spec, repeats=None, weight=None) for spec in specs]
     draws = any(spec.max_samples for spec in specs)
+    model = resolve(config.model_name, cache_dir() / "models").absolute()
     return Request(
         specs=tuple(specs),
-        model=str(resolve(config.model_name, cache_dir() / "models").absolute()),
+        model=str(model),
+        plugins=plugins_for(config.plugins or (), read_settings(model).model_type),
         limits=config.media_limits(),
         schema=config.schema_options(),
         filters=config.filters(),

@@ -12,6 +12,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.own import packer_source
@@ -53,6 +54,7 @@ def pack_outcome(
 ) -> PackOutcome:
     """Pack, and say whether anything had to be done. With `cache` plans are looked for and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
+    load_plugins(table.plugins)
     work, work_from = work_of(table)
     mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
     of = table.told.get("data", {}).get("dataset_path")

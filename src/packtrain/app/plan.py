@@ -23,6 +23,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.model_folder import known_as, resolve
+from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
 from packtrain.packing.overlong import fit_pieces
@@ -89,7 +90,9 @@ def plan(
     """
     measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     given = load_config(config) if isinstance(config, str | Path) else config or RunConfig()
+    load_plugins(measured.plugins)
     run, carried = with_measured(measured, given)
+    load_plugins(run.model.plugins or ())
     gpus = gpus if gpus is not None else run.training.num_gpus or 1
     name, folder, shape = _model(measured, model or run.model.model_name_or_path)
     run, foreign = own_limits(run, read_settings(folder))

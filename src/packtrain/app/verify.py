@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from packtrain.delivery.encode.model_config import model_contract
 from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
 from packtrain.modeling.quiet import quiet_libraries
 from packtrain.modeling.random_model import build_model
@@ -54,10 +55,12 @@ def verify(
     dataset_format: str | None = None,
     loss_on: LossOn | None = None,
     allow_outside_root: bool = False,
+    plugins: Sequence[str] = (),
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Prove that a model on a backend gives packed samples what it gives each of them alone."""
+    load_plugins(plugins)
     _check(model, shape, samples)
     place = _place(device, dtype)
     from packtrain.delivery.collate.packed import PackCollator
@@ -67,6 +70,7 @@ def verify(
     from packtrain.verifying.verification import verify_model
 
     request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
+    request = replace(request, plugins=plugins_for(plugins, request.settings().model_type))
     encoder = SampleEncoder(request)
     say("model")
     loaded = _load(model, request.model, place, seed)

@@ -43,6 +43,10 @@ def verify(
     allow_outside_root: Annotated[
         bool, typer.Option("--allow-outside-root", help="Allow media outside the media root (absolute paths, links).")
     ] = False,
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(help="Modules of your own that register model families (docs/extending.md). They are imported."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -72,6 +76,7 @@ def verify(
             dataset_format=dataset_format,
             loss_on=loss_on,  # type: ignore[arg-type]
             allow_outside_root=allow_outside_root,
+            plugins=plugins or (),
             seed=seed,
             say=lambda what: status.update(f"verifying: {what}"),
         )

@@ -167,7 +167,7 @@ def _dataset(config: RunConfig, **own: Any) -> DatasetConfig:
     if found.get("packing") is False and not found.get("pad_packs"):
         found = {name: value for name, value in found.items() if name not in _PACKS_ONLY}
     try:
-        return DatasetConfig(model=name, seed=data_seed(config), **found)
+        return DatasetConfig(model=name, plugins=config.model.plugins, seed=data_seed(config), **found)
     except ConfigError as error:
         known = DatasetSection.known()
         said = [f"data.{one}" if one.partition(":")[0] in known else one for one in error.problems]

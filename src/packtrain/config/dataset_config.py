@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from packtrain.config.kinds import COUNT, FLAG, SEED, WORD, choice
+from packtrain.config.kinds import COUNT, FLAG, SEED, WORD, WORDS, choice
 from packtrain.config.section import key
 from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection, names_model
 from packtrain.core.cache_root import cache_dir
@@ -17,6 +17,7 @@ from packtrain.core.secrets import kept_apart
 from packtrain.core.values import MediaLimits
 from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import known_as
+from packtrain.families.registry import load_plugins
 from packtrain.measuring.request import Filters
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Balance
@@ -73,6 +74,7 @@ class DatasetConfig(DatasetSection):
     """
 
     model: str | None = key(WORD, "The model whose processor is used; may stand in processor_config instead.")
+    plugins: list[str] | None = key(WORDS, "Modules of your own that register model families. They are imported.")
     filter_overlong: bool | None = key(FLAG, "false: a sample that is longer than a pack is an error.")
     rows_per_batch: int = key(COUNT, "Samples of a padded batch; a pack is a whole batch.", default=1)
     group_by_length: bool = key(FLAG, "Padded: similar lengths share a step; packs: similar work.", default=False)
@@ -185,7 +187,11 @@ class DatasetConfig(DatasetSection):
 
     def measured_by(self) -> dict[str, Any]:
         """The settings that costs follow from."""
-        return {"model": known_as(absolute(self.model_name)), **self.given(*_MEASURED), "seed": self.measured_seed}
+        return {
+            "model": known_as(absolute(self.model_name)),
+            **self.given("plugins", *_MEASURED),
+            "seed": self.measured_seed,
+        }
 
     def told(self) -> dict[str, dict[str, Any]]:
         """What was said about the data, as sections of a config: what is not the default."""
@@ -235,6 +241,10 @@ def _take_model(config: DatasetConfig) -> Iterator[str]:
 def _switched_on(given: Any) -> bool:
     """The switch of an experiment that another system has: true, or a section with `enabled`."""
     return bool(given.get("enabled")) if isinstance(given, Mapping) else bool(given)
+
+
+def _plugins(config: DatasetConfig) -> Iterator[str]:
+    yield from _refusals(load_plugins, {"modules": config.plugins or ()})
 
 
 def _names(config: DatasetConfig) -> Iterator[str]:
@@ -330,4 +340,4 @@ def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> Itera
         yield ". ".join(filter(None, (found, error.fix)))
 
 
-_CHECKS: tuple[Check, ...] = (_names, _packing, _padded, _online, _records)
+_CHECKS: tuple[Check, ...] = (_plugins, _names, _packing, _padded, _online, _records)

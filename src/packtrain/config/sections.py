@@ -105,6 +105,14 @@ class ModelSection(Section):
     quantization_bit: int | None = key(COUNT, "4 is another way to say method: qlora.", resume="refused")
     use_dora: bool | None = key(FLAG, "true is another way to say method: dora.", resume="refused")
     merge_adapters: bool | None = key(FLAG, "Merge adapters into the weights of `final`.", default=False)
+    plugins: list[str] | None = key(
+        WORDS,
+        "Modules of your own that register model families (docs/extending.md). They are imported and run.",
+        shown="none",
+        verbs=_MEASURE,
+        options=("--plugins",),
+        resume="plan",
+    )
     vit_img_size: int | None = key(COUNT, "Compared with the model's own tiles, and refused where they differ.")
     mp_image_token_length: int | None = key(COUNT, "Compared with the model's own, and refused where it differs.")
 

@@ -188,10 +188,20 @@ def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
 
 
 _ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
+_KERNEL_CHOICE = "kernels are chosen by training.attn_implementation and training.compile, and change no result"
+
+
+def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    """Axolotl's own classes; others are modules of the user."""
+    named = value if isinstance(value, list) else [value]
+    return Means(why=_KERNEL_CHOICE) if all(str(one).startswith("axolotl.") for one in named) else None
+
+
 _KERNELS = among({name: {"attn_implementation": ours} for name, ours in _ATTENTION.items()})
 # Keys that act, or that have one value which is possible.
 _ACT: Mapping[str, Meant] = {
     "filter_overlong": switch({"overlong": "drop"}, {"overlong": "error"}),
+    "plugins": _plugins,
     "template": _template,
     **each("dataset datasets", _datasets),
     "use_liger_kernel": _liger,
@@ -325,8 +335,8 @@ _NO_EFFECT: Mapping[str, str] = {
         " mp_pixel_shuffle_factor hf_repo_name resize_to_max_side_len vlm_extra_tokens vlm_load_backbone_weights"
         " vlm_checkpoint_path"
     ),
-    "kernels are chosen by training.attn_implementation and training.compile, and change no result": (
-        "monkey_patch_kwargs plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm"
+    _KERNEL_CHOICE: (
+        "monkey_patch_kwargs liger_rope liger_rms_norm liger_glu_activation liger_layer_norm"
         " liger_fused_linear_cross_entropy liger_cross_entropy cut_cross_entropy lora_mlp_kernel lora_qkv_kernel"
         " lora_o_kernel flash_attn_cross_entropy flash_attn_rms_norm activation_offloading reduce_dtype output_dtype"
         " use_reentrant_gc"
@@ -399,7 +409,7 @@ def _trl_strategy(value: Any, beside: Mapping[str, Any]) -> Meaning:
 # Keys that mean something else in one system.
 OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
     "LLaMA-Factory": {"eval_dataset": _evaluated},
-    "axolotl": {"chat_template": _template},
+    "axolotl": {"chat_template": _template, "plugins": nothing(_KERNEL_CHOICE)},
     "ms-swift": {
         "max_length": _swift_length,
         "model_name": nothing("said to a model that is taught its name, by data of ms-swift's own"),

@@ -95,6 +95,24 @@ def load_plugins(modules: Iterable[str]) -> None:
         import_named(name, where="model.plugins")
 
 
+def plugins_for(named: Iterable[str], model_type: str) -> tuple[str, ...]:
+    """The plugins that other processes have to import for a model type; also one that nobody named, if it served."""
+    code = family_code(model_type)
+    if code is not None and code["module"] == "__main__":
+        raise ConfigError(
+            f"register_family({model_type!r})",
+            got="a family that is written in the script itself, which other processes cannot import",
+            expected="a module",
+            fix="move it into a file of its own, and name that in model.plugins",
+        )
+    return tuple(dict.fromkeys((*named, *([code["module"]] if code is not None else []))))
+
+
+def plugin_code() -> dict[str, dict[str, str]]:
+    """By model type, where the families of users come from that this process has."""
+    return {name: code for name in sorted(_registered) if (code := family_code(name)) is not None}
+
+
 def family_code(model_type: str) -> dict[str, str] | None:
     """The module that a user's family comes from and a hash of its source; None for what is built in."""
     family = _registered.get(model_type)
@@ -128,15 +146,17 @@ def _installed(model_type: str) -> Family | None:
     if point is None:
         return None
     try:
-        family: Family = point.load()
+        family, wrong = point.load(), ""
     except Exception as error:  # the package runs here and can fail in any way
-        raise ConfigError(
-            f"entry point {point.name} = {point.value!r} of {ENTRY_POINTS}",
-            got=f"{type(error).__name__}: {error}",
-            expected="a packtrain.Family",
-            fix="update or uninstall the package that it comes from",
-        ) from error
-    return family
+        family, wrong = None, f"{type(error).__name__}: {error}"
+    if getattr(family, "model_type", None) == model_type:
+        return family  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"entry point {point.name} = {point.value!r} of {ENTRY_POINTS}",
+        got=wrong or f"a {type(family).__name__} instead of the family of {model_type}",
+        expected=f"a packtrain.Family with model_type {model_type!r}",
+        fix="update or uninstall the package that it comes from",
+    )
 
 
 # ---- rules

@@ -14,6 +14,7 @@ import packtrain
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.families.base import ProcessorSettings
+from packtrain.families.registry import family_code
 from packtrain.measuring.request import Request
 from packtrain.records.formats.hf_dataset import hub_revision
 from packtrain.records.formats.source_files import local_root
@@ -78,8 +79,10 @@ def _data_state(files: Mapping[str, str], *, content: bool) -> dict[str, Any]:
 def settings_state(settings: ProcessorSettings) -> dict[str, Any]:
     """The processor's settings by name, long ones as a hash, and the tokenizer's file."""
     tokenizer = Path(settings.tokenizer_folder or settings.folder) / "tokenizer.json"
+    own = family_code(settings.model_type)
     return {
         "model_type": settings.model_type,
+        **({} if own is None else {"family": own}),
         "processor": dict(settings.processor),
         "image_processor": dict(settings.image),
         "video_processor": dict(settings.video),

@@ -11,6 +11,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import LossOn
+from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
 from packtrain.families.template_date import check_date, date_for
 from packtrain.measuring.places import Places, SourcePlace
@@ -66,8 +67,11 @@ class Request:
     strict_columns: bool = False  # refuse records with anything that nothing reads
     template_date: str | None = None  # YYYY-MM-DD, what the chat template writes as today; `dated` gives it one
 
+    plugins: tuple[str, ...] = ()  # modules that register the model's family
+
     def settings(self) -> ProcessorSettings:
-        """The model's processor settings."""
+        """The model's processor settings; its family is known from here on, in whatever process."""
+        load_plugins(self.plugins)
         found = with_tokenizer(read_settings(self.model), self.tokenizer)
         found = with_template(found, self.chat_template)
         return found if self.template_date is None else replace(found, template_date=self.template_date)
@@ -94,7 +98,7 @@ class Request:
         are applied when packing.
         """
         plain = {name: value for name, value in asdict(self).items() if name not in ("model", "tokenizer")}
-        for name in ("template_date", "chat_template", "strict_columns"):
+        for name in ("template_date", "chat_template", "strict_columns", "plugins"):
             if not plain[name]:  # as of most: what they are known by has no such name
                 del plain[name]
         if not plain["filters"]["eval_size"]:
@@ -142,6 +146,7 @@ class Request:
                 "limits": MediaLimits(**plain["limits"]),
                 "schema": SchemaOptions(**plain["schema"]),
                 "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),
+                "plugins": tuple(plain.get("plugins", ())),
             }
         )
 

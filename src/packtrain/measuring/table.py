@@ -130,6 +130,11 @@ class CostTable:
         """Where model and data lay when the table was last measured or found unchanged."""
         return self.summary.places
 
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Modules that register the family of the model that was measured for."""
+        return tuple(self.summary.inputs.get("request", {}).get("plugins", ()))
+
     def request(self) -> Request:
         """What was asked of the measurement, with the shares and the limits that hold now: the way back to the data."""
         from packtrain.measuring.request import Request

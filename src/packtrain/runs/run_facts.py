@@ -57,6 +57,7 @@ class RunFacts:
     title: str | None = None
     model: str | None = None
     origin: Mapping[str, Any] | None = None  # see `origin` of a run's folder
+    families: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # registered by modules of the user's
     mode: str | None = None  # packed or padded
     plan: str | None = None
     cost_table: str | None = None

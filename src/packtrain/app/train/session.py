@@ -28,6 +28,7 @@ from packtrain.app.train.train_outcome import Learning, ProcessPlace, ReadyRun, 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
@@ -239,6 +240,7 @@ class Session:
         facts = RunFacts(
             title=run.config.report.title,
             model=run.model.name,
+            families=plugin_code(),
             origin=origin(run.model.name, run.arguments["seed"]),
             mode=run.mode,
             plan=None if run.data.online else str(plan.folder),
