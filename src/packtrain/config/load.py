@@ -374,7 +374,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     reading = Reading()
     for written in config_files(Path(path)):
         reading.file(written)
-    found = reading.finished(str(path))
+    found = _beside(reading.finished(str(path)), Path(path).parent)
     return with_overrides(found, overrides) if overrides else found
 
 
@@ -390,6 +390,18 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             if (before := reading.merged["training"].pop(other, None)) is not None:
                 notes.append(f"{name} {brief(said[name])} of the command line replaces {other} {before}")
     return reading.finished("command line", config, notes)
+
+
+def _beside(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with paths that are not here but lie in its file's folder, as they are called from anywhere."""
+    for section, name in _PATHS:
+        values = getattr(config, section)
+        given = getattr(values, name)
+        if given is None or os.path.exists(os.path.expanduser(given)):
+            continue
+        if os.path.exists(there := os.path.abspath(folder / given)):
+            config = replace(config, **{section: replace(values, **{name: there})})
+    return config
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

@@ -6,12 +6,14 @@ It happens before processes find each other: how long it takes depends on the da
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.measure import request_of
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.settings import ResolvedRun
 from packtrain.config.dataset import DatasetConfig
@@ -102,6 +104,9 @@ def prepare(
     )
     if measured is not None and not measured.reused:
         builder.measured[str(measured.table.folder)] = tuple(measured.changed)
+    if run.evaluation is not None:  # what is wrong with its path is said before the data are measured
+        with builder.data_of(run.evaluation, "evaluation data"):
+            request_of(run.evaluation, streaming=None if builder.streams else False)
     if run.size.packs is None or run.length.max_steps is not None:
         first = builder.build(_first_epoch(run), "data", counting=True)
         run, first = _keeping_samples(run, first, builder)
@@ -233,8 +238,7 @@ class _Builder:
             seen[type(state)] = state
             self.progress(state)
 
-        key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
-        with data_of(self.config, key, str(config.dataset_path)):
+        with self.data_of(config, name):
             dataset.build(watch)
         table, plan = str(dataset.plan.summary["cost_table"]), str(dataset.plan.folder)
         if Measuring in seen:
@@ -248,6 +252,11 @@ class _Builder:
             if dataset.tokens is not None:
                 self.done.append(f"{name}: {self._of_tokens(table, dataset.tokens)}")
         return dataset
+
+    def data_of(self, config: DatasetConfig, name: str) -> AbstractContextManager[None]:
+        """Errors inside name the key of the user's config that these data are of."""
+        key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
+        return data_of(self.config, key, str(config.dataset_path))
 
     def _of_table(self, table: str) -> str:
         if table not in self.measured:
