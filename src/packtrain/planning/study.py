@@ -319,7 +319,7 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     if np.any(images > 1):
         found.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
     if question.packing.packing_drop_last:
-        found.append("Counts are without packing_drop_last, which leaves out less than one step.")
+        found.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
     if question.gpu.notes:
         found.append(f"{question.gpu.name}: {question.gpu.notes}.")
     return (*found, *unread_note(table.summary))

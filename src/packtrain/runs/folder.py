@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +36,7 @@ from packtrain.records.yaml_text import Dumper
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
 _LOCK = ".lock"
+_GIT_SECONDS = 10.0
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
 
 
@@ -160,7 +162,7 @@ class RunFolder:
         with atomic_path(self.path / CONFIG) as temporary:
             temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
         began = facts.get("began") or _now()
-        self._write({**facts, "versions": versions(), "began": began, "started": _now()})
+        self._write({**facts, "versions": versions(), "commit": commit(), "began": began, "started": _now()})
 
     def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
         """Write how it ended, and everything that was not trained in one ledger."""
@@ -205,6 +207,17 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str | None:
+    """Of the git repository in which the run was started, with -dirty where files differ from it; else None."""
+    # No program that the repository's own settings name is run.
+    command = ("git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
 
 
 def plain(value: Any) -> Any:

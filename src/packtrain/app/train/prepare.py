@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.token_table import TokenTable
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
-_MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said
+_MATTERS = 0.05  # of the samples: if so many are left out, it is said
 _FIRST = 4  # packs that are shown
 _NAMED = 5  # reasons why something was made again
 
@@ -127,7 +127,7 @@ def prepare(
         evaluation=evaluation,
         numbers=numbers,
         done=tuple(dict.fromkeys(builder.done)),
-        warnings=(*_unit_warning(run), *_step_warnings(run, dataset, numbers)),
+        warnings=(*_unit_warning(run), *_step_warnings(run, dataset, numbers), *_tail_warning(dataset)),
     )
 
 
@@ -214,6 +214,19 @@ def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> t
     if step.kept_length >= numbers.packing_length:  # the longest sample has to fit
         way = f"data.max_samples_per_pack: {most} would keep them; shorter packs would lose long samples"
     return (f"{'; '.join(found)}. {way}",)
+
+
+def _tail_warning(dataset: Dataset) -> tuple[str, ...]:
+    """A last step that is not whole is much of a short epoch."""
+    counts = dataset.plan.summary["epochs"][0]
+    tail, samples = counts["tail"], counts["tail"] + dataset.plan.epoch(0).num_samples
+    if tail < _MATTERS * samples:
+        return ()
+    share = f"{tail:,} of {samples:,} samples ({tail / samples:.0%})"
+    return (
+        f"packing_drop_last leaves out {share} of an epoch, whose last step would not be whole: "
+        "data.packing_drop_last: false trains them, fewer samples a step lose fewer",
+    )
 
 
 @dataclass(slots=True)
