@@ -31,6 +31,7 @@ from packtrain.config.systems import marks_of, systems_of
 from packtrain.config.theirs import OF_SYSTEM, THEIRS, Meant
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
+from packtrain.core.user_code import from_anywhere
 from packtrain.records.yaml_text import as_sections, brief, key_lines, read_any, read_value
 
 _MOST_EXTENDS, _MOST_FILES = 16, 256
@@ -401,7 +402,14 @@ def _beside(config: RunConfig, folder: Path) -> RunConfig:
             continue
         if os.path.exists(there := os.path.abspath(folder / given)):
             config = replace(config, **{section: replace(values, **{name: there})})
-    return config
+    return _with_formatting(_with_formatting(config, "."), str(folder))
+
+
+def _with_formatting(config: RunConfig, folder: str) -> RunConfig:
+    given = config.data.formatting
+    return (
+        config if given is None else replace(config, data=replace(config.data, formatting=from_anywhere(given, folder)))
+    )
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
@@ -413,7 +421,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
             config = replace(config, **{section: replace(values, **{name: os.path.abspath(there)})})
     if (cache := config.data.cache_dir) is not None:  # which may be made yet
         config = replace(config, data=replace(config.data, cache_dir=os.path.abspath(os.path.expanduser(cache))))
-    return config
+    return _with_formatting(config, ".")
 
 
 def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class DatasetSection(Section):
     )
     formatting: str | None = key(
         WORD,
-        "Your own module:function that turns a raw record into messages. It is imported and run.",
+        "Your own module:function, or FILE.py:function, that turns a raw record into messages. It is imported and run.",
         aliases=("formatting_func",),
         verbs=_MEASURE,
     )

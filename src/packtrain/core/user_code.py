@@ -1,15 +1,22 @@
-"""A function of the user's own that a config names as module:function, and the source text that it is known by."""
+"""A function of the user's own that a config names as module:function, and the source text that it is known by.
+
+A module that is a file is also called by its path, `folder/my_data.py:to_messages`, which works from anywhere.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from packtrain.core.errors import ConfigError
 
+_FILE = ".py"
 _NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -22,13 +29,30 @@ def names_function(text: str) -> bool:
     return _NAMED.fullmatch(text) is not None
 
 
+def from_anywhere(name: str, folder: str = ".") -> str:
+    """module:function by the path of its module, where that is a file in this folder; else as it is."""
+    module, _, function = name.partition(":")
+    file = os.path.abspath(os.path.join(folder, module if module.endswith(_FILE) else module + _FILE))
+    return f"{file}:{function}" if os.path.isfile(file) else name
+
+
+def without_folder(name: str) -> str:
+    """By what it is known, wherever the file of its module lies.
+
+    >>> without_folder("/home/me/my_data.py:to_messages"), without_folder("my.data:to_messages")
+    ('my_data:to_messages', 'my.data:to_messages')
+    """
+    module, colon, function = name.partition(":")
+    return f"{os.path.basename(module).removesuffix(_FILE)}{colon}{function}" if module.endswith(_FILE) else name
+
+
 def load_function(name: str, *, where: str, example: str) -> tuple[Callable[..., Any], str]:
     """The function behind "module:function" and the source text of its module, which holds what it may call."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ConfigError(where, got=name, expected="module:function", fix=f"for example {example}")
     try:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except Exception as error:  # the user's module runs here and can fail in any way
         raise ConfigError(
             where,
@@ -49,3 +73,16 @@ def load_function(name: str, *, where: str, example: str) -> tuple[Callable[...,
             expected="a function written in Python, so that a change of it is noticed",
             fix="wrap it in a function of your own module",
         ) from error
+
+
+def _import(name: str) -> ModuleType:
+    """A module by its name, or by its file, beside which it may have others."""
+    if not name.endswith(_FILE):
+        return importlib.import_module(name)
+    folder, file = os.path.split(os.path.abspath(name))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.import_module(file.removesuffix(_FILE))
+    if module.__file__ is None or not os.path.samefile(module.__file__, os.path.join(folder, file)):
+        raise ImportError(f"another module has this name: {module.__file__}")
+    return module
