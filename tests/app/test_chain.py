@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def test_all_that_measure_was_told_is_trained(tmp_path: Path, monkeypatch: pytes
     same_samples(table, prepared)
 
 
-def test_a_mixture_with_a_formatting_function(tmp_path: Path) -> None:
+def test_a_mixture_with_a_formatting_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_chats(tmp_path / "few.jsonl", 40)
     write_chats(tmp_path / "many.jsonl", 80, seed=1)
     (tmp_path / "chain_formatting.py").write_text("def to_chat(raw):\n    return raw['messages'][:2]\n")
@@ -171,8 +172,13 @@ def test_a_mixture_with_a_formatting_function(tmp_path: Path) -> None:
     (tmp_path / "mix.yaml").write_text(yaml.safe_dump(mixture))
     table, recommended = chain(tmp_path, tmp_path / "mix.yaml", MIXTURE)
     assert len(table) == 40
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)  # the function is in a file of the folder where `measure` ran
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    monkeypatch.delitem(sys.modules, "chain_formatting")
     dataset, prepared = trained(recommended)
-    assert (dataset.sources, dataset.formatting_func) == (MIXTURE["sources"], MIXTURE["formatting_func"])
+    function = f"{tmp_path / 'chain_formatting.py'}:to_chat"
+    assert (dataset.sources, dataset.formatting_func) == (MIXTURE["sources"], function)
     same_samples(table, prepared)
 
 

@@ -46,6 +46,21 @@ def test_other_systems_names_are_named(tmp_path: Path) -> None:
     config = with_overrides(load_config(write_config(tmp_path)), [f"data.val_jsonl={tmp_path / 'gone.jsonl'}"])
     with pytest.raises(ConfigError, match=r"^data\.val_jsonl \(data\.eval_path\)"):
         prepare(resolve_run(config, overrides=[f"data.cache_dir={tmp_path / 'cache'}"]))
+    assert not (tmp_path / "cache" / "measure").exists(), "said before anything is measured"
+
+
+def test_relative_paths_start_here_or_where_the_config_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, names in ((here, ("both.jsonl",)), (there, ("both.jsonl", "data/only.jsonl"))):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+    config = there / "run.yaml"
+    config.write_text("data: {dataset_path: both.jsonl, eval_path: data/only.jsonl, chat_template: gone.jinja}")
+    monkeypatch.chdir(here)
+    found = load_config("../there/run.yaml").data
+    assert (found.dataset_path, found.eval_path) == ("both.jsonl", str(there / "data/only.jsonl"))
+    assert found.chat_template == "gone.jinja", "what is nowhere is named as it was written"
 
 
 def test_what_is_not_about_the_data_stays_as_it_is() -> None:

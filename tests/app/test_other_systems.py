@@ -333,7 +333,7 @@ class TestKeys:
         assert (run.data.cutoff_len, run.data.packing_length) == (48, 48)
         assert run.data.cache_dir == str(tmp_path / "prepared")
         assert run.data.add_eos is True
-        assert run.data.formatting_func == "my_ratings:to_chat"
+        assert run.data.formatting_func == f"{tmp_path / 'my_ratings.py'}:to_chat", "from anywhere"
         assert run.evaluation is not None
         assert run.evaluation.max_samples == 5
         assert "samples are cut to cutoff_len 48 tokens" in " | ".join(run.notes)

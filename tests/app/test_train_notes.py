@@ -65,6 +65,15 @@ class TestSamplesOfAStep:
         (warning,) = prepared(config, "training.packs_per_step=99").warnings
         assert "a step of 99 packs is more than an epoch has" in warning
 
+    def test_a_tail_that_is_much_of_an_epoch(self, config: Path) -> None:
+        packs = prepared(config).numbers.packs
+        half = (f"training.packs_per_step={packs // 2 + 1}", "data.packing_drop_last=true")
+        found = prepared(config, *half)
+        (warning,) = found.warnings
+        lost = 40 - found.numbers.samples
+        assert f"packing_drop_last leaves out {lost} of 40 samples ({lost / 40:.0%})" in warning, "about half"
+        assert prepared(config, half[0]).warnings == ()
+
     @pytest.mark.parametrize(
         ("names", "system"),
         [

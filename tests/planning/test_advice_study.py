@@ -311,6 +311,19 @@ def test_the_product_of_limits_counts_the_tiles_of_an_image(tmp_path: Path) -> N
     assert [saving.lost for saving in filters if saving.change.endswith("-> 2")] == [(images == 3).sum()]
 
 
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_last_step_that_is_dropped_is_said_where_it_is_much_of_an_epoch(tmp_path: Path, drop: bool) -> None:
+    packing = {"packing_drop_last": drop}
+    study = outcome(tmp_path / "t", detection(300), packing=packing, lengths=[16_000], gpus=1).study
+    one = study.simulations[0]
+    tail = one.packs % one.packs_per_step
+    assert tail > 0.05 * one.packs
+    advised = [line for line in study.recommendation.advice if "packing_drop_last leaves out" in line]
+    assert [f"{tail} packs of {one.packs}" in line for line in advised] == [True] * drop
+    (reason,) = [one.reason for one in study.recommendation.reasons if one.parameter == "packing_drop_last"]
+    assert ("every epoch leaves out" in reason) == drop
+
+
 def test_a_limit_that_can_never_bind_is_named(tmp_path: Path) -> None:
     packing = {"max_images_per_pack": 306}
     found = outcome(tmp_path / "t", detection(500), packing=packing, lengths=[16_000])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from made_tables import Columns, detection, films, texts, write_table
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.planning.baseline import Baseline
 from packtrain.planning.question import Question, packing_from
 from packtrain.planning.rows import read_rows
 from packtrain.planning.study_values import Simulation
@@ -156,6 +157,21 @@ def test_default_lengths_follow_the_data_and_the_model() -> None:
     assert min(default_lengths(np.full(100, 9_000), 32_768)) == 10_000
     assert default_lengths(np.full(100, 9_000), 2048) == (2048,)
     assert default_lengths(np.array([77]), 8192) == (256,)
+
+
+@pytest.mark.parametrize(("wanted", "gpus"), [(8, 1), (40, 4), (128, 4)])
+def test_default_lengths_have_one_that_keeps_the_step_and_idles_no_gpu(tmp_path: Path, wanted: int, gpus: int) -> None:
+    question = ask(tmp_path / "t", texts(np.random.default_rng(0).integers(100, 700, 4_000)), gpus=gpus)
+    question = replace(question, baseline=Baseline(effective_batch_size=wanted))
+
+    def kept(lengths: list[int]) -> list[int]:
+        found = swept(question, lengths)
+        return [one.packing_length for one in found if not one.idle and abs(one.samples_per_step / wanted - 1) <= 0.05]
+
+    tokens = question.rows.samples["tokens"]
+    usual, more = (default_lengths(tokens, 32_768, samples_per_step=step, gpus=gpus) for step in (0, wanted))
+    assert set(usual) < set(more)
+    assert kept([length for length in more if length not in usual])
 
 
 def test_nothing_fits_any_length(tmp_path: Path) -> None:

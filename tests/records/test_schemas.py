@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.user_code import from_anywhere
 from packtrain.core.values import ROLES, Media, MediaRef, Message, PartLimits, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
@@ -1181,6 +1182,22 @@ def test_a_formatting_function_makes_messages() -> None:
     _, source = load_formatting("my_formatting_for_test:listed")
     assert "def listed(record):" in source
     assert "def fails(record):" in source, "what the function calls may stand anywhere in its module"
+
+
+def test_a_formatting_function_by_the_file_of_its_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "of_a_file_for_test.py").write_text(FORMATTING)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "of_a_file_for_test", raising=False)
+    name = f"{tmp_path / 'one' / 'of_a_file_for_test.py'}:listed"
+    assert from_anywhere("of_a_file_for_test:listed", str(tmp_path / "one")) == from_anywhere(name) == name
+    assert from_anywhere("of_a_file_for_test:listed") == "of_a_file_for_test:listed", "which is not here"
+    assert load_formatting(name)[0]({"q": "why?"})
+    with pytest.raises(ConfigError, match="another module has this name"):
+        load_formatting(name.replace("/one/", "/two/"))
+    with pytest.raises(ConfigError, match="No module named"):
+        load_formatting(f"{tmp_path / 'gone_for_test.py'}:listed")
 
 
 @pytest.mark.usefixtures("formatting_module")

@@ -65,6 +65,7 @@ def write_run(folder: Path, made: Made) -> Path:
         },
         "began": "2026-01-02T03:04:05Z",
         "command": "packtrain train run.yaml",
+        "commit": "0123abcd-dirty",
         "outcome": made.outcome,
         "notes": ["data.packing_length: the model's own"],
         "prepared": ["the cost table is reused"],

@@ -113,7 +113,12 @@ def test_the_page_begins_with_what_readers_look_for(pages: dict[str, Path]) -> N
                 "adamw_torch_fused, weight decay 0.1, gradients clipped at 1, in bf16 autocast",
                 "2026-01-02 03:04:05 UTC",
             ),
-            *("packtrain train run.yaml", "torch 2.15.0", "4 packs of up to 4,096 tokens, about 16 samples"),
+            *(
+                "packtrain train run.yaml",
+                "0123abcd-dirty",
+                "torch 2.15.0",
+                "4 packs of up to 4,096 tokens, about 16 samples",
+            ),
         )
         for line in words:
             assert line in text, (name, line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from made_runs import WARNINGS, Made, steps_of, write_run
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.runs.read import read_run
+from packtrain.runs.run_folder import commit
 from packtrain.runs.run_values import LEARNING_RATES, STEP_KEYS
 from packtrain.runs.step_metrics import to_plain
 
@@ -124,3 +126,21 @@ def test_links_and_pipes_of_a_foreign_folder_are_refused(
     make(tmp_path / name)
     with pytest.raises(ArtifactError, match=rf"(?s){name}.*a link|{name}.*a pipe"):
         read_run(tmp_path)
+
+
+def test_the_commit_that_a_run_was_started_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*given: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path))
+        return subprocess.run(("git", *who, *given), capture_output=True, text=True, check=True).stdout.strip()
+
+    monkeypatch.chdir(tmp_path)
+    assert commit() is None, "no repository"
+    git("init", "-q")
+    (tmp_path / "run.yaml").write_text("data: {}")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    assert commit() == git("rev-parse", "HEAD")
+    (tmp_path / "run.yaml").write_text("data: {packing: false}")
+    assert commit() == f"{git('rev-parse', 'HEAD')}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None, "git is not there"

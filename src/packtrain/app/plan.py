@@ -21,6 +21,7 @@ from packtrain.config.tile_check import own_limits, unknown_limits, without_limi
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
+from packtrain.core.user_code import without_folder
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
@@ -155,7 +156,9 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
     problems = [
         f"data.{name}: {said['data'][name]!r}, measured with {measured.get(name, usual)!r}"
         for name, usual in MEASURED_DEFAULTS.items()
-        if measured and name in said["data"] and _plain(said["data"][name]) != _plain(measured.get(name, usual))
+        if measured
+        and name in said["data"]
+        and _plain(name, said["data"][name]) != _plain(name, measured.get(name, usual))
     ]
     seed, own = table.told.get("training", {}).get("seed", 0), given.training.given("seed", "data_seed")
     if own and data_seed(given) != seed and any(measured.get(name) for name in ("eval_size", "max_samples")):
@@ -175,8 +178,10 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
     return config, (*notes, *meanings)
 
 
-def _plain(value: Any) -> Any:
-    """As it is compared: a section that only says that it is off is false."""
+def _plain(name: str, value: Any) -> Any:
+    """As it is compared: a section that only says that it is off is false; functions, wherever their files lie."""
+    if name == "formatting_func" and value is not None:
+        return without_folder(value)
     return bool(value["enabled"]) if isinstance(value, Mapping) and "enabled" in value else value
 
 

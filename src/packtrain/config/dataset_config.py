@@ -14,6 +14,7 @@ from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetS
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import kept_apart
+from packtrain.core.user_code import from_anywhere, without_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import known_as
@@ -151,6 +152,7 @@ class DatasetConfig(DatasetSection):
         """How records are turned into chats; `fineweb_edu` is running text, whatever other columns they have."""
         seed = self.seed if self.object_ordering == "random" else 0
         given = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
+        given |= {"formatting_func": from_anywhere(self.formatting_func)} if self.formatting_func is not None else {}
         found = SchemaOptions(**given)
         if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting_func is None:
             return replace(found, schema="text")
@@ -187,11 +189,13 @@ class DatasetConfig(DatasetSection):
 
     def measured_by(self) -> dict[str, Any]:
         """The settings that costs follow from."""
-        return {
+        found = {
             "model": known_as(absolute(self.model_name)),
             **self.given("plugins", *_MEASURED),
             "seed": self.measured_seed,
         }
+        function = self.formatting_func
+        return found | ({"formatting_func": without_folder(function)} if function is not None else {})
 
     def told(self) -> dict[str, dict[str, Any]]:
         """What was said about the data, as sections of a config: what is not the default."""
@@ -201,6 +205,8 @@ class DatasetConfig(DatasetSection):
             for name in (*_MEASURED, *_JUDGED)
             if name != "part" and (value := getattr(self, name)) != known[name].default
         }
+        if self.formatting_func is not None:
+            data["formatting_func"] = from_anywhere(self.formatting_func)
         training = {"seed": seed} if (seed := data.pop("seed", 0)) and self.measured_seed else {}
         return {
             "model": {"model_name_or_path": absolute(self.model_name)},

@@ -32,6 +32,7 @@ from packtrain.config.systems import marks_of, systems_of
 from packtrain.config.theirs import OF_SYSTEM, THEIRS
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
+from packtrain.core.user_code import from_anywhere
 from packtrain.records.yaml_text import as_sections, brief, key_lines, read_any, read_value
 
 _MOST_EXTENDS, _MOST_FILES = 16, 256
@@ -373,7 +374,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     reading = Reading()
     for written in config_files(Path(path)):
         reading.file(written)
-    found = reading.finished(str(path))
+    found = _beside(reading.finished(str(path)), Path(path).parent)
     return with_overrides(found, overrides) if overrides else found
 
 
@@ -391,6 +392,25 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     return reading.finished("command line", config, notes)
 
 
+def _beside(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with paths that are not here but lie in its file's folder, as they are called from anywhere."""
+    for section, name in _PATHS:
+        values = getattr(config, section)
+        given = getattr(values, name)
+        if given is None or os.path.exists(os.path.expanduser(given)):
+            continue
+        if os.path.exists(there := os.path.abspath(folder / given)):
+            config = replace(config, **{section: replace(values, **{name: there})})
+    return _with_formatting(_with_formatting(config, "."), str(folder))
+
+
+def _with_formatting(config: RunConfig, folder: str) -> RunConfig:
+    given = config.data.formatting_func
+    if given is None:
+        return config
+    return replace(config, data=replace(config.data, formatting_func=from_anywhere(given, folder)))
+
+
 def absolute_paths(config: RunConfig) -> RunConfig:
     """The config with paths that exist here, and the cache, as they are called from anywhere."""
     for section, name in _PATHS:
@@ -400,7 +420,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
             config = replace(config, **{section: replace(values, **{name: os.path.abspath(there)})})
     if (cache := config.data.cache_dir) is not None:  # which may be made yet
         config = replace(config, data=replace(config.data, cache_dir=os.path.abspath(os.path.expanduser(cache))))
-    return config
+    return _with_formatting(config, ".")
 
 
 def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:

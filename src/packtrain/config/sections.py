@@ -164,7 +164,7 @@ class DatasetSection(Section):
     )
     formatting_func: str | None = key(
         WORD,
-        "Your own module:function that turns a raw record into messages. It is imported and run.",
+        "Your own module:function, or FILE.py:function, that turns a raw record into messages. It is imported and run.",
         verbs=_MEASURE,
     )
     object_ordering: str | None = key(

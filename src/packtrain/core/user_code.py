@@ -1,16 +1,22 @@
-"""A function of the user's own that a config names as module:function, and the source text that it is known by."""
+"""A function of the user's own that a config names as module:function, and the source text that it is known by.
+
+A module that is a file is also called by its path, `folder/my_data.py:to_messages`, which works from anywhere.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from packtrain.core.errors import ConfigError
 
+_FILE = ".py"
 _NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -26,7 +32,7 @@ def names_function(text: str) -> bool:
 def import_named(name: str, *, where: str) -> ModuleType:
     """A module that a setting names."""
     try:
-        return importlib.import_module(name)
+        return _import(name)
     except Exception as error:  # the user's module runs here and can fail in any way
         raise ConfigError(
             where,
@@ -40,6 +46,23 @@ def lazy(path: str) -> Any:
     """What one of packtrain's own lazy paths, "module:name", leads to."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def from_anywhere(name: str, folder: str = ".") -> str:
+    """module:function by the path of its module, where that is a file in this folder; else as it is."""
+    module, _, function = name.partition(":")
+    file = os.path.abspath(os.path.join(folder, module if module.endswith(_FILE) else module + _FILE))
+    return f"{file}:{function}" if os.path.isfile(file) else name
+
+
+def without_folder(name: str) -> str:
+    """By what it is known, wherever the file of its module lies.
+
+    >>> without_folder("/home/me/my_data.py:to_messages"), without_folder("my.data:to_messages")
+    ('my_data:to_messages', 'my.data:to_messages')
+    """
+    module, colon, function = name.partition(":")
+    return f"{os.path.basename(module).removesuffix(_FILE)}{colon}{function}" if module.endswith(_FILE) else name
 
 
 def load_function(name: str, *, where: str, example: str) -> tuple[Callable[..., Any], str]:
@@ -61,3 +84,16 @@ def load_function(name: str, *, where: str, example: str) -> tuple[Callable[...,
             expected="a function written in Python, so that a change of it is noticed",
             fix="wrap it in a function of your own module",
         ) from error
+
+
+def _import(name: str) -> ModuleType:
+    """A module by its name, or by its file, beside which it may have others."""
+    if not name.endswith(_FILE):
+        return importlib.import_module(name)
+    folder, file = os.path.split(os.path.abspath(name))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.import_module(file.removesuffix(_FILE))
+    if module.__file__ is None or not os.path.samefile(module.__file__, os.path.join(folder, file)):
+        raise ImportError(f"another module has this name: {module.__file__}")
+    return module

@@ -29,10 +29,11 @@ class SourcePlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """Folders of model and tokenizer, and the place of every source in the order of the request."""
+    """Folders of model and tokenizer, the file of the user's function, every source in the order of the request."""
 
     model: str = ""
     tokenizer: str | None = None
+    formatting_func: str | None = None
     sources: tuple[SourcePlace, ...] = ()
 
     def plain(self) -> dict[str, Any]:

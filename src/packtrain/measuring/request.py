@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.user_code import without_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import LossOn
@@ -103,6 +104,8 @@ class Request:
                 del plain[name]
         if not plain["filters"]["eval_size"]:
             del plain["filters"]["eval_size"], plain["filters"]["eval_part"]
+        if (function := self.schema.formatting_func) is not None:
+            plain["schema"]["formatting_func"] = without_folder(function)
         for spec, place in zip(plain["specs"], self.places().sources, strict=True):
             del spec["repeats"], spec["weight"]
             if spec["max_samples"] is None:
@@ -124,7 +127,8 @@ class Request:
             SourcePlace(path=spec.path, media_root=spec.media_root, root=local_root(spec), in_files=in_files(spec))
             for spec in self.specs
         )
-        return Places(model=self.model, tokenizer=self.tokenizer, sources=sources)
+        function = self.schema.formatting_func
+        return Places(model=self.model, tokenizer=self.tokenizer, formatting_func=function, sources=sources)
 
     @classmethod
     def from_description(
@@ -132,7 +136,8 @@ class Request:
     ) -> Request:
         """The request that `describe`, `places` and `mixture` tell of, as they are read back from a file."""
         shares = mixture or {}
-        filters = plain["filters"]
+        filters, schema = plain["filters"], plain["schema"]
+        schema = schema if places.formatting_func is None else {**schema, "formatting_func": places.formatting_func}
         found = (
             {**spec, "path": place.path, "media_root": place.media_root, **shares.get(spec["name"], {})}
             for spec, place in zip(plain["specs"], places.sources, strict=True)
@@ -144,7 +149,7 @@ class Request:
                 "tokenizer": places.tokenizer,
                 "specs": tuple(SourceSpec(**spec) for spec in found),
                 "limits": MediaLimits(**plain["limits"]),
-                "schema": SchemaOptions(**plain["schema"]),
+                "schema": SchemaOptions(**schema),
                 "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),
                 "plugins": tuple(plain.get("plugins", ())),
             }

@@ -220,9 +220,17 @@ def _with_what_was(draft: ConfigDraft, reasons: Iterable[Reason]) -> tuple[Reaso
     return tuple(replace(reason, baseline=was(reason)) for reason in reasons)
 
 
+def _last_step(packing: PackingConfig, one: Simulation) -> str:
+    tail = one.packs % one.packs_per_step
+    if not tail:
+        return "the packs fill every step: there is nothing to drop"
+    if packing.packing_drop_last:
+        return f"the last step would have {counted(tail, 'pack')} only, which every epoch leaves out"
+    return f"the last step has {counted(one.packs_per_step - tail, 'pack')} fewer; empty packs without loss complete it"
+
+
 def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     one, padded, packing = draft.simulation, draft.padded, draft.question.packing
-    empty = one.steps * one.packs_per_step - one.packs
     found = [
         _reason(
             "packing",
@@ -266,9 +274,7 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
             "packing_drop_last",
             "false",
             str(packing.packing_drop_last).lower(),
-            f"the last step has {counted(empty, 'pack')} fewer; empty packs without loss complete it"
-            if empty
-            else "the packs fill every step: there is nothing to drop",
+            _last_step(packing, one),
         ),
         _reason(
             "packing_buffer",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from packtrain.core.numbers import percent
 from packtrain.core.words import about, counted, duration, gpu_memory, share_text, signed_percent
 from packtrain.packing.arrays import binding_resources
 from packtrain.packing.packing_config import LIMITS, PackingConfig
@@ -20,6 +21,7 @@ from packtrain.predicting.time import step_time
 
 _VISION_HEAVY = 0.5  # share of the time in the vision encoder from which its limits are the first thing to look at
 _FEW_STEPS = 20
+_LOST = 0.05  # of the packs: a dropped last step that holds so many is said
 _FEW_PACKS = 4  # of a step: fewer do not average out what packs of best fit differ in
 _AS_MANY = 1.005  # times the packs: what packs that are alike may cost
 _TINY = 20_000_000  # parameters: a model that is smaller is there to try things out
@@ -32,6 +34,7 @@ def hints(found: Findings, passes: PassColumns) -> tuple[str, ...]:
     config = question.packing.limited(one.settings)
     of_packs = (
         *_step(question, one),
+        *_tail(config, one),
         *_alike(question, config, one),
         *_learning_rate(question, one),
         *_never_binding(question, config),
@@ -137,6 +140,18 @@ def _step(question: Question, one: Simulation) -> list[str]:
     return [
         f"A step has {about(one.samples_per_step)} samples instead of {before:,} ({signed_percent(moved)}): a pack "
         f"holds {one.samples_per_pack:.1f}, and a step has whole packs."
+    ]
+
+
+def _tail(config: PackingConfig, one: Simulation) -> list[str]:
+    """An incomplete last step that is dropped, where epochs are so short that it is much of one."""
+    tail = one.packs % one.packs_per_step
+    if not config.packing_drop_last or tail < _LOST * one.packs:
+        return []
+    share = f"{counted(tail, 'pack')} of {one.packs:,} ({percent(tail / one.packs)})"
+    return [
+        f"packing_drop_last leaves out {share} of every epoch, whose last step would not be whole: "
+        "packing_drop_last: false trains them."
     ]
 
 

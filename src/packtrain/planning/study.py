@@ -24,7 +24,7 @@ from packtrain.planning.padding import best_padded, padded_runs, padding_cost
 from packtrain.planning.question import Question, packing_from
 from packtrain.planning.recommend import Findings, recommend
 from packtrain.planning.room import Room, make_room
-from packtrain.planning.rows import MOST_ROWS, CostRows, read_rows
+from packtrain.planning.rows import MOST_ROWS, read_rows
 from packtrain.planning.smaller_media import smaller_media
 from packtrain.planning.study_values import Simulation, Study
 from packtrain.planning.sweep import default_lengths, pack_rows, sweep
@@ -108,7 +108,7 @@ def study_outcome(
         missing=missing,
     )
     progress(StudyProgress(0, 1, "reading"))
-    tried = _lengths(lengths, packing, rows, shape)
+    tried = _lengths(lengths, packing, question)
     question, simulations, room = _swept(question, tried, limits, progress)
     chosen = choose(simulations, question.samples_per_step, said=question.baseline.says_step)
     config = _config(question, simulations[chosen.simulation])
@@ -210,15 +210,15 @@ def _study_of(function: Callable[P, StudyOutcome]) -> Callable[P, Study]:
 make_study = _study_of(study_outcome)
 
 
-def _lengths(
-    lengths: Sequence[int] | None, packing: Mapping[str, object], rows: CostRows, shape: ModelShape
-) -> tuple[int, ...]:
-    given, cutoff, tokens = packing.get("packing_length"), packing.get("cutoff_len"), rows.samples["tokens"]
+def _lengths(lengths: Sequence[int] | None, packing: Mapping[str, object], question: Question) -> tuple[int, ...]:
+    given, cutoff, tokens = packing.get("packing_length"), packing.get("cutoff_len"), question.rows.samples["tokens"]
     if isinstance(cutoff, int):
         tokens = np.minimum(tokens, cutoff)
     longest = int(tokens.max())
     if lengths is None:
-        lengths = (given,) if isinstance(given, int) else default_lengths(tokens, _context(shape))
+        step = {"samples_per_step": question.samples_per_step, "gpus": question.setup.gpus}
+        usual = default_lengths(tokens, _context(question.shape), **step)
+        lengths = (given,) if isinstance(given, int) else usual
         if isinstance(cutoff, int) and given is None:  # shorter packs would cut samples once more
             lengths = [length for length in lengths if length >= longest] or [cutoff]
     if packing.get("overlong") == "error":
@@ -317,7 +317,7 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     if np.any(images > 1):
         found.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
     if question.packing.packing_drop_last:
-        found.append("Counts are without packing_drop_last, which leaves out less than one step.")
+        found.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
     if question.gpu.notes:
         found.append(f"{question.gpu.name}: {question.gpu.notes}.")
     return (*found, *unread_note(table.summary.unread))

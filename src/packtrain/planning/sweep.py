@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from packtrain.planning.study_values import Simulation
 LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
 POWERS = (4_096, 8_192, 16_384, 32_768)
 SHORT = (256, 512, 1_024, 2_048)  # for data of short samples
+_PASSES = 4  # packs of each GPU in a step: lengths for so many are tried beside round ones
+_MULTIPLE = 8  # of which those are
 KEPT = 0.10  # how far the samples of a step may move to give every GPU the same number of packs
 
 
@@ -44,17 +47,28 @@ class StepShape:
     micro_batches: int
 
 
-def default_lengths(tokens: np.ndarray, context_length: int) -> tuple[int, ...]:
-    """The lengths to try: those that hold at least half of the samples, that the model can read and the data can fill.
+def default_lengths(
+    tokens: np.ndarray, context_length: int, *, samples_per_step: int = 0, gpus: int = 1
+) -> tuple[int, ...]:
+    """The lengths to try: those that hold at least half of the samples, that the model can read and the data can fill,
+    and between them those at which a few packs for every GPU have the samples of a step.
 
     >>> default_lengths(np.array([100, 200, 300, 200, 400]), 2048)
     (512, 1024, 2048)
+    >>> default_lengths(np.full(100, 300), 4096, samples_per_step=8, gpus=1)
+    (512, 600, 800, 1024, 1200, 2048, 2400, 4096)
     """
     middle, most = np.percentile(tokens, [50, 95])
     tried = {*LENGTHS, *POWERS, context_length} | {length for length in SHORT if length >= most}
     found = sorted(length for length in tried if middle <= length <= context_length) or [context_length]
     enough = next((length for length in found if length >= tokens.sum()), found[-1])
-    return tuple(length for length in found if length <= enough)
+    found = [length for length in found if length <= enough]
+    for passes in range(1, _PASSES + 1):
+        length = math.ceil(samples_per_step * tokens.mean() / (gpus * passes) / _MULTIPLE) * _MULTIPLE
+        apart = all(abs(length / other - 1) > KEPT for other in found)  # near ones have about as many samples a step
+        if apart and most <= length < min(found[-1], POWERS[-1]):
+            found.append(length)
+    return tuple(sorted(found))
 
 
 def pack_rows(question: Question, config: PackingConfig) -> Packed:

@@ -287,7 +287,7 @@ def _nothing_there(path: str) -> ConfigError:
         "dataset_path",
         got=f"{path!r}, and nothing is there",
         expected="a file, a folder, a pattern, a URL, a YAML mixture, or a hub name such as org/name",
-        fix="check the path; relative paths start at the working directory, in a mixture at the YAML file",
+        fix="check the path; relative paths start here, or where the config lies; in a mixture at the YAML file",
     )
 
 

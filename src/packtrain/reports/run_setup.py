@@ -133,6 +133,8 @@ def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
         yield PLANNED, Path(planned).as_uri()
     if (command := _text(other.get("command"))) is not None:
         yield "Command", command
+    if (commit := _text(other.get("commit"))) is not None:
+        yield "Git commit", commit
     versions = [f"{name} {shown(other[f'versions.{name}'], 40)}" for name in _VERSIONS if f"versions.{name}" in other]
     if versions:
         yield "Versions", ", ".join(versions)

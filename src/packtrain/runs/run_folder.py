@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ from packtrain.runs.run_facts import RunFacts, RunOutcome
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
 _LOCK = ".lock"
+_GIT_SECONDS = 10.0
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
 
 
@@ -128,7 +130,8 @@ class RunFolder:
         )
         with atomic_path(self.path / CONFIG) as temporary:
             temporary.write_text(f"# As resolved by packtrain {packtrain.__version__}\n{text}", encoding="utf-8")
-        self._write({**facts.to_json(), "versions": versions(), "began": facts.began or _now(), "started": _now()})
+        began = facts.began or _now()
+        self._write({**facts.to_json(), "versions": versions(), "commit": commit(), "began": began, "started": _now()})
 
     def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
         """Write how it ended, and everything that was not trained in one ledger."""
@@ -176,6 +179,17 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str | None:
+    """Of the git repository in which the run was started, with -dirty where files differ from it; else None."""
+    # No program that the repository's own settings name is run.
+    command = ("git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
 
 
 def plain_values(value: Any) -> Any:

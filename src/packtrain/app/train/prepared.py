@@ -6,12 +6,14 @@ It happens before processes find each other: how long it takes depends on the da
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.measure import request_of
 from packtrain.app.train.data_errors import data_of
 from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.token_table import TokenTable
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
-_MATTERS = 0.05  # of usable samples: if so many fit no pack, it is said
+_MATTERS = 0.05  # of the samples: if so many are left out, it is said
 _FIRST = 4  # packs that are shown
 _NAMED = 5  # reasons why something was made again
 _LOOKED_AT = 32  # packs of a stream, before it is trained
@@ -105,6 +107,9 @@ def prepare(
     )
     if measured is not None and not measured.reused:
         builder.measured[str(measured.table.folder)] = tuple(measured.changed)
+    if run.evaluation is not None:  # what is wrong with its path is said before the data are measured
+        with builder.data_of(run.evaluation, "evaluation data"):
+            request_of(run.evaluation, streaming=None if builder.streams else False)
     if run.data.online:
         seen = builder.look_ahead(replace(run.data, packs_per_step=1))
         run = run.counted(samples_per_pack=seen.samples / seen.packs, packs_per_epoch=1)
@@ -136,7 +141,7 @@ def prepare(
         evaluation=evaluation,
         numbers=numbers,
         done=tuple(dict.fromkeys(builder.done)),
-        warnings=(*_unit_warning(run), *_step_warnings(run, dataset, numbers)),
+        warnings=(*_unit_warning(run), *_step_warnings(run, dataset, numbers), *_tail_warning(dataset)),
     )
 
 
@@ -238,6 +243,21 @@ def _step_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> t
     return (f"{'; '.join(found)}. {way}",)
 
 
+def _tail_warning(dataset: Dataset) -> tuple[str, ...]:
+    """A last step that is not whole is much of a short epoch."""
+    if dataset.config.online:
+        return ()
+    tail = dataset.plan.summary.epochs[0].tail
+    samples = tail + dataset.plan.epoch(0).num_samples
+    if tail < _MATTERS * samples:
+        return ()
+    share = f"{tail:,} of {samples:,} samples ({tail / samples:.0%})"
+    return (
+        f"packing_drop_last leaves out {share} of an epoch, whose last step would not be whole: "
+        "data.packing_drop_last: false trains them, fewer samples a step lose fewer",
+    )
+
+
 @dataclass(slots=True)
 class _Builder:
     """Builds datasets and remembers what had to be made for them."""
@@ -260,8 +280,7 @@ class _Builder:
             seen[type(state)] = state
             self.progress(state)
 
-        key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
-        with data_of(self.config, key, str(config.dataset_path)):
+        with self.data_of(config, name):
             dataset.build(watch)
         if config.online:
             self.done.append(f"{name}: packed as it is read, nothing is measured first")
@@ -300,6 +319,11 @@ class _Builder:
             longest=max(max(lengths, default=0) for lengths in packs),
             first=tuple((len(lengths), sum(lengths)) for lengths in packs[:_FIRST]),
         )
+
+    def data_of(self, config: DatasetConfig, name: str) -> AbstractContextManager[None]:
+        """Errors inside name the key of the user's config that these data are of."""
+        key = "eval_path" if name == "evaluation data" and self.config.data.eval_path else "dataset_path"
+        return data_of(self.config, key, str(config.dataset_path))
 
     def _of_table(self, table: str) -> str:
         if table not in self.measured:
