@@ -203,6 +203,8 @@ def test_values_say_what_they_are(data: Path, model: Path, tmp_path: Path, monke
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     config = packtrain.DatasetConfig(dataset_path=str(data), model=str(model), packing_length=512, check=0, workers=1)
     dataset = packtrain.MultiModalDataset(config)
+    assert "packing_length=512" in repr(config)
+    assert "None" not in repr(config), "what was said, and no more"
     assert "not built" in repr(dataset)
     dataset.build()
     table = packtrain.measure(data, model=str(model), out=tmp_path / "out", check=0, workers=1)

@@ -18,6 +18,7 @@ from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
+from packtrain.core.words import counted
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.places import Places
 
@@ -80,8 +81,8 @@ class CostTable:
         return cls(folder, summary)
 
     def __repr__(self) -> str:
-        counts = self.summary.get("counts", {})
-        return f"CostTable({str(self.folder)!r}: {len(self):,} samples, {counts.get('ledger', 0):,} in the ledger)"
+        ledger = self.summary.get("counts", {}).get("ledger", 0)
+        return f"CostTable({str(self.folder)!r}: {counted(len(self), 'sample')}, {ledger:,} in the ledger)"
 
     def __len__(self) -> int:
         if self._rows is not None:

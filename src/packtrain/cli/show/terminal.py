@@ -74,7 +74,7 @@ def show_measured(outcome: Outcome, console: Console, *, then: bool = True) -> N
         if any(reason.startswith("media: ") for reason in counts["reasons"]):
             console.print("Media are not looked at again: to try those that failed, measure into another folder.")
     if outcome.resumed_units:
-        console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
+        console.print(f"continued: {counted(outcome.resumed_units, 'part')} already complete")
     for note in outcome.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(_statistics_table(summary))
@@ -132,7 +132,7 @@ def _how(summary: Mapping[str, Any]) -> str:
     )
     family = summary["inputs"]["settings"]["model_type"]
     how = (
-        f"Computed from headers by the rule of {family}"
+        f"Computed by the rule of {family}, from headers alone"
         if summary["measured_by"] == "rule"
         else f"Measured by running the processor on every record: exact but slow, since {family} has no rule"
     )
