@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
@@ -19,7 +19,7 @@ from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.delivery.encode.reference import load_reference
 from packtrain.delivery.encode.tokenizer import finished_tokenizer
 from packtrain.families.model_folder import resolve
-from packtrain.families.registry import load_family
+from packtrain.families.registry import load_family, require_processor_files
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
@@ -34,6 +34,7 @@ from packtrain.records.open import open_sources
 
 PROCESSOR_RULE = "packtrain.delivery.encode.reference:ProcessorRule"
 ENGINES = ("local", "ray")
+_CHATS = {"messages", "conversations", "question_answer", "instruction"}  # what a chat template writes
 P = ParamSpec("P")
 
 
@@ -58,6 +59,7 @@ def measure_outcome(
     known = made_of("measure", digest(config.measured_by()), config.cache_root, of=config.dataset_path)
     _check_sources(request)
     request = request.dated()
+    require_processor_files(request.settings())
     request = replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
     family = load_family(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
@@ -83,7 +85,19 @@ def measure_outcome(
     processor = request.settings()
     splits = split_notes(request.specs)
     unused = unused_note("template_date", config.template_date, processor.templates)
-    return replace(outcome, notes=(*splits, *unused, *packing_notes(processor), *data_notes(outcome.table.summary)))
+    joined = _joined_note(outcome.table.summary) if processor.chat_template is None else ()
+    found = (*splits, *unused, *joined, *packing_notes(processor), *data_notes(outcome.table.summary))
+    return replace(outcome, notes=found)
+
+
+def _joined_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What becomes of chats where no template writes them."""
+    if _CHATS.isdisjoint(name.partition(" ")[0] for name in summary.get("schemas", ())):
+        return ()
+    return (
+        "the model has no chat template: a question and its answer are joined as they are, as plain text; "
+        "chat_template: FILE (--chat-template) gives it one",
+    )
 
 
 def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
+from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits
 from packtrain.families.base import Family, NoRule, ProcessorSettings
 
@@ -41,6 +42,18 @@ def _rule_of(settings: ProcessorSettings) -> str | None:
 def is_text_only(settings: ProcessorSettings) -> bool:
     """Does the model take no media at all?"""
     return _rule_of(settings) == TEXT_ONLY
+
+
+def require_processor_files(settings: ProcessorSettings) -> None:
+    """Refuse a model that takes media and whose folder does not say how: transformers would not load it either."""
+    sees = not is_text_only(settings) and "vision_config" in settings.config
+    if sees and not (settings.processor or settings.image or settings.video):
+        raise ConfigError(
+            f"model folder {settings.folder}",
+            got="no processor files",
+            expected="preprocessor_config.json or processor_config.json",
+            fix="copy them, and chat_template.jinja, from where the model came from",
+        )
 
 
 def load_family(settings: ProcessorSettings, limits: MediaLimits) -> Family | None:
