@@ -203,6 +203,8 @@ def test_values_say_what_they_are(data: Path, model: Path, tmp_path: Path, monke
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     config = packtrain.DatasetConfig(dataset_path=str(data), model=str(model), packing_length=512, check=0, workers=1)
     dataset = packtrain.MultiModalDataset(config)
+    assert "packing_length=512" in repr(config)
+    assert "None" not in repr(config), "what was said, and no more"
     assert "not built" in repr(dataset)
     dataset.build()
     table = packtrain.measure(data, model=str(model), out=tmp_path / "out", check=0, workers=1)
@@ -299,7 +301,7 @@ def shows(image: str) -> str:
         (shows("/tmp/none/1.jpg"), "qwen2_5_vl", ["/tmp/none/1.jpg", "--allow-outside-root", "--media-root"]),
         (shows("http://host/1.jpg"), "qwen2_5_vl", ["download the media"]),
         (shows("x.png"), "no template", ["{model} has no chat template", "--chat-template"]),
-        (shows("x.png"), "no processor", ["{model} has no processor files", "preprocessor_config.json"]),
+        (shows("x.png"), "no processor", ["{model}", "no processor files", "preprocessor_config.json"]),
         (shows("x.png"), "qwen2", ["this model takes no image", "model {model}", "name a model that takes images"]),
         (shows("x.png"), "no liking", ["refused the record (first data.jsonl:1: not you", "--chat-template"]),
         ('{"messages": 3}\n', "qwen2_5_vl", ["data.jsonl:1", "fix the records"]),
@@ -314,18 +316,28 @@ def test_records_that_cannot_be_used_name_what_helps(
     data.write_text(content)
     Image.new("RGB", (64, 48)).save(tmp_path / "x.png")
     tiny.write(model_files if model_files in tiny.tiny_families() else "qwen2_5_vl", folder)
-    if model_files.startswith("no "):
+    if model_files == "no template":
         (folder / "chat_template.jinja").unlink()
     if model_files == "no liking":
         (folder / "chat_template.jinja").write_text("{{ raise_exception('not you') }}")
     if model_files == "no processor":
         (folder / "processor_config.json").unlink()
     code, _, err = run(*measure(data, folder, tmp_path / "out"))
-    assert code == 1
+    assert code == (2 if model_files == "no processor" else 1)
     words = [word.format(root=tmp_path, model=folder) for word in words]
     assert [word for word in words if word not in err] == [], err
     assert ("fix the records" in err) == ("schema" in err or "JSON" in err), err
     assert "max-failure-rate" not in err, "nothing would be left"
+
+
+def test_a_model_without_a_chat_template_says_how_chats_are_written(run: Run, tmp_path: Path) -> None:
+    tiny.write("qwen2", tmp_path / "model")
+    (tmp_path / "data.jsonl").write_text('{"question": "Why?", "answer": "So."}\n')
+    code, out, _ = run(*measure(tmp_path / "data.jsonl", tmp_path / "model", tmp_path / "with"))
+    assert (code, "no chat template" in out) == (0, False)
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    code, out, _ = run(*measure(tmp_path / "data.jsonl", tmp_path / "model", tmp_path / "without"))
+    assert (code, "joined as they are" in out, "--chat-template" in out) == (0, True, True)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.model_folder import resolve
-from packtrain.families.registry import load_rule, plugins_for
+from packtrain.families.registry import load_rule, plugins_for, require_processor_files
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.judge import FailureBudget
+from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress, Policy, run_measurement
 from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
 from packtrain.measuring.statistics import data_notes
@@ -35,6 +36,7 @@ from packtrain.records.open import open_sources
 
 PROCESSOR_RULE = "packtrain.delivery.encode.processor:ProcessorRule"
 ENGINES = ("local", "ray")
+_CHATS = {"messages", "conversations", "question_answer", "instruction"}  # what a chat template writes
 P = ParamSpec("P")
 
 
@@ -85,7 +87,19 @@ def measure_outcome(
     processor = request.settings()
     splits = split_notes(request.specs)
     unused = unused_note("template_date", config.template_date, processor.templates)
-    return replace(outcome, notes=(*splits, *unused, *packing_notes(processor), *data_notes(outcome.table.summary)))
+    joined = _joined_note(outcome.table.summary) if processor.chat_template is None else ()
+    found = (*splits, *unused, *joined, *packing_notes(processor), *data_notes(outcome.table.summary))
+    return replace(outcome, notes=found)
+
+
+def _joined_note(summary: MeasureSummary) -> tuple[str, ...]:
+    """What becomes of chats where no template writes them."""
+    if _CHATS.isdisjoint(name.partition(" ")[0] for name in summary.schemas):
+        return ()
+    return (
+        "the model has no chat template: a question and its answer are joined as they are, as plain text; "
+        "chat_template: FILE (--chat-template) gives it one",
+    )
 
 
 def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Request:
@@ -126,6 +140,7 @@ def tokenized_request(request: Request) -> Request:
     """The request with its day, and with the tokenizer that transformers would make."""
     _check_sources(request)
     request = request.dated()
+    require_processor_files(request.settings())
     return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
 
 

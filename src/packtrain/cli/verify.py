@@ -50,7 +50,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Prove that packing is correct for a model and an attention implementation.
+    """Prove that packing is correct for a model and its attention.
 
     Packed logits, loss and gradients are compared with those of each sample alone, and nothing may move in a sample
     when its neighbour is changed. Exit code 0: all checks passed, 1: one failed, 3: none failed, but one could not

@@ -89,6 +89,10 @@ class DatasetConfig(DatasetSection):
     # Settings that were given, with whatever value; it stays when some are replaced.
     said: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        said = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.said or ()))
+        return f"{type(self).__name__}({', '.join(said)})"
+
     def __post_init__(self) -> None:
         if self.said is None:
             object.__setattr__(self, "said", frozenset(self.given()))

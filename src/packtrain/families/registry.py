@@ -180,6 +180,18 @@ def is_text_only(settings: ProcessorSettings) -> bool:
     return _rule_of(settings) is _text_only()
 
 
+def require_processor_files(settings: ProcessorSettings) -> None:
+    """Refuse a model that takes media and whose folder does not say how: transformers would not load it either."""
+    sees = not is_text_only(settings) and "vision_config" in settings.config
+    if sees and not (settings.processor or settings.image or settings.video):
+        raise ConfigError(
+            f"model folder {settings.folder}",
+            got="no processor files",
+            expected="preprocessor_config.json or processor_config.json",
+            fix="copy them, and chat_template.jinja, from where the model came from",
+        )
+
+
 def load_rule(settings: ProcessorSettings, limits: MediaLimits) -> Rule | None:
     """The rule for these settings; None where no rule covers them and the processor itself has to be run."""
     rule = _rule_of(settings)

@@ -67,10 +67,5 @@ def remedies_of(request: Request, ledger: Path, model: str | None = None) -> Rem
     if settings.chat_template is None:
         own = "give one of your own (--chat-template FILE), or name an instruction-tuned model"
         lacks["template: the model has no chat template"] = f"model {name} has no chat template: {own}"
-        if "vision_config" in settings.config and not (settings.processor or settings.image):
-            lacks["template: the model has no chat template"] = (
-                f"model folder {name} has no processor files (preprocessor_config.json or processor_config.json, "
-                "chat_template.jinja): copy them from where the model came from"
-            )
     roots = tuple(spec.media_root for spec in request.specs)
     return Remedies(ledger=os.fspath(ledger), roots=roots, model=name, lacks=lacks)

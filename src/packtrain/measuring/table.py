@@ -18,6 +18,7 @@ from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.values import MediaLimits
+from packtrain.core.words import counted
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.places import Places
@@ -81,7 +82,7 @@ class CostTable:
 
     def __repr__(self) -> str:
         ledger = self.summary.counts.ledger
-        return f"CostTable({str(self.folder)!r}: {len(self):,} samples, {ledger:,} in the ledger)"
+        return f"CostTable({str(self.folder)!r}: {counted(len(self), 'sample')}, {ledger:,} in the ledger)"
 
     def __len__(self) -> int:
         if self._rows is not None:

@@ -22,6 +22,7 @@ from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.words import counted
 from packtrain.measuring.table import SUMMARY as TABLE
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.table_content import identity_of
@@ -161,7 +162,7 @@ class PackPlan:
     def __repr__(self) -> str:
         where = f"{str(self.folder)!r}: " if self.folder is not None else ""
         config = self.config
-        packs = f"{self.num_packs:,} packs of {config.packing_length:,} tokens ({config.packing_strategy})"
+        packs = f"{counted(self.num_packs, 'pack')} of {config.packing_length:,} tokens ({config.packing_strategy})"
         return f"PackPlan({where}{packs}, epochs: {self.num_epochs})"
 
     @property

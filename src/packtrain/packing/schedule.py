@@ -27,6 +27,7 @@ import numpy as np
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.seeds import stream
+from packtrain.core.words import counted
 from packtrain.packing.pack_plan import PackPlan
 
 # sorted: random steps, by work inside; strict: steps of packs with similar work; length: steps of packs with similar
@@ -78,7 +79,8 @@ class Schedule:
         self._cached: tuple[int, np.ndarray] | None = None
 
     def __repr__(self) -> str:
-        return f"Schedule({self.num_steps():,} steps of {self.packs_per_step} packs, {self.balance}, seed {self.seed})"
+        steps = counted(self.num_steps(), "step")
+        return f"Schedule({steps} of {counted(self.packs_per_step, 'pack')}, {self.balance}, seed {self.seed})"
 
     @property
     def hash(self) -> str:

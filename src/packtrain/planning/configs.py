@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packtrain.core.words import counted, gpu_memory, share_text, signed_percent
+from packtrain.core.words import about, counted, gpu_memory, share_text, signed_percent
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.intervals import RATES, Intervals, derive_intervals
 from packtrain.planning.question import Question
@@ -243,7 +243,7 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
             "packing_strategy",
             "none",
             packing.packing_strategy,
-            f"{one.packs:,} packs where no packing can have fewer than {one.bound:,}; fill {share_text(one.fill)}",
+            f"{counted(one.packs, 'pack')} where no packing can have under {one.bound:,}; fill {share_text(one.fill)}",
         ),
     ]
     first = ", ".join(f"{resource} in {share_text(share)}" for resource, share in one.fullest.items())
@@ -300,7 +300,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
             f"{before:,}",
             f"{draft.samples_per_step:,}",
             f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
-            f"{one.samples_per_pack:.1f} samples make {one.samples_per_step:,.0f} "
+            f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "
             f"({signed_percent(one.samples_per_step / before - 1)} against the {before:,} {whose})",
         ),
         _reason(

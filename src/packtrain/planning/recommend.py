@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from packtrain.core.words import duration, gpu_memory, limits_text, share_text, whole_percent
+from packtrain.core.words import about, counted, duration, gpu_memory, limits_text, share_text, whole_percent
 from packtrain.measuring.table import CostTable
 from packtrain.planning.choice import Choice, conservative, efficient
 from packtrain.planning.configs import ConfigDraft, packed_config, packed_reasons, padded_config, padded_reasons
@@ -105,7 +105,7 @@ def verdict(found: Findings) -> str:
         f"Pack into {one.packing_length:,} tokens: {found.gain:.2f} times as fast as {best}, {one.speedup:.2f} times "
         f"as fast as {question.baseline.described}. An epoch takes about {duration(one.seconds)} on "
         f"{question.setup.gpus} x {question.gpu.name} instead of {duration(found.best.seconds)} and "
-        f"{duration(own.seconds)}, with {one.packs:,} packs that are {share_text(one.fill)} full, "
+        f"{duration(own.seconds)}, with {counted(one.packs, 'pack')}, {share_text(one.fill)} full, "
         f"{one.samples_per_step:,.0f} samples per step, and {gpu_memory(one.memory_bytes)} of "
         f"{gpu_memory(question.gpu.memory_bytes)}"
     )
@@ -139,7 +139,7 @@ def _do_not_pack(found: Findings, best: str) -> str:
         why = f"packing would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
     return (
         f"Do not pack: {why}. {_padding(found)}; a pack of {one.packing_length:,} tokens would hold "
-        f"{one.samples_per_pack:.1f} samples{_made_room(found)}"
+        f"{about(one.samples_per_pack)} samples{_made_room(found)}"
     )
 
 

@@ -148,8 +148,9 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackP
     """Where the samples with this id went, and the rows of the table that bear it."""
     rows = _rows_named(table, name)
     if not len(rows):
-        close = nearest(name, [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]])
-        raise ConfigError("--sample", got=name, expected="the id of a measured sample", fix=close)
+        known = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
+        expected = f"the id of a measured sample, such as {known[0]!r}"
+        raise ConfigError("--sample", got=name, expected=expected, fix=nearest(name, known))
     lengths = dict(zip(rows.tolist(), table.rows(("tokens",), rows)["tokens"].tolist(), strict=True))
     found = []
     for epoch in range(plan.num_epochs):

@@ -10,6 +10,7 @@ import yaml
 
 from packtrain.app.train.train_outcome import ReadyRun
 from packtrain.core.secrets import without_secrets
+from packtrain.core.words import counted
 from packtrain.families.model_folder import PREFIX
 from packtrain.runs.run_facts import RunOutcome
 from packtrain.runs.run_folder import versions
@@ -40,7 +41,7 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
     if numbers.looked_at is None:
         yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
-        yield "Steps", f"{steps}; {numbers.epochs:.3g} epochs"
+        yield "Steps", f"{steps}; {_epochs(numbers.epochs)}"
     else:
         yield "Samples", "a stream, packed as it was read"
         yield "Steps", steps
@@ -49,7 +50,7 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     if given := run.data.media_limits().given():
         yield "Media limits", ", ".join(f"{name} {value}" for name, value in given.items())
     rates = ", ".join(f"{part} {rate:g}" for part, rate in course.rates.items())
-    yield "Learning rate", f"{rates}; {course.schedule}, {course.warmup_steps:,} warm-up steps"
+    yield "Learning rate", f"{rates}; {course.schedule}, {counted(course.warmup_steps, 'warm-up step')}"
     yield "Optimizer", f"{course.optimizer}, {course.precision}"
     if outcome.loss is not None:
         yield "Loss of the last step", f"{outcome.loss:.4f}"
@@ -57,6 +58,10 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
         yield "Evaluation loss", f"{outcome.eval_loss:.4f}"
     yield "Seed", str(run.data.seed)
     yield "Versions", ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def _epochs(number: float) -> str:
+    return counted(1, "epoch") if number == 1 else f"{number:.3g} epochs"
 
 
 def _is_on_hub(name: str) -> bool:

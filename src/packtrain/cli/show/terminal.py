@@ -73,7 +73,7 @@ def show_measured(outcome: MeasureOutcome, console: Console, *, then: bool = Tru
         if any(reason.startswith("media: ") for reason in counts.reasons):
             console.print("Media are not looked at again: to try those that failed, measure into another folder.")
     if outcome.resumed_units:
-        console.print(f"continued: {outcome.resumed_units:,} pieces were already complete")
+        console.print(f"continued: {counted(outcome.resumed_units, 'part')} already complete")
     for note in outcome.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(_statistics_table(summary))
@@ -130,7 +130,7 @@ def _how(summary: MeasureSummary) -> str:
     )
     family = summary.model_type
     how = (
-        f"Computed from headers by the rule of {family}"
+        f"Computed by the rule of {family}, from headers alone"
         if summary.measured_by == "rule"
         else f"Measured by running the processor on every record: exact but slow, since {family} has no rule"
     )
