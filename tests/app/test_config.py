@@ -637,8 +637,8 @@ def test_every_key_that_is_checked_exists() -> None:
 
 
 def test_the_documentation_has_every_key() -> None:
-    """After a change: python -m packtrain.config.reference docs/config.md"""
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    """After a change: python -m packtrain.config.reference docs/reference/config.md"""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
     assert page == written(page)
 
 
