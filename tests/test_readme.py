@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,20 @@ def test_every_family_is_named() -> None:
     assert {name for name in MODEL_TYPES if not name.endswith("text")} <= set(TINY_FAMILIES)
 
 
+def test_the_reference_is_that_of_the_code() -> None:
+    """After a change: make reference"""
+    pages = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
+    assert {path.name for path in pages} == {"cli.md", "config.md"}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the code says: make reference"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def options_of(command: Any) -> Iterator[str]:
     """Of a command and of all below it."""
     yield "--help"
@@ -108,8 +123,10 @@ def options_of(command: Any) -> Iterator[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_options_exist(document: Path) -> None:
     text = document.read_text()
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        assert (document.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        page = document.parent / target if target else document
+        assert page.exists(), target
+        assert not heading or heading in anchors(page), f"{target}#{heading}"
     options = {*options_of(get_command(app)), *LAUNCHERS}
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):
         assert option in options, option
