@@ -28,6 +28,7 @@ QUICKER = {
     "train": ("data.packing_length=2048", "data.max_samples=24"),
 }
 LAUNCHERS = ("--nproc-per-node",)  # options of torchrun
+IMPORTS = re.compile(r"^from (packtrain\S*) import (.*)$", re.M)
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -103,6 +104,20 @@ def test_the_reference_is_that_of_the_code() -> None:
     assert {path.name for path in pages} == {"cli.md", "config.md"}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the code says: make reference"
+
+
+def test_names_of_the_package_exist() -> None:
+    """Looked up in the source: importing all of it would take as long as the rest of this file."""
+    text = "\n".join(document.read_text() for document in DOCUMENTS)
+    named = {f"{module}.{name}" for module, names in IMPORTS.findall(text) for name in names.split(", ")}
+    assert len(named) > 20
+    for name in named | set(re.findall(r"(?<![\w/.-])packtrain(?:\.[a-z_]+)+\.[A-Za-z_]+", text)):
+        module, _, last = name.rpartition(".")
+        place = ROOT.joinpath("src", *module.split("."))
+        if (place / last).is_dir() or (place / f"{last}.py").exists():
+            continue
+        source = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
+        assert re.search(rf"\b{last}\b", source), name
 
 
 def anchors(page: Path) -> set[str]:
