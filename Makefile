@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
 BESIDE := -n $(PYTEST_WORKERS) --dist worksteal
 
-.PHONY: help install demo picture test test-full lint types unit oldest dist test-dist clean lock
+.PHONY: help install demo picture reference test test-full lint types unit oldest dist test-dist clean lock
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -34,6 +34,9 @@ demo: $(VENV)/.demo  ## make a small dataset and run the whole pipeline on it (i
 picture: demo  ## take the README's picture of the demo's report, with Chromium
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,1180 \
 		--screenshot=docs/report.png packtrain-demo/report.html
+
+reference: install  ## write the pages that follow from the code: docs/reference/cli.md and config.md
+	$(BIN)/python scripts/reference.py
 
 # Only what the demo needs; the rest comes with make install.
 $(VENV)/.demo: pyproject.toml requirements/constraints.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,8 @@ QUICKER = {
     "train": ("data.packing_length=2048", "data.max_samples=24"),
 }
 LAUNCHERS = ("--nproc-per-node",)  # options of torchrun
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+IMPORTS = re.compile(r"^from (packtrain\S*) import (.*)$", re.M)
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +55,7 @@ def test_the_config_is_one(tmp_path: Path) -> None:
 
 
 def test_every_guarantee_names_tests_that_are_there() -> None:
-    page = (ROOT / "docs" / "guarantees.md").read_text()
+    page = (ROOT / "docs" / "internals" / "guarantees.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and "guarantee" not in line]
     assert rows
     for row in rows:
@@ -97,6 +99,34 @@ def test_every_family_is_named() -> None:
     assert {name for name in with_rules if not name.endswith("text")} <= set(tiny_families())
 
 
+def test_the_reference_is_that_of_the_code() -> None:
+    """After a change: make reference"""
+    pages = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
+    assert {path.name for path in pages} == {"cli.md", "config.md"}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the code says: make reference"
+
+
+def test_names_of_the_package_exist() -> None:
+    """Looked up in the source: importing all of it would take as long as the rest of this file."""
+    text = "\n".join(document.read_text() for document in DOCUMENTS)
+    named = {f"{module}.{name}" for module, names in IMPORTS.findall(text) for name in names.split(", ")}
+    assert len(named) > 20
+    for name in named | set(re.findall(r"(?<![\w/.-])packtrain(?:\.[a-z_]+)+\.[A-Za-z_]+", text)):
+        module, _, last = name.rpartition(".")
+        place = ROOT.joinpath("src", *module.split("."))
+        if (place / last).is_dir() or (place / f"{last}.py").exists():
+            continue
+        source = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
+        assert re.search(rf"\b{last}\b", source), name
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def options_of(command: Any) -> Iterator[str]:
     """Of a command and of all below it."""
     yield "--help"
@@ -106,11 +136,13 @@ def options_of(command: Any) -> Iterator[str]:
         yield from options_of(inner)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_options_exist(document: Path) -> None:
     text = document.read_text()
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        assert (document.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        page = document.parent / target if target else document
+        assert page.exists(), target
+        assert not heading or heading in anchors(page), f"{target}#{heading}"
     options = {*options_of(get_command(app)), *LAUNCHERS}
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):
         assert option in options, option

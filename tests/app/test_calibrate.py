@@ -203,7 +203,7 @@ def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     assert "held out" in copy.with_suffix(".md").read_text()
 
 
-RECORDED = Path(__file__).parents[2] / "docs" / "calibration-h200.json"
+RECORDED = Path(__file__).parents[2] / "docs" / "benchmarks" / "calibration-h200.json"
 
 
 def test_recorded_measurements_of_a_gpu_are_predicted_as_documented(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Faults planted into models, rows and losses: which of them `verify` and the check before the first step see.
 
-What is missed stands in docs/verify.md.
+What is missed stands in docs/guides/verifying.md.
 """
 
 from __future__ import annotations

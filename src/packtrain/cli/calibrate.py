@@ -47,7 +47,8 @@ def calibrate(
     Plans and runs on this kind of GPU use the result from then on. Exit code 1: nothing could be fitted.
 
     Example: packtrain calibrate --out calibration.json
-    On the machine that plans: packtrain calibrate --again calibration.json
+
+    Example: packtrain calibrate --again calibration.json
     """
     from packtrain.app.calibration.calibrate import calibrate as measure
     from packtrain.app.calibration.calibrate import refit

@@ -85,7 +85,9 @@ def inspect(
 ) -> None:
     """Look into a plan: its summary, one pack, one sample, the limits; one pack as the model gets it; or into a run.
 
-    Example: packtrain inspect plan --pack 0 --batch, or packtrain inspect run --step 120 --batch
+    Example: packtrain inspect plan --pack 0 --batch
+
+    Example: packtrain inspect run --step 120 --batch
     """
     from packtrain.app.inspection import plan as looking
     from packtrain.cli.show.pack import plan_json, show_blocked, show_places, show_plan, show_samples

@@ -72,5 +72,5 @@ def _wrong(strategy: str, got: str) -> ConfigError:
         _where(strategy),
         got=got,
         expected="lists of samples: each sample in one pack, each pack within the limits",
-        fix="see docs/packing.md for what the function is given and gives back",
+        fix="see docs/guides/packing.md for what the function is given and gives back",
     )

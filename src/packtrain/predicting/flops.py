@@ -1,7 +1,7 @@
 """FLOPs of a forward pass and of a training step, from a model's shape and what the pass sees.
 
 Matrix products only, a multiply and an add counted as two. Causal attention is counted once: a position attends to
-those before it, half of the square. See docs/time-model.md for the formulas.
+those before it, half of the square. See docs/internals/time-model.md for the formulas.
 """
 
 from __future__ import annotations

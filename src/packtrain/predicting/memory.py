@@ -1,6 +1,6 @@
 """GPU memory of one training step: every part at the moment when their sum is largest, and how many tokens fit.
 
-The formulas and what they were compared with are in docs/memory-model.md.
+The formulas and what they were compared with are in docs/internals/memory-model.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a training step takes: FLOPs, memory traffic, communication and launches, each over what a GPU can do.
 
-The defaults are what a calibration of one H200 found (docs/calibration.md); coefficients fitted to measurements of
-the machine at hand replace them.
+The defaults are what a calibration of one H200 found (docs/benchmarks/calibration.md); coefficients fitted to
+measurements of the machine at hand replace them.
 """
 
 from __future__ import annotations

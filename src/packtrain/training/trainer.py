@@ -57,7 +57,7 @@ WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 
 
 class PackedTrainer(PackedTraining, SafeCheckpoints):
-    """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/training.md.
+    """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/reference/trainer.md.
 
     on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
     on_proof      is given what the check before the first step found, where it has passed
