@@ -1,4 +1,4 @@
-"""The module of docs/extending.md is measured, packed, verified and trained, from outside the package."""
+"""The module of docs/guides/extending.md is measured, packed, verified and trained, from outside the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packtrain.families import registry
 from packtrain.families.family import Family
 from packtrain.families.model_folder import resolve
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "extending.md"
 NAME = "vip_llava"
 
 

@@ -45,7 +45,9 @@ def verify(
     ] = False,
     plugins: Annotated[
         list[str] | None,
-        typer.Option(help="Modules of your own that register model families (docs/extending.md). They are imported."),
+        typer.Option(
+            help="Modules of your own that register model families (docs/guides/extending.md). They are imported."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,

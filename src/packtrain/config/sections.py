@@ -107,7 +107,7 @@ class ModelSection(Section):
     merge_adapters: bool | None = key(FLAG, "Merge adapters into the weights of `final`.", default=False)
     plugins: list[str] | None = key(
         WORDS,
-        "Modules of your own that register model families (docs/extending.md). They are imported and run.",
+        "Modules of your own that register model families (docs/guides/extending.md). They are imported and run.",
         shown="none",
         verbs=_MEASURE,
         options=("--plugins",),
@@ -369,7 +369,7 @@ class DatasetSection(Section):
     online: bool | None = key(
         FLAG,
         "Pack a stream as it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
-        "max_steps. For data that cannot be read twice or grow meanwhile: see docs/loader.md for what it gives up.",
+        "max_steps. For data that cannot be read twice or grow meanwhile: see docs/guides/streaming.md for what it gives up.",
         default=False,
         resume="plan",
     )

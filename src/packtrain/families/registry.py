@@ -84,7 +84,7 @@ def register_family(family: Family) -> None:
             f"register_family({name!r})",
             got="a contract with media, and no small_image",
             expected="a function that makes the smallest image: ranks whose packs have no media run the encoder on it",
-            fix="see docs/extending.md",
+            fix="see docs/guides/extending.md",
         )
     _registered[name] = family
 
