@@ -369,7 +369,7 @@ class DatasetSection(Section):
     online: bool | None = key(
         FLAG,
         "Pack a stream as it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
-        "max_steps. For data that cannot be read twice or grow meanwhile: see docs/guides/streaming.md for what it gives up.",
+        "max_steps. For data that cannot be read twice or grow meanwhile; docs/guides/streaming.md says what it gives up.",
         default=False,
         resume="plan",
     )
