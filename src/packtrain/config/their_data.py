@@ -21,7 +21,7 @@ class Datasets:
     why: str = ""
 
 
-def datasets_of(value: Any, beside: Mapping[str, Any]) -> Datasets | str:
+def datasets_of(value: Any, beside: Mapping[str, object]) -> Datasets | str:
     """The datasets of a config; a text says why they cannot be."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
@@ -44,7 +44,7 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in "/.#")
 
 
-def _registered(names: list[str], beside: Mapping[str, Any]) -> Datasets | str:
+def _registered(names: list[str], beside: Mapping[str, object]) -> Datasets | str:
     """Names in LLaMA-Factory's dataset_info.json."""
     folder = beside.get("dataset_dir", "data")
     if not isinstance(folder, str) or folder == "ONLINE":
@@ -60,7 +60,7 @@ def _counted(name: str) -> Datasets | str:
     if found is None or name.startswith("MS::"):
         return f"{name!r:.100} is no file, folder or hub dataset"
     path, subset, count = found.groups()
-    item: dict[str, Any] = {"dataset_path": path} | ({"subset": subset} if subset else {})
+    item: dict[str, object] = {"dataset_path": path} | ({"subset": subset} if subset else {})
     if count is None:
         return Datasets((item,))
     return Datasets(({**item, "max_samples": int(count)},), "a number of samples is drawn once, at random by the seed")
@@ -84,7 +84,7 @@ def _described(given: Any) -> Datasets | str:
     return Datasets((item,), "; ".join(why))
 
 
-Read = Callable[[Any, Mapping[str, Any]], Datasets | str]
+Read = Callable[[Any, Mapping[str, object]], Datasets | str]
 
 
 def _as(name: str) -> Read:
@@ -95,7 +95,7 @@ def _only(known: tuple[Any, ...], why: str) -> Read:
     return lambda value, given: Datasets(({},)) if value in known else f"{value!r:.100}: {why}"
 
 
-def _path(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _path(value: Any, given: Mapping[str, object]) -> Datasets | str:
     """axolotl names files as data_files, of a folder or of a format."""
     files = given.get("data_files")
     if not files:
@@ -108,7 +108,7 @@ def _path(value: Any, given: Mapping[str, Any]) -> Datasets | str:
     return Datasets(({"dataset_path": os.path.join(str(value), files) if inside else files},))
 
 
-def _type(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _type(value: Any, given: Mapping[str, object]) -> Datasets | str:
     if value == "completion":
         field = given.get("field") or "text"
         named = {} if field == "text" else {"columns": {field: "text"}}
@@ -122,12 +122,12 @@ def _type(value: Any, given: Mapping[str, Any]) -> Datasets | str:
     return f"type {value!r:.60}: {_TEMPLATE}"
 
 
-def _messages(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _messages(value: Any, given: Mapping[str, object]) -> Datasets | str:
     known = value in ("messages", "conversations", "conversation")
     return Datasets(({} if known else {"columns": {value: "messages"}},))
 
 
-def _properties(value: Any, given: Mapping[str, Any]) -> Datasets | str:
+def _properties(value: Any, given: Mapping[str, object]) -> Datasets | str:
     if isinstance(value, Mapping) and all(name in _ROLES.get(key, ()) for key, name in value.items()):
         return Datasets(({},))
     return f"message_property_mappings: {_TEMPLATE}"

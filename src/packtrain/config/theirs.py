@@ -18,14 +18,14 @@ from packtrain.config.their_data import datasets_of
 class Means:
     """Settings of ours, or none where a key changes nothing here; and what else there is to know."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     why: str = ""
-    mixture: tuple[Mapping[str, Any], ...] = ()  # several datasets, which are a file of their own
+    mixture: tuple[Mapping[str, object], ...] = ()  # several datasets, which are a file of their own
 
 
 # A text says why it cannot be; None: the key means here what it says.
 Meaning = Means | str | None
-Meant = Callable[[Any, Mapping[str, Any]], Meaning]  # of a value and of all that the file says beside it
+Meant = Callable[[Any, Mapping[str, object]], Meaning]  # of a value and of all that the file says beside it
 _ATTENTION = {
     **{"auto": "auto", "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager"},
     **{"flash_attn": "flash_attention_2", "flash_attention_2": "flash_attention_2", "eager": "eager"},
@@ -49,7 +49,7 @@ def _refused(why: str) -> Meant:
 def _only_off(why: str, off: str = "it is off") -> Meant:
     """A switch, a list, or a section with `enabled`, that has to be off."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         on = value.get("enabled", bool(value)) if isinstance(value, Mapping) else value
         empty = on in _OFF if isinstance(on, str | int | float | None) else not on
         return Means(why=off) if empty else why
@@ -62,8 +62,8 @@ def _only(usual: Any, why: str, said: str = "as it is here") -> Meant:
     return lambda value, beside: Means(why=said) if value == usual or not value else why
 
 
-def _switch(on: Mapping[str, Any], off: Mapping[str, Any] | None = None, why: str = "") -> Meant:
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _switch(on: Mapping[str, object], off: Mapping[str, object] | None = None, why: str = "") -> Meant:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if not isinstance(value, bool):
             return f"{value!r:.100} instead of true or false"
         settings = on if value else off or {}
@@ -77,8 +77,8 @@ def _flag(why: str) -> Meant:
     return lambda value, beside: Means(why=why) if isinstance(value, bool) else None
 
 
-def _among(known: Mapping[Any, Mapping[str, Any]], otherwise: str) -> Meant:
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _among(known: Mapping[Any, Mapping[str, object]], otherwise: str) -> Meant:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if not isinstance(value, str | int | None) or value not in known:
             return otherwise
         return Means(known[value], "" if known[value] else "as it is here")
@@ -86,7 +86,7 @@ def _among(known: Mapping[Any, Mapping[str, Any]], otherwise: str) -> Meant:
     return meaning
 
 
-def _template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _template(value: Any, beside: Mapping[str, object]) -> Meaning:
     """A name of a chat template; a file of one is ours."""
     if isinstance(value, str) and (os.path.exists(value) or value.endswith((".jinja", ".j2", ".txt"))):
         return Means({"chat_template": value})
@@ -99,7 +99,7 @@ def _template(value: Any, beside: Mapping[str, Any]) -> Meaning:
 def _per_epoch(kind: str) -> Meant:
     """Once an epoch, or a share of the run, as axolotl computes it."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if value in (0, 1) and not isinstance(value, bool):
             return Means({f"{kind}_strategy": "epoch" if value else "no"})
         epochs = beside.get("num_epochs") or 1
@@ -115,7 +115,7 @@ def _per_epoch(kind: str) -> Meant:
 def _frozen(*parts: str) -> Meant:
     """Which parts learn. What is not frozen learns in full training; adapters are of the decoder alone."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if not isinstance(value, bool):
             return f"{value!r:.100} instead of true or false"
         method = next((beside[name] for name in ("finetuning_type", "train_type", "tuner_type") if name in beside), "")
@@ -139,7 +139,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _freeze_modules(value: Any, beside: Mapping[str, object]) -> Meaning:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or any(name not in _MODULES for name in names):
         return (
@@ -148,30 +148,30 @@ def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({part: False for name in names for part in _MODULES[name]})
 
 
-def _liger(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _liger(value: Any, beside: Mapping[str, object]) -> Meaning:
     return Means(why="already covered by chunked_loss, which keeps logits small") if value is True else None
 
 
-def _fsdp(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _fsdp(value: Any, beside: Mapping[str, object]) -> Meaning:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return Means({"fsdp": " ".join(map(str, value))}) if value else Means(why="it is off")
     return None
 
 
-def _deepspeed(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _deepspeed(value: Any, beside: Mapping[str, object]) -> Meaning:
     if not isinstance(value, Mapping) or "enabled" not in value:
         return None
     on = value.get("enabled") and value.get("config")
     return Means({"deepspeed": value["config"]}) if on else Means(why="it is off")
 
 
-def _folder_of_runs(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _folder_of_runs(value: Any, beside: Mapping[str, object]) -> Meaning:
     if beside.get("output_dir"):
         return Means(why="output_dir names the run's folder")
     return Means({"output_dir": os.path.join(str(value), str(beside.get("run_name") or "run"))})
 
 
-def _subsets(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _subsets(value: Any, beside: Mapping[str, object]) -> Meaning:
     names = list(value) if isinstance(value, list) else [value]
     if names in (["all"], ["default"]):
         return Means(why="the dataset as it is")
@@ -180,7 +180,7 @@ def _subsets(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
 
 
-def _evaluated_split(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _evaluated_split(value: Any, beside: Mapping[str, object]) -> Meaning:
     """TRL's scripts evaluate the test split of the same dataset, if anything is evaluated."""
     if value in ("no", False) or beside.get("eval_dataset") or not beside.get("dataset_name"):
         return None
@@ -188,7 +188,7 @@ def _evaluated_split(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({"eval_strategy": value, "eval_path": beside["dataset_name"], "eval_split": split})
 
 
-def _datasets(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _datasets(value: Any, beside: Mapping[str, object]) -> Meaning:
     if beside.get("train_jsonl"):
         return Means(why="train_jsonl names the data")
     found = datasets_of(value, beside)
@@ -199,7 +199,7 @@ def _datasets(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means(found.items[0], found.why)
 
 
-def _evaluated(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _evaluated(value: Any, beside: Mapping[str, object]) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
         return Means(why="val_jsonl names the data")
@@ -475,7 +475,7 @@ THEIRS: Mapping[str, Meant] = {
     ),
 }
 # Arguments of older transformers, which published configs still have at their defaults.
-_RETIRED: Mapping[str, Any] = {
+_RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("no_cuda", "use_mps_device", "jit_mode_eval", "tpu_metrics_debug", "use_ipex"), False),
     **dict.fromkeys(("use_legacy_prediction_loop", "include_inputs_for_metrics"), False),
     **{"fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto", "past_index": -1},

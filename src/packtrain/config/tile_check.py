@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from packtrain.config.run_config import RunConfig
 from packtrain.core.cache_root import cache_dir
@@ -38,7 +37,7 @@ def check_tiles(config: RunConfig) -> tuple[str, ...]:
     )
 
 
-def _tile(name: str) -> dict[str, Any]:
+def _tile(name: str) -> dict[str, object]:
     """What a model's own files say about its tiles."""
     settings = read_settings(str(resolve(name, cache_dir() / "models")))
     side = settings.image.get("max_image_size")

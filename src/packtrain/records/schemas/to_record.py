@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Text
@@ -45,10 +44,10 @@ from packtrain.records.source import Entry
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 _VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
-Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], ConvertedRecord]
+Converter = Callable[[Mapping[str, object], MediaPool | None, SchemaOptions, str], ConvertedRecord]
 
 
-def _simple(schema: Callable[[Mapping[str, Any], MediaPool | None], ConvertedRecord]) -> Converter:
+def _simple(schema: Callable[[Mapping[str, object], MediaPool | None], ConvertedRecord]) -> Converter:
     return lambda value, pool, options, record_id: schema(value, pool)
 
 
@@ -137,7 +136,7 @@ def to_record(
     )
 
 
-def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parsed(value: Mapping[str, object]) -> Mapping[str, object]:
     """The record with its chat as a list, where a table keeps it as a text of JSON."""
     for column in ("messages", "conversations"):
         item = value.get(column)
@@ -151,7 +150,7 @@ def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
+def _record_id(plan: Plan, value: Mapping[str, object], origin: str) -> str:
     """The data's own id where it is a text or a whole number, else where the record was found."""
     if plan.id_column is None:
         return origin
@@ -164,13 +163,13 @@ def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
     return origin
 
 
-def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(value: Mapping[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     """The record under the names used here; a renamed column wins over one that already has the name."""
     kept = {name: item for name, item in value.items() if name not in columns}
     return kept | {columns[name]: item for name, item in value.items() if name in columns}
 
 
-def _require(name: str, value: Mapping[str, Any]) -> None:
+def _require(name: str, value: Mapping[str, object]) -> None:
     for columns in SCHEMA_COLUMNS[name]:
         if all(value.get(column) is not None for column in columns):
             return
@@ -178,7 +177,7 @@ def _require(name: str, value: Mapping[str, Any]) -> None:
     raise RecordError("schema", "the schema's columns are missing", f"{name} needs {needed}")
 
 
-def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
+def _with_system(value: Mapping[str, object], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
     """A `system` column stands before a conversation that does not begin with a system message of its own."""
     system = value["system"]
     if system is None or system == "":

@@ -88,7 +88,7 @@ class UnreadNames:
         return found
 
 
-def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
+def unread_of(value: Mapping[str, object], schema: str) -> list[str]:
     """The filled columns and keys of a record that its schema does not read.
 
     >>> unread_of({"id": 1, "messages": [{"role": "user", "content": "x", "mood": "good"}], "rating": 5}, "messages")
@@ -102,7 +102,7 @@ def unread_of(value: Mapping[str, Any], schema: str) -> list[str]:
     return names
 
 
-def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[str]:
+def _of_turns(turns: Iterable[Mapping[str, object]], column: str) -> Iterator[str]:
     for turn in turns:
         if len(turn) > 2:
             yield from (f"{column}[].{key}" for key in _unknown(tuple(turn), _kind(turn)) if _filled(turn[key]))
@@ -117,7 +117,7 @@ def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[str]:
                     yield from (f"{column}[].content[].{key}" for key in unknown if _filled(part[key]))
 
 
-def _kind(turn: Mapping[str, Any]) -> str:
+def _kind(turn: Mapping[str, object]) -> str:
     role = turn.get("role") or turn.get("from")
     if role is None:
         return "exchange"
