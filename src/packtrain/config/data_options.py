@@ -28,7 +28,7 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     notes: list[str] = []
     systems, sure = systems_of(config.written_as), systems_of(config.written_as, sure=True)
     for system in systems:
-        missing: dict[str, Any] = {}
+        missing: dict[str, object] = {}
         for name, value in THEIR_DEFAULTS[system].items():
             if _is_open(config, name) and (system in sure or (HOMES[name] == "data" and name != "cutoff_len")):
                 if isinstance(value, Mapping) and "" in value:
@@ -135,7 +135,7 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
     data = config.data
     if not config.evaluates:
         return None
-    own: dict[str, Any] = {"part": "eval"}
+    own: dict[str, object] = {"part": "eval"}
     if data.eval_path:
         own = {"dataset_path": data.eval_path, "split": data.eval_split or data.split, "eval_size": None}
         own |= {"max_samples": data.max_eval_samples, "dataset_format": None}  # it is recognised, and may be another

@@ -85,7 +85,7 @@ class RunConfig:
         """Are there data that are evaluated?"""
         return bool(self.data.eval_path or self.data.eval_size)
 
-    def sections(self, *names: str) -> dict[str, dict[str, Any]]:
+    def sections(self, *names: str) -> dict[str, dict[str, object]]:
         """What was said, as plain values, by these sections or all."""
         return {name: getattr(self, name).given() for name in names or SECTIONS}
 
@@ -100,7 +100,7 @@ class _Understood:
     brings: Mapping[str, object]
     why: str = ""
 
-    def said(self, values: Mapping[str, Any]) -> str:
+    def said(self, values: Mapping[str, object]) -> str:
         """How it was understood; what it brings along is said only where `values` have it, not overruled."""
         kept = [f"{other}: {_plainly(given)}" for other, given in self.brings.items() if values.get(other) == given]
         named = [f"{self.home}.{self.name}"] if self.name else []
@@ -126,18 +126,18 @@ class _Written:
 class Reading:
     """What has been read of one file and of those it extends."""
 
-    merged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    merged: dict[str, dict[str, object]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)  # other names of sections
     understood: list[_Understood] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)  # keys of other systems that change nothing here, and why
-    mixture: tuple[Mapping[str, Any], ...] = ()  # of several datasets, which are a file of their own
+    mixture: tuple[Mapping[str, object], ...] = ()  # of several datasets, which are a file of their own
     takes_mixture: bool = False
     explicit: set[tuple[str, str]] = field(default_factory=set)  # settings that the files below say themselves
     marks: list[str] = field(default_factory=list)  # by which another system is known
     places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings stand
     problems: list[str] = field(default_factory=list)
 
-    def file(self, written: _Written) -> dict[str, dict[str, Any]]:
+    def file(self, written: _Written) -> dict[str, dict[str, object]]:
         """One file, over what it extends; what it says itself."""
         found = _File(written=written, reading=self)
         self.marks += marks_of(written.content)
@@ -184,7 +184,7 @@ class Reading:
             said.append("no effect here: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in by_why.items()))
         return tuple(said)
 
-    def _values(self, home: str) -> dict[str, Any]:
+    def _values(self, home: str) -> dict[str, object]:
         """The settings of a section, limits of media too."""
         values = self.merged.get(home, {})
         limits = values.get("processor_config")
@@ -227,7 +227,7 @@ class _File:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     said: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key
     implied: list[tuple[str, str, Any]] = field(default_factory=list)  # by keys of other systems
-    limits: dict[str, Any] = field(default_factory=dict)  # of media, that stand outside processor_config
+    limits: dict[str, object] = field(default_factory=dict)  # of media, that stand outside processor_config
 
     def theirs(self, section: str | None, key: str, name: str) -> Meant | None:
         """What another system means by a key, where that is not what we mean."""
@@ -277,7 +277,7 @@ class _File:
             if not _same(self.values[home].setdefault(other, given), given):
                 self.problem(at, f"{at} means {other}: {given}, another key {self.values[home][other]}: say which")
 
-    def finished(self) -> dict[str, dict[str, Any]]:
+    def finished(self) -> dict[str, dict[str, object]]:
         """All values, with the limits of media in their section, over those of the files that are extended."""
         for at, name, value in self.implied:
             if name in MEDIA_LIMITS:
@@ -423,7 +423,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     return _with_formatting(config, ".")
 
 
-def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
+def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, object]:
     """What the command line says, in the form that a file would have."""
     content: dict[str, Any] = {}
     for one in given:

@@ -37,7 +37,7 @@ _COMMON = (
 SYSTEMS: Mapping[str, str] = {mark: system for system, marks in _MARKS.items() for mark in marks}
 BATCHES_OF_PACKS = tuple(_MARKS)  # whose batch size counts packs, where they pack
 # Settings that are not said, and so mean this where the config comes from; a table has them by method.
-THEIR_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+THEIR_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     **{system: {"packing": False} for system in _MARKS if system != "nanoVLM"},
     "LLaMA-Factory": {
         **{"packing": False, "cutoff_len": 2048, "method": "lora", "lora_rank": 8},

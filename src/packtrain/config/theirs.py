@@ -51,7 +51,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _template(value: Any, beside: Mapping[str, object]) -> Meaning:
     """A name of a chat template; a file of one is ours."""
     if isinstance(value, str) and (os.path.exists(value) or value.endswith((".jinja", ".j2", ".txt"))):
         return Means({"chat_template": value})
@@ -64,7 +64,7 @@ def _template(value: Any, beside: Mapping[str, Any]) -> Meaning:
 def _per_epoch(kind: str) -> Meant:
     """Once an epoch, or a share of the run, as axolotl computes it."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if value in (0, 1) and not isinstance(value, bool):
             return Means({f"{kind}_strategy": "epoch" if value else "no"})
         epochs = beside.get("num_epochs") or 1
@@ -80,7 +80,7 @@ def _per_epoch(kind: str) -> Meant:
 def _frozen(part: str) -> Meant:
     """Which parts learn. What is not frozen learns in full training; adapters are of the decoder alone."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if not isinstance(value, bool):
             return f"{value!r:.100} instead of true or false"
         method = next((beside[name] for name in ("finetuning_type", "train_type", "tuner_type") if name in beside), "")
@@ -101,11 +101,11 @@ def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({part: False for name in names for part in _MODULES[name]})
 
 
-def _liger(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _liger(value: Any, beside: Mapping[str, object]) -> Meaning:
     return Means(why="already covered by chunked_loss, which keeps logits small") if value is True else None
 
 
-def _fsdp(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _fsdp(value: Any, beside: Mapping[str, object]) -> Meaning:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return Means({"fsdp": " ".join(value)}) if value else Means(why="it is off")
     return None
@@ -126,13 +126,13 @@ def _deepspeed(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({"deepspeed": f"zero{named[1]}"}, "the file is not here; its name says the stage")
 
 
-def _folder_of_runs(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _folder_of_runs(value: Any, beside: Mapping[str, object]) -> Meaning:
     if beside.get("output_dir"):
         return Means(why="output_dir names the run's folder")
     return Means({"output_dir": os.path.join(str(value), str(beside.get("run_name") or "run"))})
 
 
-def _subsets(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _subsets(value: Any, beside: Mapping[str, object]) -> Meaning:
     names = list(value) if isinstance(value, list) else [value]
     if names in (["all"], ["default"]):
         return Means(why="the dataset as it is")
@@ -141,7 +141,7 @@ def _subsets(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
 
 
-def _evaluated_split(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _evaluated_split(value: Any, beside: Mapping[str, object]) -> Meaning:
     """TRL's scripts evaluate the test split of the same dataset, if anything is evaluated."""
     if value in ("no", False) or beside.get("eval_dataset") or not beside.get("dataset_name"):
         return None
@@ -153,7 +153,7 @@ def _datasets(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means(why="train_jsonl names the data") if beside.get("train_jsonl") else datasets_of(value, beside)
 
 
-def _evaluated(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _evaluated(value: Any, beside: Mapping[str, object]) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
         return Means(why="val_jsonl names the data")
@@ -360,7 +360,7 @@ _FLAGS: Mapping[str, str] = {
     "evaluation is the loss over tokens": "prediction_loss_only eval_in_epochs",
 }
 # Arguments of older transformers, which published configs still have at their defaults.
-_RETIRED: Mapping[str, Any] = {
+_RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("no_cuda", "use_mps_device", "jit_mode_eval", "tpu_metrics_debug", "use_ipex"), False),
     **dict.fromkeys(("use_legacy_prediction_loop", "include_inputs_for_metrics"), False),
     **{"fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto", "past_index": -1},

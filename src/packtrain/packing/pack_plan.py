@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -237,7 +236,7 @@ class PackPlan:
             )
 
 
-def plan_inputs(table: CostTable) -> dict[str, Any]:
+def plan_inputs(table: CostTable) -> dict[str, object]:
     """What identifies a cost table wherever it and its data lie, and the names under which a difference is reported."""
     inputs = identity_of(table.summary)
     shown = {name: value if len(str(value)) < 2000 else digest(value) for name, value in inputs.items()}

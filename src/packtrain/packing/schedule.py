@@ -43,7 +43,9 @@ class LoaderState:
     schedule: str  # hash of the schedule
     epoch: int
     next_pack: int
-    settings: Mapping[str, Any] | None = field(default=None, compare=False)  # what it is a hash of, to name differences
+    settings: Mapping[str, object] | None = field(
+        default=None, compare=False
+    )  # what it is a hash of, to name differences
 
     @classmethod
     def from_plain(cls, found: object) -> LoaderState:

@@ -266,7 +266,7 @@ def _key(override: str) -> str:
     return override.partition("=")[0].rpartition(".")[2]
 
 
-def _written(config: RunConfig | str | Path) -> dict[str, Any]:
+def _written(config: RunConfig | str | Path) -> dict[str, object]:
     """What a config says, to be compared with what it said when a run was begun."""
     found = config if isinstance(config, RunConfig) else load_config(config)
     sections = found.sections("model", "data", "training")

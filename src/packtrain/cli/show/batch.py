@@ -20,7 +20,7 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", '"': r"\""}
 _BOUNDARY = "-" * 4
 
 
-def batch_json(seen: SeenBatch) -> dict[str, Any]:
+def batch_json(seen: SeenBatch) -> dict[str, object]:
     """A batch for machines: everything, token by token."""
     return asdict(seen)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -55,7 +54,7 @@ def considered(entries: Sequence[Cached]) -> str:
     return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out stays"
 
 
-def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, Any]:
+def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:
     """The cache for machines."""
     return {
         "root": str(root),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,7 +35,7 @@ class PackBar(Bar):
         self.show(progress.rows, progress.total, detail)
 
 
-def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, Any]:
+def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, object]:
     """A plan for machines."""
     said = plan.summary.to_json()
     keys = ("config", "epochs", "blocked", "ledger", "packer_version", "cost_table")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +26,7 @@ _LOGGED = (
 )
 
 
-def step_json(seen: StepSeen) -> dict[str, Any]:
+def step_json(seen: StepSeen) -> dict[str, object]:
     """A step for machines; numbers that are not finite are null."""
     packs = [
         {**asdict(pack), **{name: getattr(pack, name) for name in ("supervised_tokens", *_COLUMNS)}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -50,7 +49,7 @@ class MeasureBar(Bar):
         self.show(progress.units, progress.total_units, detail)
 
 
-def measured_json(outcome: MeasureOutcome) -> dict[str, Any]:
+def measured_json(outcome: MeasureOutcome) -> dict[str, object]:
     """A measurement for machines."""
     said = outcome.table.summary.to_json()
     return {

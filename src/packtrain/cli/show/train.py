@@ -319,7 +319,7 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
         console.print(f"next: open {escape(str(outcome.report))}", soft_wrap=True)
 
 
-def ready_json(ready: ReadyRun) -> dict[str, Any]:
+def ready_json(ready: ReadyRun) -> dict[str, object]:
     """What was derived, for machines."""
     return {
         "folder": str(ready.run.folder),
@@ -353,7 +353,7 @@ def ready_json(ready: ReadyRun) -> dict[str, Any]:
     }
 
 
-def outcome_json(outcome: TrainOutcome) -> dict[str, Any]:
+def outcome_json(outcome: TrainOutcome) -> dict[str, object]:
     """A run for machines."""
     return {
         **ready_json(outcome.ready),
