@@ -99,6 +99,8 @@ MAPPED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {"answers.0": "answer"},
         SHOWN,
     ),
+    "ChartQA": ({"image": "1.jpg", "query": "a", "label": ["b"]}, {"query": "question", "label.0": "answer"}, SHOWN),
+    "Video-ChatGPT": ({"q": "a", "a": "b", "video": "1.mp4"}, {"q": "question", "a": "answer"}, "|[video 1.mp4]a|b"),
     "Flickr30k": ({"image": "1.jpg", "caption": ["b", "d"]}, {"caption.0": "caption"}, "|[image 1.jpg]|b"),
 }
 PREFERENCE, GROUNDING = "preference data are not supported", "grounding objects are not supported"
