@@ -60,6 +60,10 @@ READ: dict[str, tuple[dict[str, Any], str]] = {
     "Qwen-VL": (chat([{"type": "image", "image": "1.jpg", "max_pixels": 9}, TEXT]), SHOWN),
     "lmms-engine": (chat([{"type": "image_url", "image_url": {"url": "1.jpg"}}, TEXT], id=1), SHOWN),
     "OpenAI": (chat([{"type": "image_url", "image_url": {"url": "1.jpg", "detail": "low"}}, TEXT]), SHOWN),
+    "Anthropic": (
+        chat([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "SkpKSg=="}}, TEXT]),
+        "|[image inline image]a|b",
+    ),
     "axolotl url": (chat([{"type": "image", "url": "1.jpg"}, TEXT]), SHOWN),
     "axolotl path": (chat([{"type": "image", "path": "1.jpg"}, TEXT]), SHOWN),
     "axolotl base64": (chat([{"type": "image", "base64": "SkpKSg=="}, TEXT]), "|[image inline image]a|b"),
