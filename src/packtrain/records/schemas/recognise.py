@@ -69,10 +69,10 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 # Names that others give to columns, by the one here that is most alike.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "messages": ("dialogue", "dialog", "chat", "turns"),
-    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document", "dialogue"),
+    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document", "dialogue", "q"),
     "answer": (
         *("answers", "response", "output", "completion", "reply", "solution", "target", "assistant", "summary"),
-        "highlights",
+        *("highlights", "label", "a"),
     ),
     "input": ("context",),
     "caption": ("captions",),
