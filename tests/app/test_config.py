@@ -291,7 +291,7 @@ def test_what_other_systems_mean_and_cannot_be(load: Load, text: str, words: str
 
 @pytest.mark.parametrize("key", ["checkpoints_per_epoch", "logging_place", "prompt_template", "valset"])
 def test_hints_are_near(load: Load, key: str) -> None:
-    assert problems(load, f"{key}: 3").endswith("unknown key.")
+    assert problems(load, f"{key}: 3").endswith("unknown key. packtrain init lists all keys")
 
 
 class TestPythonFiles:

@@ -260,7 +260,7 @@ class TestFromData:
         ("given", "words"),
         [
             ((), "CONFIG, or --model and --data"),
-            (("--model", "tiny:llama"), "CONFIG, or --model and --data"),
+            (("--model", "tiny:llama"), "no config, and no --data"),
             (("--resume",), "packtrain train --resume RUN"),
         ],
         ids=["nothing", "no data", "no run"],

@@ -357,7 +357,7 @@ class _File:
             return
         known = SECTIONS[section].known() if section else KEYS
         hint = nearest_key(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
-        self.problem(at, f"{at}: unknown key. {hint}".rstrip())
+        self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 
 def _same(one: object, other: object) -> bool:

@@ -51,10 +51,11 @@ def config_from_data(
     Beside it: what was measured for it. One process of a machine measures and plans, the others find what it made.
     """
     given = absolute_paths(given)
-    if not (given.model.model_name_or_path and given.data.dataset_path):
+    said = {"--model": given.model.model_name_or_path, "--data": given.data.dataset_path}
+    if missing := [option for option, value in said.items() if not value]:
         raise ConfigError(
             "packtrain train",
-            got="no config",
+            got="no config" if len(missing) == 2 else f"no config, and no {missing[0]}",
             expected="CONFIG, or --model and --data",
             fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
