@@ -94,7 +94,7 @@ class Judge:
             helps.append("fix the records")
         if self._failed < self._judged:  # otherwise nothing would be left
             helps.append("or raise --max-failure-rate")
-        return f"{'; '.join(helps)}. {self._remedies.listed()}"
+        return "; ".join((*helps, self._remedies.listed()))
 
     def _at_once(self, examples: Mapping[str, str]) -> DataError:
         reason, example = next(iter(examples.items()))

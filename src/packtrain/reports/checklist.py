@@ -35,12 +35,12 @@ def checklist(study: Study, out: Path) -> tuple[Task, ...]:
     padded = ["data.packing=false", *([f"training.per_device_train_batch_size={best.batch_size}"] if best else [])]
     padded += ["training.group_by_length=true"] if best and best.order == "by_length" else []
     verify = ["packtrain", "verify", "--model", study.model, *(["--data", data] if isinstance(data, str) else [])]
-    trial = [f"--max-samples={TRIAL}"] if study.dataset.samples > TRIAL else []
+    trial = train_command(study, yaml, f"--max-samples={TRIAL}", "-o", f"{runs}-trial")
     whole = "packed" if packing else "padded"
     tasks = [
         Task(name="See what will be trained, without training", command=train_command(study, yaml, "--dry-run")),
         Task(name="Prove that packed samples do not see each other", command=shlex.join(verify)),
-        Task(name=f"Try {TRIAL:,} samples", command=train_command(study, yaml, *trial, "-o", f"{runs}-trial")),
+        *([Task(name=f"Try {TRIAL:,} samples", command=trial)] if study.dataset.samples > TRIAL else []),
         Task(name="Train", command=train_command(study, yaml, "-o", f"{runs}-{whole}")),
     ]
     if not packing:
