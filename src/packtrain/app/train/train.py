@@ -164,6 +164,9 @@ def _run_config(
     if not RunFolder(Path(config)).holds_run:
         if resume:
             _require_config_or_run(Path(config))
+        if (planned := Path(config) / RECOMMENDED).is_file():
+            fix = f"packtrain train {planned}"
+            raise ConfigError(str(config), got="the folder of a plan", expected="a YAML file", fix=fix)
         return config
     if not resume:
         fix = f"packtrain train --resume {config} continues it"
