@@ -15,7 +15,7 @@ from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_tab
 from packtrain.app.measure import measure
 from packtrain.config.load import load_config
 from packtrain.core.errors import ConfigError
-from packtrain.core.words import percent
+from packtrain.core.numbers import percent
 from packtrain.demo.data import write_dataset
 from packtrain.families.model_folder import resolve
 from packtrain.planning.baseline import Baseline

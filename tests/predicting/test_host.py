@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import GIB
 from packtrain.predicting.host import PROCESS_BYTES, HostNeeds, batch_bytes, host_needs
-from packtrain.predicting.memory import GIB
 from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
 
 SHAPE = ModelShape(

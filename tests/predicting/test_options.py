@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from packtrain.core.errors import ConfigError
-from packtrain.predicting.memory import GIB, MemoryCoefficients, estimate_memory
+from packtrain.core.numbers import GIB
+from packtrain.predicting.memory import MemoryCoefficients, estimate_memory
 from packtrain.predicting.options import Resource, Saving, WorstPack, explain_worst, reach, savings
 from packtrain.predicting.values import LanguageShape, Load, ModelShape, ParameterCounts, TrainingSetup, VisionShape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packtrain.core.words import counted, gib, limits_text, percent, signed_percent, whole_percent
+from packtrain.core.numbers import counted, gib, limits_text, percent, signed_percent, whole_percent
 from packtrain.planning.sweep import KEPT
 from packtrain.planning.values import Simulation
 

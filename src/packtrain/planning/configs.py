@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packtrain.core.words import counted, gib, percent, signed_percent
+from packtrain.core.numbers import counted, gib, percent, signed_percent
 from packtrain.packing.config import PackingConfig
 from packtrain.planning.intervals import RATES, Intervals, derive_intervals
 from packtrain.planning.question import Question

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.words import about, counted, duration, gib, percent, signed_percent
+from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent
 from packtrain.packing.arrays import binding_resources
 from packtrain.packing.config import LIMITS, PackingConfig
 from packtrain.planning.choice import dropped_share

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from packtrain.core.words import duration, gib, limits_text, percent, whole_percent
+from packtrain.core.numbers import duration, gib, limits_text, percent, whole_percent
 from packtrain.measuring.table import CostTable
 from packtrain.planning.choice import Choice, conservative, efficient
 from packtrain.planning.configs import Draft, packed_config, packed_reasons, padded_config, padded_reasons

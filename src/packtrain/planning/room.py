@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.core.words import gib
+from packtrain.core.numbers import gib
 from packtrain.planning.choice import MOST_DROPPED, acceptable
 from packtrain.planning.question import Question
 from packtrain.planning.values import Simulation

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.words import percent
+from packtrain.core.numbers import percent
 from packtrain.measuring.statistics import DESCRIBED, describe
 from packtrain.measuring.table import CostTable
 from packtrain.packing.resources import Samples

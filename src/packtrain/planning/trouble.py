@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packtrain.core.words import counted, duration, gib
+from packtrain.core.numbers import counted, duration, gib
 from packtrain.planning.choice import MOST_DROPPED, dropped_share
 from packtrain.planning.passes import Passes
 from packtrain.planning.recommend import Findings, described

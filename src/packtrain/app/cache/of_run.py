@@ -11,7 +11,7 @@ from packtrain.app.train.settings import ResolvedRun
 from packtrain.config.dataset import DatasetConfig
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.delivery.encode.rows import fingerprint_of
 from packtrain.measuring.table import CostTable
 from packtrain.packing.plan import PLAN, PackPlan, inputs_of

@@ -18,8 +18,8 @@ from packtrain.config.dataset import DatasetConfig
 from packtrain.config.load import RunConfig
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.errors import DataError
+from packtrain.core.numbers import about, counted, signed_percent
 from packtrain.core.places import cache_dir
-from packtrain.core.words import about, counted, signed_percent
 from packtrain.delivery.encode.token_writer import Progress as Tokenizing
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings

@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from packtrain.cli.show.bars import Bar
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.measuring.run import Outcome
 from packtrain.measuring.run import Progress as Measured
 
