@@ -21,7 +21,7 @@ from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import differences, digest
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.measuring.table import SUMMARY as TABLE
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.table_content import identity_of

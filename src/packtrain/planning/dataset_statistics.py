@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from packtrain.core.modality import VISION, VISION_TOKENS
-from packtrain.core.words import share_text
+from packtrain.core.numbers import percent
 from packtrain.measuring.statistics import DESCRIBED, describe
 from packtrain.measuring.table import CostTable
 from packtrain.packing.resources import Samples
@@ -83,18 +83,16 @@ def observations(statistics: Mapping[str, Statistics], with_images: Statistics) 
     found.append(f"{outliers}; 1 % are above {tokens['p99']:,.0f}{decide}.")
     kinds = {kind: statistics[f"{kind}_tokens"].get("total", 0) / total for kind in _KINDS}
     if kinds["text"] < 1:
-        found.append(
-            "Tokens: " + ", ".join(f"{kind} {share_text(share)}" for kind, share in kinds.items() if share) + "."
-        )
+        found.append("Tokens: " + ", ".join(f"{kind} {percent(share)}" for kind, share in kinds.items() if share) + ".")
     if with_images:
         spread = with_images["std"] / with_images["mean"]
         alike = "about equally many" if spread < _ALIKE else "very different numbers"
         found.append(
             f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
-            f"({share_text(spread)}): {alike}."
+            f"({percent(spread)}): {alike}."
         )
     supervised = statistics["supervised_tokens"].get("total", 0) / total
-    found.append(f"{share_text(supervised)} of the tokens carry loss.")
+    found.append(f"{percent(supervised)} of the tokens carry loss.")
     return tuple(found)
 
 

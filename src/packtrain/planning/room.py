@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packtrain.core.words import gpu_memory
+from packtrain.core.numbers import gib
 from packtrain.planning.choice import MOST_DROPPED, acceptable
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import Simulation
@@ -156,7 +156,7 @@ def _described(question: Question, before: Simulation, taken: Sequence[_Saving])
     for one in taken:
         changed = one.applied(setup)
         saved = question.memory_of(before.worst, setup).total - question.memory_of(before.worst, changed).total
-        reason = f"saves {gpu_memory(saved)} at packing_length {before.packing_length:,}; {one.cost}"
+        reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {one.cost}"
         was, now = shown_setting(getattr(setup, one.setting)), shown_setting(one.to)
         found.append(RoomOption(setting=one.setting, before=was, after=now, reason=reason))
         setup = changed

@@ -10,7 +10,7 @@ from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.delivery.encode.row_table import fingerprint_of
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs

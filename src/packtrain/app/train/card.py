@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from packtrain.app.train.train_outcome import ReadyRun
+from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
-from packtrain.core.words import counted
 from packtrain.families.model_folder import PREFIX
 from packtrain.runs.run_facts import RunOutcome
 from packtrain.runs.run_folder import versions

@@ -70,16 +70,16 @@ def config_from_data(
     table = measured.table
     chosen: dict[str, Any] = {}
     if given.data.plan is not None:
-        said = "packs are those of data.plan"
+        why = "packs are those of data.plan"
     elif (gpu := _gpu(run, here)) is not None:
-        chosen, said = _for_gpu(run, table, gpu, root)
+        chosen, why = _for_gpu(run, table, gpu, root)
     else:
-        chosen, said = _for_cpu(run, table)
+        chosen, why = _for_cpu(run, table)
     found = _over(chosen, given.sections())
     if given.training.output_dir is None:
         found["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
     config = RunConfig.of(found, "what was chosen")
-    return replace(config, notes=(*given.notes, f"{said}: {_words(found, given.sections())}")), measured
+    return replace(config, notes=(*given.notes, f"{why}: {_words(found, given.sections())}")), measured
 
 
 def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:

@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.app.cache.cached import KINDS, WHAT, Cached
-from packtrain.core.numbers import shown
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted, shown
 
 _ABOUT = 160
 

@@ -10,7 +10,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from packtrain.cli.show.bars import Bar
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measured
