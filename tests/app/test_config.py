@@ -455,6 +455,15 @@ def test_numbers_as_people_write_them(load: Load) -> None:
 def test_keys_without_a_value_are_not_set(load: Load) -> None:
     assert load("data: {packing_length: null}\ntraining:\nmodel: {}\n") == RunConfig()
     assert load("") == load("# nothing") == RunConfig()
+    assert load("data: {max_length: null}") == RunConfig(), "nor is what it would bring along"
+    for text in ("max_length: null\npacking_length: 7", "packing_length: 7\nmax_length: null"):
+        assert load(text).data.given() == {"packing_length": 7}, "no contradiction"
+    for text in (
+        "fps: null\nvideo_fps: 2",
+        "fps: 2\nprocessor_config: {fps: null}",
+        "processor_config: {fps: 2}\nfps:",
+    ):
+        assert load(text).data.given() == {"processor_config": {"fps": 2}}
 
 
 class TestOverrides:

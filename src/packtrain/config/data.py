@@ -10,7 +10,7 @@ from typing import Any
 
 from packtrain.config.dataset import DatasetConfig
 from packtrain.config.load import RunConfig
-from packtrain.config.sections import HOMES, DatasetSection
+from packtrain.config.sections import HOMES, KEYS, DatasetSection
 from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
 from packtrain.core.errors import ConfigError
 from packtrain.core.places import cache_dir
@@ -20,6 +20,7 @@ _PACKS_ONLY = (
     *(limit for limit in LIMITS if limit != "packing_length"),
     *("packing_window", "packing_min_fill_ratio", "packing_buffer", "packing_drop_last", "effort"),
 )
+_MIXES = {"nanoVLM", "LLaMA-Factory"}  # samples of a pack see each other there; neat_packing keeps them apart
 
 
 def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
@@ -42,13 +43,18 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
         notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
     for system in sure:
-        notes += [said for name, said in UNSAID.get(system, {}).items() if _setting(config, name) is None]
+        notes += [said for name, said in UNSAID.get(system, {}).items() if not _is_said(config, name)]
         notes += [
             said.format(value)
             for name, said in OTHERWISE.get(system, {}).items()
             if (value := _setting(config, name)) is not None
         ]
     return config, (*notes, *_meanings(config))
+
+
+def _is_said(config: RunConfig, name: str) -> bool:
+    """By any of its names, if only to be nothing."""
+    return _setting(config, name) is not None or bool(KEYS[name].aliases.keys() & {*config.written_as})
 
 
 def _setting(config: RunConfig, name: str) -> Any:
@@ -81,7 +87,7 @@ def _meanings(config: RunConfig) -> list[str]:
                     f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are left out of an epoch"
                 )
             found.append(f"packing_min_fill_ratio {drops}")
-        if "nanoVLM" in systems_of(config.written_as):
+        if not _MIXES.isdisjoint(systems_of(config.written_as)) and "neat_packing" not in config.written_as:
             found.append("samples that share a pack do not see each other here")
     if data.max_sample_length is not None:
         found.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
