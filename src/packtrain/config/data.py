@@ -20,6 +20,7 @@ _PACKS_ONLY = (
     *(limit for limit in LIMITS if limit != "packing_length"),
     *("packing_window", "packing_min_fill_ratio", "packing_buffer", "packing_drop_last", "effort"),
 )
+_REST = ("train_vision", "train_projector")  # beside adapters
 _MIXES = {"nanoVLM", "LLaMA-Factory"}  # samples of a pack see each other there; neat_packing keeps them apart
 
 
@@ -43,7 +44,11 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
         notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
     for system in sure:
-        notes += [said for name, said in UNSAID.get(system, {}).items() if not _is_said(config, name)]
+        notes += [
+            said
+            for name, said in UNSAID.get(system, {}).items()
+            if _applies(config, name) and not _is_said(config, name)
+        ]
         notes += [
             said.format(value)
             for name, said in OTHERWISE.get(system, {}).items()
@@ -61,14 +66,16 @@ def _setting(config: RunConfig, name: str) -> Any:
     return getattr(getattr(config, HOMES[name]), name)
 
 
+def _applies(config: RunConfig, name: str) -> bool:
+    """Some settings are about adapters, and some about what rests beside them anyway."""
+    model = config.model
+    has_adapters = model.method not in (None, "full") or bool(model.use_dora or model.quantization_bit)
+    return has_adapters if name.startswith("lora_") else not (has_adapters and name in _REST)
+
+
 def _is_open(config: RunConfig, name: str) -> bool:
-    """Is a setting said neither by itself nor in another way? Some are about adapters, and some about what rests
-    beside them anyway."""
-    if name in ("train_vision", "train_projector") and config.model.method not in (None, "full"):
-        return False
-    if name.startswith("lora_") and config.model.method == "full":
-        return False
-    return all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
+    """Is a setting said neither by itself nor in another way?"""
+    return _applies(config, name) and all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 
 
 def _meanings(config: RunConfig) -> list[str]:
