@@ -285,6 +285,12 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
         ("data:\n  packing: true\n\n  neat_packing: 3", "run.yaml:4: data.neat_packing: 3 instead of true or false"),
         ("custom: {coord_offset: {enabled: true}}", "not supported"),
         ("neat_packing: true\npacking: false", "are the same setting"),
+        ("task_type: seq_cls", "language models are trained here"),
+        ("use_chat_template: false", "dataset_type: fineweb_edu"),
+        ("plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin is not here"),
+        ("base_model: a/b\ntokenizer_config: c/d", "the model's own tokenizer is used"),
+        ("deepspeed: ds_z3_offload_config.json", "nothing is offloaded to the CPU"),
+        ("datasets: [{path: a/b, roles: {user: [narrator]}}]", "roles: {'user': ['narrator']}: columns are named by"),
     ],
     ids=lambda value: value.partition("\n")[0],
 )

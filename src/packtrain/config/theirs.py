@@ -187,6 +187,25 @@ def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return "tokenizers are not changed here: chats end as the template ends them; the model's own files name its tokens"
 
 
+def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    way = "plain text is read as it is: prompt and completion as strings, or dataset_type: fineweb_edu"
+    return Means(why="as it is here") if value is True else f"{value!r:.100}: chats are written with it; {way}"
+
+
+def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    """Of axolotl: those for kernels; others change what is trained."""
+    names = value if isinstance(value, list) else [value]
+    others = [str(name) for name in names if not re.search("liger|cut_cross_entropy", str(name))]
+    if others:
+        return f"{', '.join(others):.100} is not here"
+    return Means(why="already covered by chunked_loss and training.compile")
+
+
+def _tokenizer(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    same = value in (None, beside.get("base_model"))
+    return Means(why="the model says it") if same else f"{value!r:.100}: the model's own tokenizer is used"
+
+
 _ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
 _KERNELS = among({name: {"attention": ours} for name, ours in _ATTENTION.items()})
 # Keys that act, or that have one value which is possible.
@@ -219,11 +238,13 @@ _ACT: Mapping[str, Meant] = {
     "freeze_language_model": _frozen("train_language"),
     "disable_gradient_checkpointing": switch({"gradient_checkpointing": False}),
     "pure_bf16": switch({"dtype": "bf16"}),
+    **each("tokenizer_config base_model_config", _tokenizer),
     "mix_strategy": only("concat", "weights and repeats of a mixture say how much of each source is used"),
     # axolotl
     "test_datasets": _evaluated,
     "lora_target_linear": switch({"lora_target_modules": "all-linear"}),
     "train_on_inputs": switch(_ALL),
+    "plugins": _plugins,
     "flash_attention": switch({"attention": "flash_attention_2"}),
     "sdp_attention": switch({"attention": "sdpa"}),
     "eager_attention": switch({"attention": "eager"}),
@@ -250,6 +271,8 @@ _ACT: Mapping[str, Meant] = {
         }
     ),
     "output_root": _folder_of_runs,
+    "use_chat_template": _use_chat_template,
+    **each("task_type lora_task_type", among({"causal_lm": {}, "CAUSAL_LM": {}}, "language models are trained here")),
     "json_format": only("standard", "other forms of objects are not known; data.formatting takes your own"),
     # lmms-engine
     "trainer_type": among({"hf_trainer": {}, "fsdp2_trainer": {"sharding": "fsdp"}}),
@@ -313,9 +336,8 @@ _NO_EFFECT: Mapping[str, str] = {
         " swanlab_run_name mlflow_tracking_uri mlflow_experiment_name"
     ),
     "the model says it": (
-        "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model base_model_config"
-        " tokenizer_config use_hf task_type lora_task_type check_model use_chat_template pad_token video_backend"
-        " image_resize_algorithm"
+        "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model use_hf"
+        " check_model pad_token video_backend image_resize_algorithm"
     ),
     "part of the model, which has its own": (
         "vit_hidden_dim vit_inter_dim vit_patch_size vit_n_heads vit_dropout vit_n_blocks vit_ln_eps vit_cls_flag"
@@ -326,7 +348,7 @@ _NO_EFFECT: Mapping[str, str] = {
         " vlm_checkpoint_path"
     ),
     "kernels are chosen by training.attention and training.compile, and change no result": (
-        "monkey_patch_kwargs plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm"
+        "monkey_patch_kwargs liger_rope liger_rms_norm liger_glu_activation liger_layer_norm"
         " liger_fused_linear_cross_entropy liger_cross_entropy cut_cross_entropy lora_mlp_kernel lora_qkv_kernel"
         " lora_o_kernel flash_attn_cross_entropy flash_attn_rms_norm activation_offloading reduce_dtype output_dtype"
         " use_reentrant_gc"
