@@ -51,6 +51,9 @@ TABLE = {
     "model": ("model", "model_name_or_path", "org/name", {}),
     "load_from_pretrained_path": ("model", "model_name_or_path", "org/name", {}),
     "train_type": ("model", "method", "lora", {}),
+    "tuner_type": ("model", "method", "lora", {}),
+    "vit_gradient_checkpointing": ("training", "vision_checkpointing", True, {}),
+    "dataset_processes": ("data", "workers", 2, {}),
     "attn_implementation": ("training", "attention", "sdpa", {}),
     "formatting_func": ("data", "formatting", "my_data:chat", {}),
     "preprocessing_num_workers": ("data", "workers", 2, {}),
@@ -83,7 +86,7 @@ TABLE = {
         name: ("data", "eval_size", 0.1, {})
         for name in ("val_size", "val_set_size", "split_dataset_ratio", "val_ratio")
     },
-    "enable_liger_kernel": ("training", "use_liger_kernel", False, {}),
+    **dict.fromkeys(("enable_liger_kernel", "use_liger"), ("training", "use_liger_kernel", False, {})),
 }
 # Those of limits of media, which have a section of their own.
 LIMIT_TABLE = {
