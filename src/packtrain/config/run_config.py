@@ -267,14 +267,14 @@ class _File:
         if home is None:
             self._unknown(section, key, value, at)
             return
-        if not self._set(at, home, name, value):
+        if not self._set(at, home, name, value) or value is None:
             return
-        if key != name and value is not None:
+        if key != name:
             self.reading.understood.append(_Understood(brief_name(at), home, name, brings))
         for other, given in brings.items():
             if (home, other) in self.said:
                 continue
-            if not _same(self.values[home].setdefault(other, given), given):
+            if _contradict(self.values[home].setdefault(other, given), given):
                 self.problem(at, f"{at} means {other}: {given}, another key {self.values[home][other]}: say which")
 
     def finished(self) -> dict[str, dict[str, object]]:
@@ -287,11 +287,12 @@ class _File:
         data = self.values.setdefault("data", {})
         given = data.get("processor_config") or {}
         if isinstance(given, Mapping) and (self.limits or given):
-            for name, value in self.limits.items():
-                if not _same(given.get(name, value), value):
+            for name in self.limits.keys() & given.keys():
+                if _contradict(given[name], self.limits[name]):
                     self.problem("", f"{name} beside data.processor_config, which says another")
             below = self.reading.merged.get("data", {}).get("processor_config")
-            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **self.limits}
+            said = {name: given.get(name) if value is None else value for name, value in self.limits.items()}
+            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **said}
         return self.values
 
     def only_brings(self, home: str, name: str) -> bool:
@@ -309,7 +310,7 @@ class _File:
             self.said[home, name] = brief_name(at)
             self.reading.places[home, name] = lambda: self.written.place(at)
             self.values.setdefault(home, {})[name] = value
-        elif value is not None and not _same(before, value):
+        elif _contradict(before, value):
             self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
             return False
         return True
@@ -336,7 +337,7 @@ class _File:
 
     def _media_limit(self, at: str, name: str, value: Any) -> None:
         before = self.limits.get(name)
-        if None not in (before, value) and not _same(before, value):
+        if _contradict(before, value):
             self.problem(at, f"{at}: {name} is set twice")
         self.limits[name] = before if value is None else value
         self.reading.places["data", "processor_config"] = lambda: self.written.place(at)
@@ -360,9 +361,10 @@ class _File:
         self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 
-def _same(one: object, other: object) -> bool:
-    """Do two keys say the same? What is true is not the number 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _contradict(one: object, other: object) -> bool:
+    """Do two keys not say the same? What is true is not the number 1; one without a value says nothing."""
+    same = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return one is not None and other is not None and not same
 
 
 def _plainly(value: object) -> str:

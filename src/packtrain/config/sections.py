@@ -71,7 +71,7 @@ class ModelSection(Section):
         WORD,
         "What is trained: full (all weights), lora, dora or qlora (adapters).",
         default="full",
-        aliases=("finetuning_type", "train_type", "adapter"),
+        aliases=("finetuning_type", "train_type", "tuner_type", "adapter"),
         resume="refused",
     )
     lora_rank: int | None = key(COUNT, "Rank of the adapters.", default=16, aliases=("lora_r",), resume="refused")
@@ -261,7 +261,7 @@ class DatasetSection(Section):
         COUNT,
         "Worker processes that measure and tokenize. The result is the same for any number.",
         shown="one for each core",
-        aliases=("preprocessing_num_workers", "dataset_num_proc"),
+        aliases=("preprocessing_num_workers", "dataset_num_proc", "dataset_processes"),
         verbs=_MEASURE,
         options=("--workers", "-w"),
     )
@@ -496,7 +496,10 @@ class StepSection(Section):
         resume="plan",
     )
     vision_checkpointing: bool | None = key(
-        FLAG, "Gradient checkpointing of the vision encoder.", shown="as gradient_checkpointing"
+        FLAG,
+        "Gradient checkpointing of the vision encoder.",
+        shown="as gradient_checkpointing",
+        aliases=("vit_gradient_checkpointing",),
     )
     vision_batch_patches: int | None = key(
         COUNT, "The vision encoder runs on at most so many patches at once.", shown="all at once"
@@ -654,7 +657,7 @@ class TrainingSection(StepSection):
     torch_empty_cache_steps: int | None = key(COUNT)
     use_cpu: bool | None = key(FLAG)
     use_cache: bool | None = key(FLAG)
-    use_liger_kernel: bool | None = key(FLAG, aliases=("enable_liger_kernel",))
+    use_liger_kernel: bool | None = key(FLAG, aliases=("enable_liger_kernel", "use_liger"))
     liger_kernel_config: dict[str, object] | None = key(SECTION)
     auto_find_batch_size: bool | None = key(FLAG)
     average_tokens_across_devices: bool | None = key(FLAG)

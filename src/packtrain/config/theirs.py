@@ -187,14 +187,30 @@ def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return "tokenizers are not changed here: chats end as the template ends them; the model's own files name its tokens"
 
 
-_ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
+def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    way = "plain text is read as it is: prompt and completion as strings, or dataset_type: fineweb_edu"
+    return Means(why="as it is here") if value is True else f"{value!r:.100}: chats are written with it; {way}"
+
+
 _KERNEL_CHOICE = "kernels are chosen by training.attn_implementation and training.compile, and change no result"
 
 
 def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
-    """Axolotl's own classes; others are modules of the user."""
-    named = value if isinstance(value, list) else [value]
-    return Means(why=_KERNEL_CHOICE) if all(str(one).startswith("axolotl.") for one in named) else None
+    """Axolotl's own classes: those for kernels are covered, others change what is trained. The rest are the user's."""
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    theirs = [name for name in names if name.startswith("axolotl.")]
+    others = [name for name in theirs if not re.search("liger|cut_cross_entropy", name)]
+    if others:
+        return f"{', '.join(others):.100} is not here"
+    return Means(why=_KERNEL_CHOICE) if theirs and len(theirs) == len(names) else None
+
+
+def _tokenizer(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    same = value in (None, beside.get("base_model"))
+    return Means(why="the model says it") if same else f"{value!r:.100}: the model's own tokenizer is used"
+
+
+_ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
 
 
 _KERNELS = among({name: {"attn_implementation": ours} for name, ours in _ATTENTION.items()})
@@ -229,6 +245,7 @@ _ACT: Mapping[str, Meant] = {
     "freeze_language_model": _frozen("train_language"),
     "disable_gradient_checkpointing": switch({"gradient_checkpointing": False}),
     "pure_bf16": switch({"dtype": "bf16"}),
+    **each("tokenizer_config base_model_config", _tokenizer),
     "mix_strategy": only("concat", "weights and repeats of a mixture say how much of each source is used"),
     # axolotl
     "test_datasets": _evaluated,
@@ -260,6 +277,8 @@ _ACT: Mapping[str, Meant] = {
         }
     ),
     "output_root": _folder_of_runs,
+    "use_chat_template": _use_chat_template,
+    **each("task_type lora_task_type", among({"causal_lm": {}, "CAUSAL_LM": {}}, "language models are trained here")),
     "json_format": only("standard", "other forms of objects are not known; data.formatting_func takes your own"),
     # lmms-engine
     "trainer_type": among({"hf_trainer": {}, "fsdp2_trainer": {"sharding": "fsdp"}}),
@@ -323,9 +342,8 @@ _NO_EFFECT: Mapping[str, str] = {
         " swanlab_run_name mlflow_tracking_uri mlflow_experiment_name"
     ),
     "the model says it": (
-        "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model base_model_config"
-        " tokenizer_config use_hf task_type lora_task_type check_model use_chat_template pad_token video_backend"
-        " image_resize_algorithm"
+        "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model use_hf"
+        " check_model pad_token video_backend image_resize_algorithm"
     ),
     "part of the model, which has its own": (
         "vit_hidden_dim vit_inter_dim vit_patch_size vit_n_heads vit_dropout vit_n_blocks vit_ln_eps vit_cls_flag"
