@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ANY_MAPPING = re.compile(r"(?:dict|Mapping|MutableMapping)\[str, (?:typing\.)?Any\]")
-# The files that name one of a kind have to know it.
+# The files that name one of a kind have to know it; a folder of its own counts once.
 NAMED = {"family": "internvl", "config key": "packing_drop_last", "metric": "grad_norm"}
 TRACED = """
 import json, sys, threading
@@ -113,8 +113,9 @@ def table(src: Path) -> list[tuple[str, str]]:
         ("modules in import cycles / private names imported", f"{cycles(edges)} / {private}"),
     ]
     for what, word in NAMED.items():
-        files = sum(bool(re.search(rf"\b{word}\b", text)) for text in texts.values())
-        rows.append((f"files that name a {what} (`{word}`)", str(files)))
+        files = [name for name, text in texts.items() if re.search(rf"\b{word}\b", text)]
+        own = {name for name in files if word in name.split(".")}  # a folder of its own is one place
+        rows.append((f"places that name a {what} (`{word}`)", str(len(files) - len(own) + bool(own))))
     return rows
 
 

@@ -162,3 +162,18 @@ def test_an_installed_entry_point_is_loaded_when_it_is_asked_for(
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_module"):
         packtrain.DatasetConfig(dataset_path="data.jsonl", model="tiny:llama", plugins=["no_such_module"])
+
+
+def test_plugins_of_axolotl_are_not_ours(tmp_path: Path) -> None:
+    from packtrain.config.load import load_config
+
+    def plugins(name: str, **content: Any) -> list[str] | None:
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+        return load_config(tmp_path / name).model.plugins
+
+    liger = "axolotl.integrations.liger.LigerPlugin"
+    assert plugins("theirs.yaml", base_model="tiny:llama", plugins=[liger]) is None
+    assert (
+        plugins("sure.yaml", base_model="tiny:llama", micro_batch_size=1, sequence_len=512, plugins=["other"]) is None
+    )
+    assert plugins("ours.yaml", model={"plugins": [NAME]}) == [NAME]

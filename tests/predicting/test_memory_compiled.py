@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from packtrain.families.known_shapes import KNOWN_SHAPES
+from packtrain.families.known_shapes import known_config
 from packtrain.modeling import varlen
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers
@@ -73,7 +73,7 @@ def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def shallow(name: str) -> dict[str, Any]:
     """The known shape with two layers and few words."""
-    config = dict(KNOWN_SHAPES[name])
+    config = dict(known_config(name))
     few = {"num_hidden_layers": 2, "vocab_size": 1000}
     if "vision_config" not in config:
         return {**config, **few}

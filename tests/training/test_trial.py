@@ -11,12 +11,14 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
-from packtrain.families.known_shapes import KNOWN_SHAPES
+from packtrain.families.known_shapes import known_shapes
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
 from packtrain.training.masters import MasterWeights
 from packtrain.training.step_settings import LOSS_CHUNK
 from packtrain.training.trial import OUT_OF_MEMORY, Trial, measure_trial
+
+KNOWN_SHAPES = known_shapes()
 
 CPU = torch.device("cpu")
 KEPT = TrainingSetup(weights_dtype="fp32", gradient_checkpointing=False, vision_checkpointing=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,4 +39,5 @@ class Family:
     # It is imported with torch, when a model is there.
     image_sizes: str | None = None
     tiny: TinySpec | None = None
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # configs of real sizes, by name
     in_transformers: bool = True

@@ -131,11 +131,11 @@ def frame_choice(
     return FrameChoice(fps=own_fps) if own_fps is not None else fallback
 
 
-def require_equal_frames(name: str, headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
+def require_equal_frames(headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
     """Refuse a sample whose videos give different numbers of frames: the processor cannot put them into one tensor."""
     videos = (made for header, made in zip(headers, expansions, strict=True) if header.kind == "video")
     if len({expansion.frames for expansion in videos}) > 1:
-        raise RecordError("family", f"{name} takes only videos of equal sampled length in one sample")
+        raise RecordError("family", "only videos of equal sampled length go into one sample")
 
 
 def too_few_frames(wanted: int, total: int) -> RecordError:

@@ -30,7 +30,7 @@ _SAMPLING = frozenset(("num_frames", "fps", "max_frames"))
 _REFUSED_BY_LIMITS: Mapping[str, frozenset[str]] = {
     "family: video with too few frames to sample": _SAMPLING,
     "family: sampling reads behind the last frame": _SAMPLING,
-    "family: smolvlm takes only videos of equal sampled length in one sample": _SAMPLING,
+    "family: only videos of equal sampled length go into one sample": _SAMPLING,
     "family: image too thin for the processor": frozenset(("max_img_size",)),
 }
 

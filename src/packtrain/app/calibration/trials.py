@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.families.known_shapes import KNOWN_SHAPES, known_config
+from packtrain.families.known_shapes import known_config, known_shapes
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import estimate_memory
@@ -103,7 +103,7 @@ def model_config(name: str) -> Mapping[str, Any]:
     """The config of a known shape, of a model's folder, or of a tiny model."""
     import json
 
-    if name in KNOWN_SHAPES:
+    if name in known_shapes():
         return known_config(name)
     if not name.startswith(PREFIX) and not Path(name).expanduser().is_dir():
         known_config(name)  # says which there are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packtrain.families.contracts import BatchContract
 from packtrain.families.family import Family
-from packtrain.families.idefics3 import shape, tiny
+from packtrain.families.idefics3 import published, shape, tiny
 from packtrain.families.idefics3.rule import Idefics3, SmolVLM
 
 _CONTRACT = BatchContract(media={"pixel_values": "images", "pixel_attention_mask": "images"})
@@ -29,5 +29,6 @@ FAMILIES = {
         shape=shape.SMOLVLM,
         small_image=shape.small_image,
         tiny=tiny.SMOLVLM,
+        published=published.SMOLVLM,
     ),
 }

@@ -151,7 +151,7 @@ class SmolVLM(Idefics3):
         videos = [header for header in headers if header.kind == "video"]
         if videos and len(videos) < len(headers):
             raise RecordError("family", "smolvlm takes images or videos in one sample, not both")
-        require_equal_frames(self.name, headers, expansions)
+        require_equal_frames(headers, expansions)
 
     def _read_tokens(self, tokens: Mapping[str, str]) -> None:
         self._image_token = tokens.get("image_token", "<image>")

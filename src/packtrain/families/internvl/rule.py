@@ -88,7 +88,7 @@ class InternVL:
 
     def check_sample(self, headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
         """Refuse videos that do not fit into one tensor."""
-        require_equal_frames(self.name, headers, expansions)
+        require_equal_frames(headers, expansions)
 
     def processor_kwargs(self) -> dict[str, Any]:
         """The sampling of frames."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from packtrain.families.contracts import BatchContract, Join
 from packtrain.families.family import Family
-from packtrain.families.qwen_vl import shape, tiny
+from packtrain.families.qwen_vl import published, shape, tiny
 from packtrain.families.qwen_vl.rule import Qwen2VL, Qwen3VL, Qwen25VL
 from packtrain.families.text.rule import TextOnly
 
@@ -37,6 +37,7 @@ _ALL = (
         shape=shape.QWEN2_5_VL,
         small_image=shape.small_image,
         tiny=tiny.QWEN2_5_VL,
+        published=published.QWEN2_5_VL,
     ),
     Family(
         model_type="qwen3_vl",
@@ -47,6 +48,7 @@ _ALL = (
         small_image=shape.small_image,
         image_sizes="packtrain.families.qwen_vl.encoder:image_sizes",
         tiny=tiny.QWEN3_VL,
+        published=published.QWEN3_VL,
     ),
     Family(model_type="qwen3_vl_moe", shape=shape.QWEN3_VL_MOE),
     Family(model_type="qwen2_vl_text", rule=TextOnly, contract=_TEXT, shape=shape.QWEN2_TEXT),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packtrain.families.contracts import BatchContract
 from packtrain.families.family import Family
+from packtrain.families.text.published import PUBLISHED
 from packtrain.families.text.refused import REFUSED
 from packtrain.families.text.rule import TextOnly
 from packtrain.families.text.shape import DECODERS
@@ -24,6 +25,7 @@ FAMILIES = {
             refused=REFUSED.get(name, ""),
             shape=DECODERS.get(name),
             tiny=TINY.get(name),
+            published=PUBLISHED.get(name, {}),
         )
         for name in dict.fromkeys((*DECODERS, *TINY, *_CONTRACTS, *REFUSED))
     },
