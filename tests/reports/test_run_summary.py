@@ -16,9 +16,10 @@ from made_runs import Made, expected_loss, steps_of, write_run
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import markdown_of, render_runs
 from packtrain.runs.read import read_run
+from packtrain.runs.step_metrics import STEP_KEYS
 from packtrain.runs.summary import FEWEST, compare, smooth_loss, summarise, window_of
 from packtrain.runs.thin import edges_for, thin, trailing_mean
-from packtrain.runs.values import STEP_KEYS, Run, Steps
+from packtrain.runs.values import Run, Steps
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 

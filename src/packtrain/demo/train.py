@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from packtrain.app.report import Reported, report
 from packtrain.config.load import RunConfig
 from packtrain.demo.data import write_dataset
-from packtrain.runs.read import RUN, read_run
+from packtrain.runs.folder import RUN
+from packtrain.runs.read import read_run
 
 if TYPE_CHECKING:
     from packtrain.verifying.values import Verdict

@@ -15,7 +15,8 @@ from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.overlong import supervised_in
 from packtrain.packing.plan import PLAN, PackPlan
-from packtrain.runs.read import CONFIG, RUN, read_run
+from packtrain.runs.folder import CONFIG, RUN
+from packtrain.runs.read import read_run
 from packtrain.runs.values import Run
 
 _SHOWN = (
