@@ -160,10 +160,12 @@ def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, P
     for step in (0, -1, 10_000):
         with pytest.raises(ConfigError, match="a step of the run, from 1 to"):
             inspect_step(folder, step)
-    with pytest.raises(ArtifactError, match="no plan, packs_per_step"):
+    with pytest.raises(ArtifactError, match="no packs_per_step"):
         inspect_step(write_run(tmp_path / "bare", made[1], packs_per_step=None), 1)
-    with pytest.raises(ArtifactError, match="no plan, packs_per_step"):
+    with pytest.raises(ArtifactError, match="no packs_per_step"):
         inspect_step(write_run(tmp_path / "odd", made[1], balance="weird"), 1)
+    with pytest.raises(ConfigError, match="a run over a stream"):
+        inspect_step(write_run(tmp_path / "stream", made[1], derived={"looked_at": 32}), 1)
     gone = write_run(tmp_path / "gone", tmp_path / "nowhere")
     code, _, err = run("inspect", gone, "--step", 1)
     assert code == 1

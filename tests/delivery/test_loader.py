@@ -21,7 +21,7 @@ from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads,
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, MemoryLimitError
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
-from packtrain.delivery.loader import worker_loss
+from packtrain.delivery.loader import workers as processes_of
 from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.loader.sampler import PackSampler, rank_and_world
 from packtrain.delivery.loader.stream import PackStream
@@ -358,9 +358,9 @@ def test_the_death_of_others_is_still_raised_by_torch() -> None:
     loader = loader_of(plan_of(4), num_workers=1)
     delivery = iter(loader)
     next(delivery)
-    assert not worker_loss._held_back("DataLoader worker (pid 1) is killed by signal: Killed.")
+    assert not processes_of._held_back("DataLoader worker (pid 1) is killed by signal: Killed.")
     pid = loader._iterator._workers[0].pid
-    assert worker_loss._held_back(f"DataLoader worker (pid {pid}) is killed by signal: Killed.")
+    assert processes_of._held_back(f"DataLoader worker (pid {pid}) is killed by signal: Killed.")
     list(delivery)
 
 

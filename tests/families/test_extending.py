@@ -165,7 +165,7 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
 
 
 def test_plugins_of_axolotl_are_not_ours(tmp_path: Path) -> None:
-    from packtrain.config.load import load_config
+    from packtrain.config.run_config import load_config
 
     def plugins(name: str, **content: Any) -> list[str] | None:
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.adapters import describe_trainable, set_trainable
-from packtrain.modeling.groups import parameter_groups
 from packtrain.modeling.model_parts import PARTS, part_of_weight
 from packtrain.modeling.model_settings import ModelSettings
+from packtrain.training.optimizers import parameter_groups
 
 RATES = {"learning_rate": 1e-3, "vit_lr": 2e-4, "aligner_lr": 5e-4}
 RATE_OF = {"language": 1e-3, "vision": 2e-4, "projector": 5e-4}

@@ -21,7 +21,8 @@ from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_drawn import draw_runs
 from packtrain.reports.run_page import render_runs, write_run_report
 from packtrain.runs.read import read_run
-from packtrain.runs.run_values import STEP_KEYS, About, Evaluation, Steps, TrainingRun, Warned
+from packtrain.runs.run_values import About, Evaluation, Steps, TrainingRun, Warned
+from packtrain.runs.step_metrics import STEP_KEYS
 
 EVIL = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\u202e\x00"
 

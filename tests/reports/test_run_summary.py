@@ -17,7 +17,8 @@ from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import markdown_of, render_runs
 from packtrain.runs.read import read_run
 from packtrain.runs.run_summary import FEWEST, compare_runs, loss_window, smooth_loss, summarise_run
-from packtrain.runs.run_values import STEP_KEYS, Steps, TrainingRun
+from packtrain.runs.run_values import Steps, TrainingRun
+from packtrain.runs.step_metrics import STEP_KEYS
 from packtrain.runs.thin import edges_for, thin, trailing_mean
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))

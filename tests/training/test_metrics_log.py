@@ -19,8 +19,7 @@ from packtrain.core.errors import ArtifactError
 from packtrain.runs.history import EarlyWarning
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
 from packtrain.runs.read import read_run
-from packtrain.runs.run_values import STEP_KEYS
-from packtrain.runs.step_metrics import StepMetrics, flat, to_plain
+from packtrain.runs.step_metrics import STEP_KEYS, StepMetrics, flat, to_plain
 
 WARNING = EarlyWarning(kind="loss_spike", step=2, found="NaN", advice="größer, \ud800")
 

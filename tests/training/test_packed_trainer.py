@@ -31,12 +31,12 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.delivery.encode.encoded_sample import IGNORED, PackKey
-from packtrain.modeling.groups import parameter_groups
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.evaluation import Evaluated, kept_random_state
 from packtrain.training.meter import StepMeter
+from packtrain.training.optimizers import parameter_groups
 from packtrain.training.ready import ready_model
 from packtrain.training.step_settings import StepSettings
 from packtrain.training.trainer import PackedTrainer

@@ -22,12 +22,11 @@ from typing import Any, BinaryIO, Self
 
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.history import EarlyWarning
-from packtrain.runs.step_metrics import EvalMetrics, StepMetrics, eval_from_plain, step_from_plain, to_plain
+from packtrain.runs.step_metrics import NOT_FINITE, EvalMetrics, StepMetrics, eval_from_plain, step_from_plain, to_plain
 
 METRICS = "metrics.jsonl"
 VERSION = 1
 _HEADER = {"kind": "metrics", "version": VERSION}
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,7 +262,7 @@ def _finite(value: Any) -> Any:
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _cut(stream: BinaryIO, size: int) -> None:

@@ -18,10 +18,11 @@ import numpy as np
 from packtrain.core.artifacts import open_own
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.locks import is_held
-from packtrain.runs.run_values import LEARNING_RATES, STEP_KEYS, About, Evaluation, Scalar, Steps, TrainingRun, Warned
+from packtrain.runs.metrics_log import METRICS
+from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
+from packtrain.runs.run_values import LEARNING_RATES, About, Evaluation, Scalar, Steps, TrainingRun, Warned
+from packtrain.runs.step_metrics import NOT_FINITE, STEP_KEYS
 
-RUN, METRICS, LEDGER, CONFIG, LOCK = "run.json", "metrics.jsonl", "ledger.jsonl", "run.yaml", ".lock"
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LONGEST = 1 << 20  # characters of a config that is shown
 
 
@@ -180,7 +181,7 @@ def _number(value: object) -> float:
         return math.nan
     if isinstance(value, int | float):
         return float(value) if abs(value) < 1e300 else math.inf if value > 0 else -math.inf
-    return _NOT_FINITE.get(value, math.nan) if isinstance(value, str) else math.nan
+    return NOT_FINITE.get(value, math.nan) if isinstance(value, str) else math.nan
 
 
 def _whole(value: object) -> int | None:

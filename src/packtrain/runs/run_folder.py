@@ -36,7 +36,7 @@ from packtrain.runs.run_facts import RunFacts, RunOutcome
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
-_LOCK = ".lock"
+LOCK = ".lock"
 _GIT_SECONDS = 10.0
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "numpy", "pyarrow")
 
@@ -87,7 +87,7 @@ class RunFolder:
                 fix=another if status == "complete" else on,
             )
         others = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
-        if not self.holds_run and [name for name in others if name != _LOCK]:
+        if not self.holds_run and [name for name in others if name != LOCK]:
             raise ConfigError(
                 "training.output_dir",
                 got=f"{self.path}, which holds other files ({others[0]})",
@@ -100,7 +100,7 @@ class RunFolder:
         """Refuse a second process that would train into the same folder."""
         with ExitStack() as held:
             try:
-                held.enter_context(alone(self.path / _LOCK, wait=False))
+                held.enter_context(alone(self.path / LOCK, wait=False))
             except BlockingIOError:
                 raise ConfigError(
                     "training.output_dir",

@@ -11,14 +11,6 @@ import numpy as np
 
 Scalar = str | int | float | bool | None
 
-# What a step of metrics.jsonl says, by its key there; the columns of a run have the same names.
-STEP_KEYS = (
-    *("step", "epoch", "loss", "grad_norm", "samples", "tokens", "supervised_tokens", "samples_seen", "tokens_seen"),
-    *("perf/global_seq_len_avg", "perf/global_seq_len_min", "perf/global_seq_len_max", "fill", "padding_share"),
-    *("tokens_per_second", "samples_per_second", "images_per_second", "patches_per_second"),
-    *("step_seconds", "predicted_seconds", "data_wait_seconds", "data_wait_share", "spread", "mfu"),
-    *("memory_bytes", "memory_limit", "predicted_memory_bytes"),
-)
 LEARNING_RATES = "learning_rates"
 _BEGINNING, _SLOW = 10, 3.0  # see Steps.warm
 

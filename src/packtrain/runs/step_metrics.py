@@ -80,6 +80,12 @@ class EvalMetrics:
     eval_failures: int = 0  # samples that could not be decoded, so that the loss is that of the others
 
 
+_SEVERAL = ("learning_rates", "rank_seconds")  # of which a step has more than one
+# The numbers that a step of metrics.jsonl says, by their keys there; the columns of a run have the same names.
+STEP_KEYS = tuple(_KEYS.get(one.name, one.name) for one in fields(StepMetrics) if one.name not in _SEVERAL)
+NOT_FINITE: Mapping[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
 def to_plain(metrics: StepMetrics | EvalMetrics) -> dict[str, Plain]:
     """The values of a line, by their names in it."""
     return {_KEYS.get(one.name, one.name): _plain(getattr(metrics, one.name)) for one in fields(metrics)}

@@ -39,16 +39,15 @@ from packtrain.training.interrupts import Interrupts
 from packtrain.training.loss import WEIGHTS, FromLogits, SumOfLosses, losses_of
 from packtrain.training.masters import masters_of, reading
 from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
-from packtrain.training.metered import Meter, NoMeter
+from packtrain.training.meter import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.reached import StepReach, leave_alone
 from packtrain.training.ready import ready_for_steps
 from packtrain.training.refused_arguments import SHARDED, refuse_arguments, refuse_unsharded
-from packtrain.training.resumed_settings import require_shapes, settings_as_asked
+from packtrain.training.resumed_states import reading_what_is_there, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.settled import SettledObjects
 from packtrain.training.step_settings import StepSettings
-from packtrain.training.unreached_states import reading_what_is_there
 from packtrain.verifying.quick import Training
 from packtrain.verifying.verdict import Verdict
 

@@ -16,7 +16,8 @@ from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.overlong import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
-from packtrain.runs.read import CONFIG, RUN, read_run
+from packtrain.runs.read import read_run
+from packtrain.runs.run_folder import CONFIG, RUN
 from packtrain.runs.run_values import TrainingRun
 
 _SHOWN = (

@@ -26,8 +26,15 @@ from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.loader.position import LoaderProgress, Standing
 from packtrain.delivery.loader.sampler import PackSampler, Span, rank_and_world
 from packtrain.delivery.loader.shared_memory import Shared
-from packtrain.delivery.loader.worker_loss import LOST, dead, said_by_the_loader, shared_memory_full, what_to_do
-from packtrain.delivery.loader.worker_signals import held_back, leave_group
+from packtrain.delivery.loader.workers import (
+    LOST,
+    dead,
+    held_back,
+    leave_group,
+    said_by_the_loader,
+    shared_memory_full,
+    what_to_do,
+)
 from packtrain.packing.schedule import Schedule
 
 Collate = Callable[[Sequence[PackedRow]], Any]
@@ -119,8 +126,9 @@ class PackLoader(DataLoader):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""
-        self._standing.load({name: value for name, value in state.items() if name != _STREAM})
-        if (stream := state.get(_STREAM)) is not None:
+        stream = state.get(_STREAM) if isinstance(state, Mapping) else None
+        self._standing.load(state if stream is None else {key: state[key] for key in state if key != _STREAM})
+        if stream is not None:
             self.dataset.load_state_dict(stream)
         self._stream = stream
 
