@@ -50,6 +50,9 @@ TABLE = {
     "model": ("model", "model_name_or_path", "org/name", {}),
     "load_from_pretrained_path": ("model", "model_name_or_path", "org/name", {}),
     "train_type": ("model", "method", "lora", {}),
+    "tuner_type": ("model", "method", "lora", {}),
+    "vit_gradient_checkpointing": ("training", "vision_checkpointing", True, {}),
+    "dataset_processes": ("data", "workers", 2, {}),
     "preprocessing_num_workers": ("data", "workers", 2, {}),
     "dataset_num_proc": ("data", "workers", 2, {}),
     "max_train_samples": ("data", "max_samples", 9, {}),
@@ -80,7 +83,7 @@ TABLE = {
         name: ("data", "eval_size", 0.1, {})
         for name in ("val_size", "val_set_size", "split_dataset_ratio", "val_ratio")
     },
-    "enable_liger_kernel": ("training", "use_liger_kernel", False, {}),
+    **dict.fromkeys(("enable_liger_kernel", "use_liger"), ("training", "use_liger_kernel", False, {})),
 }
 # Those of limits of media, which have a section of their own.
 LIMIT_TABLE = {
@@ -282,6 +285,12 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
         ("data:\n  packing: true\n\n  neat_packing: 3", "run.yaml:4: data.neat_packing: 3 instead of true or false"),
         ("custom: {coord_offset: {enabled: true}}", "not supported"),
         ("neat_packing: true\npacking: false", "are the same setting"),
+        ("task_type: seq_cls", "language models are trained here"),
+        ("use_chat_template: false", "dataset_type: fineweb_edu"),
+        ("plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin is not here"),
+        ("base_model: a/b\ntokenizer_config: c/d", "the model's own tokenizer is used"),
+        ("deepspeed: ds_z3_offload_config.json", "nothing is offloaded to the CPU"),
+        ("datasets: [{path: a/b, roles: {user: [narrator]}}]", "roles: {'user': ['narrator']}: columns are named by"),
     ],
     ids=lambda value: value.partition("\n")[0],
 )
@@ -291,7 +300,7 @@ def test_what_other_systems_mean_and_cannot_be(load: Load, text: str, words: str
 
 @pytest.mark.parametrize("key", ["checkpoints_per_epoch", "logging_place", "prompt_template", "valset"])
 def test_hints_are_near(load: Load, key: str) -> None:
-    assert problems(load, f"{key}: 3").endswith("unknown key.")
+    assert problems(load, f"{key}: 3").endswith("unknown key. packtrain init lists all keys")
 
 
 class TestPythonFiles:
@@ -455,6 +464,15 @@ def test_numbers_as_people_write_them(load: Load) -> None:
 def test_keys_without_a_value_are_not_set(load: Load) -> None:
     assert load("data: {packing_length: null}\ntraining:\nmodel: {}\n") == RunConfig()
     assert load("") == load("# nothing") == RunConfig()
+    assert load("data: {max_length: null}") == RunConfig(), "nor is what it would bring along"
+    for text in ("max_length: null\npacking_length: 7", "packing_length: 7\nmax_length: null"):
+        assert load(text).data.given() == {"packing_length": 7}, "no contradiction"
+    for text in (
+        "fps: null\nvideo_fps: 2",
+        "fps: 2\nprocessor_config: {fps: null}",
+        "processor_config: {fps: 2}\nfps:",
+    ):
+        assert load(text).data.given() == {"processor_config": {"fps": 2}}
 
 
 class TestOverrides:

@@ -21,8 +21,9 @@ JOB = """
 import hashlib, json, sys
 from packtrain import DatasetConfig, MultiModalIterableDataset
 data, cache, state, stop = sys.argv[1:5]
+config = {"dataset_path": data, "dataset_format": None if "/data/" in data else "hf_dataset", "cache_dir": cache}
 dataset = MultiModalIterableDataset(
-    DatasetConfig(dataset_path=data, model="tiny:qwen2_vl", packing_length=256, packing_window=8, cache_dir=cache)
+    DatasetConfig(model="tiny:qwen2_vl", packing_length=256, packing_window=8, **config)
 )
 dataset.build()
 loader = dataset.loader(num_workers=0)

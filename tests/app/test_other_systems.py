@@ -337,6 +337,11 @@ class TestKeys:
         assert run.evaluation is not None
         assert run.evaluation.max_samples == 5
         assert "samples are cut to cutoff_len 48 tokens" in " | ".join(run.notes)
+        apart = "samples that share a pack do not see each other here"
+        assert apart in run.notes
+        with written(tmp_path, "E").open("a") as stream:
+            stream.write("neat_packing: true\n")
+        assert apart not in resolve_run(load_config(tmp_path / "run.yaml")).notes
         padded = resolved(tmp_path, "E", "packing=false")
         assert (padded.mode, padded.data.cutoff_len, padded.data.packing_length) == ("padded", 48, 48)
         longer = resolved(tmp_path, "E", "per_device_train_batch_size=4")
@@ -780,13 +785,17 @@ LEFT_OUT: dict[str, dict[str, object]] = {
     "{finetuning_type: full, cutoff_len: 512}": {"lora_rank": None, "train_vision": False, "train_projector": False},
     "train_type: lora": {
         **{"packing": False, "learning_rate": 1e-4, "lr_scheduler_type": "cosine", "effective_batch_size": 16},
-        **{"lora_rank": 8, "lora_alpha": 32},
+        **{"lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.05, "per_device_train_batch_size": None},
     },
     "train_type: full": {"learning_rate": 1e-5, "lora_rank": None, "train_vision": False},
-    "{train_type: full, gradient_accumulation_steps: 2}": {"effective_batch_size": None},
+    "{train_type: full, gradient_accumulation_steps: 2}": {
+        **{"effective_batch_size": None, "per_device_train_batch_size": 1, "lora_dropout": None},
+    },
+    "{use_peft: true, lora_r: 32}": {"lora_alpha": 32, "lora_dropout": 0.05, "learning_rate": 2e-5},
     "base_model: x/y": {"packing": False, "lr_scheduler_type": "cosine", "warmup_ratio": 0.03},
     "{base_model: x/y, warmup_steps: 5}": {"warmup_ratio": None},
-    "assistant_only_loss: true": {"packing": False, "learning_rate": 2e-5, "loss_on": "assistant"},
+    "assistant_only_loss: true": {"packing": False, "learning_rate": 2e-5, "loss_on": "assistant", "lora_alpha": None},
+    "{use_peft: true, max_length: null}": {"packing_length": None, "overlong": None},
     "trainer_type: hf_trainer": {"packing": False, "packing_length": 32_000, "packing_strategy": "first_fit"},
     "TrainConfig: {log_wandb: true}": {"packing": None, "lr_scheduler_type": "cosine_with_min_lr"},
     "data: {packing_length: 512}": {"packing": None, "method": None, "learning_rate": None},
@@ -800,6 +809,8 @@ def test_what_is_left_out_means_what_it_means_there(tmp_path: Path, text: str) -
     said = {key: value for values in config.sections().values() for key, value in values.items()}
     assert {key: said.get(key) for key in LEFT_OUT[text]} == LEFT_OUT[text]
     filled = said.keys() - load_config(tmp_path / "run.yaml").sections().keys() - {"packing_length", "loss_on"}
+    if "max_length" in text:
+        assert not any("max_length 1024" in note for note in notes), "it was said to be nothing"
     told = " ".join((*notes, *load_config(tmp_path / "run.yaml").notes, text))
     assert {key for key in filled if key not in told} == set(), "none of them without a word"
 

@@ -260,7 +260,7 @@ class TestFromData:
         ("given", "words"),
         [
             ((), "CONFIG, or --model and --data"),
-            (("--model", "tiny:llama"), "CONFIG, or --model and --data"),
+            (("--model", "tiny:llama"), "no config, and no --data"),
             (("--resume",), "packtrain train --resume RUN"),
         ],
         ids=["nothing", "no data", "no run"],
@@ -657,6 +657,7 @@ class TestBadInput:
         [
             (("nowhere.yaml",), "expected: a YAML file"),
             (("folder",), "expected: a YAML file"),
+            (("report",), "packtrain train report/recommended.yaml"),
             (("--resume", "nowhere"), "nowhere found: nothing is there expected: the folder of a run"),
             (("--resume", "folder"), "folder found: a folder without run.json expected: the folder of a run"),
             (("--resume", "nowhere.yaml"), "expected: a YAML file"),
@@ -675,6 +676,8 @@ class TestBadInput:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "folder").mkdir()
+        (tmp_path / "report").mkdir()
+        (tmp_path / "report" / "recommended.yaml").touch()
         (tmp_path / "run.yaml").touch()
         (tmp_path / "data.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
         code, _, err = run("train", *given)

@@ -94,9 +94,9 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
     (said,) = disk_warning(course, machine, tmp_path / "new")
     assert "2 kept and one being written" in said
-    assert "where 12 MiB are free" in said
+    assert "where 12.0 MiB are free" in said
     free.free = 1 << 20
-    with pytest.raises(ConfigError, match=r"(?s)where 1 MiB are free.*for the first checkpoint"):
+    with pytest.raises(ConfigError, match=r"(?s)where 1.0 MiB are free.*for the first checkpoint"):
         disk_warning(course, machine, tmp_path / "new")
 
 

@@ -330,6 +330,6 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
             assert one.dtype == np.int64
             assert np.array_equal(one, other)
             one[:] = 0  # its own
-    assert not table._columns(0)["ids"][1].flags.owndata, "mapped, not read"
+    assert not table._columns(0).lists["ids"][1].flags.owndata, "mapped, not read"
     with pytest.raises(IndexError):
         table.tokens(41)

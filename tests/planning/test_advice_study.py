@@ -15,7 +15,7 @@ from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_tab
 from packtrain.app.measure import measure
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
-from packtrain.core.words import share_text
+from packtrain.core.numbers import percent
 from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
 from packtrain.planning.baseline import Baseline
@@ -199,7 +199,7 @@ def test_samples_near_the_limit_are_not_packed(tmp_path: Path) -> None:
     assert "above 70 %" in recommendation.rule_of_thumb
     best = found.study.padded[-1]
     assert recommendation.config["training"]["per_device_train_batch_size"] == best.batch_size
-    assert f"batches of {best.batch_size} are {share_text(best.waste)} padding; a pack" in recommendation.verdict
+    assert f"batches of {best.batch_size} are {percent(best.waste)} padding; a pack" in recommendation.verdict
     reasons = {reason.parameter: reason.reason for reason in recommendation.reasons}
     assert reasons["packing_length"].startswith("longer samples would be left out, but none is: the longest has 4,0")
     assert "today" not in " ".join([recommendation.verdict, recommendation.rule_of_thumb, *recommendation.advice])
@@ -260,7 +260,7 @@ def test_videos_that_do_not_fit_get_a_limit_on_patches(tmp_path: Path) -> None:
     verdict = study.recommendation.verdict
     assert f"max_patches_per_pack {limit:,}" in verdict
     assert not study.recommendation.packing, "nearly all of the time goes into patches, packed or not"
-    assert f"batches of {study.padded[-1].batch_size} are {share_text(study.padded[-1].waste)} padding" in verdict
+    assert f"batches of {study.padded[-1].batch_size} are {percent(study.padded[-1].waste)} padding" in verdict
     assert "launches, fixed costs and the vision encoder, not into tokens" in verdict
     assert any("vision encoder takes" in line for line in study.recommendation.advice)
     assert abs(chosen.samples_per_step / 128 - 1) > MOVED, "packs would have other samples in a step; batches have not"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import GIB
 from packtrain.families.shape import LanguageShape, VisionShape
-from packtrain.predicting.memory import GIB, MemoryCoefficients, estimate_memory
+from packtrain.predicting.memory import MemoryCoefficients, estimate_memory
 from packtrain.predicting.options import Resource, Saving, WorstPack, explain_worst, reach, savings
 from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 

@@ -60,6 +60,10 @@ READ: dict[str, tuple[dict[str, Any], str]] = {
     "Qwen-VL": (chat([{"type": "image", "image": "1.jpg", "max_pixels": 9}, TEXT]), SHOWN),
     "lmms-engine": (chat([{"type": "image_url", "image_url": {"url": "1.jpg"}}, TEXT], id=1), SHOWN),
     "OpenAI": (chat([{"type": "image_url", "image_url": {"url": "1.jpg", "detail": "low"}}, TEXT]), SHOWN),
+    "Anthropic": (
+        chat([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "SkpKSg=="}}, TEXT]),
+        "|[image inline image]a|b",
+    ),
     "axolotl url": (chat([{"type": "image", "url": "1.jpg"}, TEXT]), SHOWN),
     "axolotl path": (chat([{"type": "image", "path": "1.jpg"}, TEXT]), SHOWN),
     "axolotl base64": (chat([{"type": "image", "base64": "SkpKSg=="}, TEXT]), "|[image inline image]a|b"),
@@ -99,6 +103,8 @@ MAPPED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {"answers.0": "answer"},
         SHOWN,
     ),
+    "ChartQA": ({"image": "1.jpg", "query": "a", "label": ["b"]}, {"query": "question", "label.0": "answer"}, SHOWN),
+    "Video-ChatGPT": ({"q": "a", "a": "b", "video": "1.mp4"}, {"q": "question", "a": "answer"}, "|[video 1.mp4]a|b"),
     "Flickr30k": ({"image": "1.jpg", "caption": ["b", "d"]}, {"caption.0": "caption"}, "|[image 1.jpg]|b"),
 }
 PREFERENCE, GROUNDING = "preference data are not supported", "grounding objects are not supported"

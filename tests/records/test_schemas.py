@@ -730,29 +730,6 @@ def test_a_class_may_be_trained_as_it_is_written() -> None:
     assert shape(convert({"cls": "3"}, attached, columns={"cls": "text"}))[1] == ("assistant", ["3"])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"conversations": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}], "system": "s"},
-        {"texts": [{"user": "a", "assistant": "b"}, {"user": "c", "assistant": "d"}], "system": "s"},
-    ],
-)
-def test_exchanges_are_turns(value: dict[str, Any]) -> None:
-    words = [("system", ["s"]), ("user", ["a"]), ("assistant", ["b"]), ("user", ["c"]), ("assistant", ["d"])]
-    assert shape(convert(value)) == words
-    assert not unread_names(value)
-
-
-def test_parts_as_llama_factory_and_anthropic_write_them() -> None:
-    png = base64.b64encode(b"image").decode()
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}}
-    v1 = [{"type": "image_url", "value": "a.png"}, {"type": "text", "value": "what?"}]
-    for parts, name in (([picture, v1[1]], "inline image"), (v1, "a.png")):
-        value = {"messages": user(parts)}
-        assert shape(convert(value))[0] == ("user", [f"image:{name}", "what?"])
-        assert not unread_names(value)
-
-
 def test_roles_have_many_names() -> None:
     names = ["System", "human", "gpt", "chatgpt", "observation", "user", "assistant", "tool"]
     record = convert({"conversations": [{"from": name, "value": "x"} for name in names]})
@@ -1077,10 +1054,12 @@ def test_a_table_has_the_arguments_of_other_rows(padded: bool) -> None:
     assert record.variables.kwargs == ((("a", False),) if padded else (("a", False), ("b", None)))
 
 
-def test_exchanges_of_ms_swift() -> None:
+def test_exchanges_are_turns() -> None:
     turns = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
     same = [*user("a")[:1], answer("b"), *user("c")[:1], answer("d")]
     assert convert({"conversation": turns, "system": "s"}) == convert({"messages": same, "system": "s"})
+    texts = [{"user": turn["human"], "assistant": turn["assistant"]} for turn in turns]
+    assert convert({"texts": texts, "system": "s"}) == convert({"messages": same, "system": "s"})
     assert unread_names({"conversation": [{**turns[0], "mood": 1, "loss": 0}]}) == ["conversation[].mood"]
     assert not convert({"conversation": [{**turns[0], "loss": 0}]}).messages[1].train
 

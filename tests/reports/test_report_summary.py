@@ -47,4 +47,5 @@ def test_without_packing_there_is_nothing_to_prove_or_compare(tmp_path: Path) ->
     write_study(made.study, made.samples, tmp_path / "study")
     text = (tmp_path / "study" / "summary.md").read_text(encoding="utf-8")
     assert "packtrain verify" not in text
+    assert "Try 1,000" not in text, "of a single sample"
     assert "packtrain report" not in text

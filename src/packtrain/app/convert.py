@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -45,7 +44,7 @@ class Converted:
     refused: tuple[str, ...]  # keys that ask for what cannot be, and why
     missing: tuple[str, ...]  # what a run needs and nobody has said
     notes: tuple[str, ...]  # what is other here than where it comes from
-    mixture: tuple[Mapping[str, Any], ...] = ()  # several datasets, which are a file of their own
+    mixture: tuple[Mapping[str, object], ...] = ()  # several datasets, which are a file of their own
 
     def text(self, *, of: str) -> str:
         """The config as a file; what was left out stands in it as comments."""
@@ -96,7 +95,7 @@ def convert(path: str | Path) -> Converted:
     )
 
 
-def _as_items(reading: Reading) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+def _as_items(reading: Reading) -> tuple[tuple[Mapping[str, object], ...], list[str]]:
     """The datasets of a mixture; what an item cannot say is a setting of all, where all say the same."""
     items, problems = reading.mixture, []
     for name in dict.fromkeys(name for item in items for name in item if name not in _ITEM):
@@ -142,7 +141,7 @@ def _without(config: RunConfig, problems: list[str]) -> tuple[RunConfig, bool]:
     return config, left
 
 
-def sections_of(config: RunConfig) -> dict[str, Any]:
+def sections_of(config: RunConfig) -> dict[str, object]:
     """What was said, without secrets and sections that say nothing."""
     found = {name: {key: one for key, one in values.items() if one != {}} for name, values in config.sections().items()}
     return {name: dict(without_secrets(values)) for name, values in found.items() if values}
@@ -153,7 +152,7 @@ def sections_text(config: RunConfig) -> str:
     return _yaml(sections_of(config))
 
 
-def _item(given: Mapping[str, Any], beside: Path) -> dict[str, Any]:
+def _item(given: Mapping[str, object], beside: Path) -> dict[str, object]:
     found = {_ITEM[name] or name: value for name, value in given.items()}
     for name in ("path", "media_root"):
         place = found.get(name)
@@ -162,5 +161,5 @@ def _item(given: Mapping[str, Any], beside: Path) -> dict[str, Any]:
     return dict(without_secrets(found))
 
 
-def _yaml(value: Mapping[str, Any]) -> str:
+def _yaml(value: Mapping[str, object]) -> str:
     return str(yaml.dump(dict(value), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110))

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import packtrain
 from packtrain.core.cache_root import cache_dir
+from packtrain.core.numbers import GIB, gib
 
 _TRAIN = "train"
 # Packages by what they are for: what they give, and the extra that brings them.
@@ -34,7 +35,6 @@ _EXTRAS = (
     ("tensorboard", "report_to: tensorboard", "loggers"),
     ("wandb", "report_to: wandb", "loggers"),
 )
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ def _packages() -> Iterator[Component]:
 def _places() -> Iterator[Component]:
     folder = cache_dir()
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = f"{shutil.disk_usage(there).free / _GIB:,.0f} GiB free"
+    free = f"{shutil.disk_usage(there).free / GIB:,.0f} GiB free"
     writable = os.access(there, os.W_OK)
     yield Component(
         group="places",
@@ -155,7 +155,7 @@ def _gpus(torch: Any) -> str:
     if torch is None or not torch.cuda.is_available():
         return ""
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    names = [f"{one.name}, {one.total_memory / _GIB:.1f} GiB, capability {one.major}.{one.minor}" for one in found]
+    names = [f"{one.name}, {gib(one.total_memory)}, capability {one.major}.{one.minor}" for one in found]
     return "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 

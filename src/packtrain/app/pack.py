@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from packtrain.app.cache.made import made_of
 from packtrain.core.cache_root import cache_dir
@@ -108,7 +107,7 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
 def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
     """The plan of that folder; a table of the same content may lie elsewhere than the one it was made from."""
     plan = PackPlan.load(folder)
-    wanted: dict[str, Any] = {
+    wanted: dict[str, object] = {
         "config": config.describe(),
         "inputs": plan_inputs(table),
         "packer_version": PACKER_VERSION,

@@ -170,7 +170,7 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
             expected="the settings that the costs were measured with",
             fix="measure again with these, or leave them out",
         )
-    limits = {**measured.get("processor_config", {}), **said["data"].get("processor_config", {})}
+    limits = {**measured.get("processor_config", {}), **(given.data.processor_config or {})}
     merged = {name: {**told.get(name, {}), **said[name]} for name in said}
     merged["data"] |= {"processor_config": limits} if limits else {}
     found = RunConfig.of(merged, "--config")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -171,7 +171,7 @@ def train(
         show_bench(result, output)
 
 
-def _written(out: Path | None, result: Mapping[str, Any]) -> None:
+def _written(out: Path | None, result: Mapping[str, object]) -> None:
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

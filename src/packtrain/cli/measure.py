@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,7 +26,7 @@ def measure(
         Path,
         typer.Option("--out", "-o", help="Folder for costs.parquet, media.parquet, measure.json and ledger.jsonl."),
     ],
-    settings: dict[str, Any],
+    settings: dict[str, object],
     streaming: Annotated[
         bool, typer.Option("--streaming", help="Stream a Hugging Face dataset instead of downloading it.")
     ] = False,

@@ -53,7 +53,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object], tuple[str, ...]]:
     """Arguments by name, and what was understood; everything that cannot be is refused at once."""
     problems = [*_refused(config), *_contradictions(config), *_missing_packages(config), *_unmerged(config, world)]
     if problems:
@@ -64,7 +64,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], 
         for name, value in training.given(*TRAINER_KEYS).items()
         if name not in _DERIVED and name not in _REFUSED
     }
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "report_to": "none",
         "logging_steps": 10,
         "save_total_limit": KEPT_CHECKPOINTS,
@@ -81,7 +81,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, Any], 
     return found, tuple(notes)
 
 
-def _evaluation(config: RunConfig, found: dict[str, Any]) -> list[str]:
+def _evaluation(config: RunConfig, found: dict[str, object]) -> list[str]:
     """When evaluation happens; without data for it, never."""
     if config.evaluates:
         found.setdefault("eval_strategy", "steps" if "eval_steps" in found else "epoch")
@@ -103,7 +103,7 @@ def _no_adapters(config: RunConfig) -> list[str]:
     return [f"model.method is full, so {', '.join(ignored)} {has} no effect: set method: lora to train adapters"]
 
 
-def _warmup(config: RunConfig) -> dict[str, Any]:
+def _warmup(config: RunConfig) -> dict[str, object]:
     """Steps, or a share of all steps as the trainer takes it: a number below one."""
     training = config.training
     if training.warmup_ratio:
@@ -111,7 +111,7 @@ def _warmup(config: RunConfig) -> dict[str, Any]:
     return training.given("warmup_steps")
 
 
-def _sharded(config: RunConfig, world: int) -> dict[str, Any]:
+def _sharded(config: RunConfig, world: int) -> dict[str, object]:
     """How weights are shared out; with one process there is nothing to share."""
     training, how = config.training, sharding(config)
     if uses_deepspeed(config):
@@ -121,7 +121,7 @@ def _sharded(config: RunConfig, world: int) -> dict[str, Any]:
     return {"fsdp": training.fsdp or "full_shard", "fsdp_config": training.fsdp_config or {"version": 2}}
 
 
-def _deepspeed(stage: int) -> dict[str, Any]:
+def _deepspeed(stage: int) -> dict[str, object]:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     return {**dict.fromkeys(names, "auto"), "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": stage}}
 

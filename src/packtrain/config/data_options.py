@@ -10,7 +10,7 @@ from typing import Any
 
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
-from packtrain.config.sections import HOMES, DatasetSection
+from packtrain.config.sections import HOMES, KEYS, DatasetSection
 from packtrain.config.steps import run_length
 from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
 from packtrain.core.cache_root import cache_dir
@@ -21,6 +21,8 @@ _PACKS_ONLY = (
     *(limit for limit in LIMITS if limit != "packing_length"),
     *("packing_window", "packing_min_fill_ratio", "packing_buffer", "packing_drop_last", "effort"),
 )
+_REST = ("train_vision", "train_projector")  # beside adapters
+_MIXES = {"nanoVLM", "LLaMA-Factory"}  # samples of a pack see each other there; neat_packing keeps them apart
 
 
 def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
@@ -28,7 +30,7 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     notes: list[str] = []
     systems, sure = systems_of(config.written_as), systems_of(config.written_as, sure=True)
     for system in systems:
-        missing: dict[str, Any] = {}
+        missing: dict[str, object] = {}
         for name, value in THEIR_DEFAULTS[system].items():
             if _is_open(config, name) and (system in sure or (HOMES[name] == "data" and name != "cutoff_len")):
                 if isinstance(value, Mapping) and "" in value:
@@ -43,7 +45,11 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
         notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
     for system in sure:
-        notes += [said for name, said in UNSAID.get(system, {}).items() if _setting(config, name) is None]
+        notes += [
+            said
+            for name, said in UNSAID.get(system, {}).items()
+            if _applies(config, name) and not _is_said(config, name)
+        ]
         notes += [
             said.format(value)
             for name, said in OTHERWISE.get(system, {}).items()
@@ -52,18 +58,25 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     return config, (*notes, *_meanings(config))
 
 
+def _is_said(config: RunConfig, name: str) -> bool:
+    """By any of its names, if only to be nothing."""
+    return _setting(config, name) is not None or bool(KEYS[name].aliases.keys() & {*config.written_as})
+
+
 def _setting(config: RunConfig, name: str) -> Any:
     return getattr(getattr(config, HOMES[name]), name)
 
 
+def _applies(config: RunConfig, name: str) -> bool:
+    """Some settings are about adapters, and some about what rests beside them anyway."""
+    model = config.model
+    has_adapters = model.method not in (None, "full") or bool(model.use_dora or model.quantization_bit)
+    return has_adapters if name.startswith("lora_") else not (has_adapters and name in _REST)
+
+
 def _is_open(config: RunConfig, name: str) -> bool:
-    """Is a setting said neither by itself nor in another way? Some are about adapters, and some about what rests
-    beside them anyway."""
-    if name in ("train_vision", "train_projector") and config.model.method not in (None, "full"):
-        return False
-    if name.startswith("lora_") and config.model.method == "full":
-        return False
-    return all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
+    """Is a setting said neither by itself nor in another way?"""
+    return _applies(config, name) and all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 
 
 def _meanings(config: RunConfig) -> list[str]:
@@ -82,7 +95,7 @@ def _meanings(config: RunConfig) -> list[str]:
                     f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are left out of an epoch"
                 )
             found.append(f"packing_min_fill_ratio {drops}")
-        if "nanoVLM" in systems_of(config.written_as):
+        if not _MIXES.isdisjoint(systems_of(config.written_as)) and "neat_packing" not in config.written_as:
             found.append("samples that share a pack do not see each other here")
     if data.max_sample_length is not None:
         found.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
@@ -135,7 +148,7 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
     data = config.data
     if not config.evaluates:
         return None
-    own: dict[str, Any] = {"part": "eval"}
+    own: dict[str, object] = {"part": "eval"}
     if data.eval_path:
         own = {"dataset_path": data.eval_path, "split": data.eval_split or data.split, "eval_size": None}
         own |= {"max_samples": data.max_eval_samples, "dataset_format": None}  # it is recognised, and may be another

@@ -85,7 +85,7 @@ class RunConfig:
         """Are there data that are evaluated?"""
         return bool(self.data.eval_path or self.data.eval_size)
 
-    def sections(self, *names: str) -> dict[str, dict[str, Any]]:
+    def sections(self, *names: str) -> dict[str, dict[str, object]]:
         """What was said, as plain values, by these sections or all."""
         return {name: getattr(self, name).given() for name in names or SECTIONS}
 
@@ -100,7 +100,7 @@ class _Understood:
     brings: Mapping[str, object]
     why: str = ""
 
-    def said(self, values: Mapping[str, Any]) -> str:
+    def said(self, values: Mapping[str, object]) -> str:
         """How it was understood; what it brings along is said only where `values` have it, not overruled."""
         kept = [f"{other}: {_plainly(given)}" for other, given in self.brings.items() if values.get(other) == given]
         named = [f"{self.home}.{self.name}"] if self.name else []
@@ -126,18 +126,18 @@ class _Written:
 class Reading:
     """What has been read of one file and of those it extends."""
 
-    merged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    merged: dict[str, dict[str, object]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)  # other names of sections
     understood: list[_Understood] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)  # keys of other systems that change nothing here, and why
-    mixture: tuple[Mapping[str, Any], ...] = ()  # of several datasets, which are a file of their own
+    mixture: tuple[Mapping[str, object], ...] = ()  # of several datasets, which are a file of their own
     takes_mixture: bool = False
     explicit: set[tuple[str, str]] = field(default_factory=set)  # settings that the files below say themselves
     marks: list[str] = field(default_factory=list)  # by which another system is known
     places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings stand
     problems: list[str] = field(default_factory=list)
 
-    def file(self, written: _Written) -> dict[str, dict[str, Any]]:
+    def file(self, written: _Written) -> dict[str, dict[str, object]]:
         """One file, over what it extends; what it says itself."""
         found = _File(written=written, reading=self)
         self.marks += marks_of(written.content)
@@ -184,7 +184,7 @@ class Reading:
             said.append("no effect here: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in by_why.items()))
         return tuple(said)
 
-    def _values(self, home: str) -> dict[str, Any]:
+    def _values(self, home: str) -> dict[str, object]:
         """The settings of a section, limits of media too."""
         values = self.merged.get(home, {})
         limits = values.get("processor_config")
@@ -227,7 +227,7 @@ class _File:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     said: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key
     implied: list[tuple[str, str, Any]] = field(default_factory=list)  # by keys of other systems
-    limits: dict[str, Any] = field(default_factory=dict)  # of media, that stand outside processor_config
+    limits: dict[str, object] = field(default_factory=dict)  # of media, that stand outside processor_config
 
     def theirs(self, section: str | None, key: str, name: str) -> Meant | None:
         """What another system means by a key, where that is not what we mean."""
@@ -267,17 +267,17 @@ class _File:
         if home is None:
             self._unknown(section, key, value, at)
             return
-        if not self._set(at, home, name, value):
+        if not self._set(at, home, name, value) or value is None:
             return
-        if key != name and value is not None:
+        if key != name:
             self.reading.understood.append(_Understood(brief_name(at), home, name, brings))
         for other, given in brings.items():
             if (home, other) in self.said:
                 continue
-            if not _same(self.values[home].setdefault(other, given), given):
+            if _contradict(self.values[home].setdefault(other, given), given):
                 self.problem(at, f"{at} means {other}: {given}, another key {self.values[home][other]}: say which")
 
-    def finished(self) -> dict[str, dict[str, Any]]:
+    def finished(self) -> dict[str, dict[str, object]]:
         """All values, with the limits of media in their section, over those of the files that are extended."""
         for at, name, value in self.implied:
             if name in MEDIA_LIMITS:
@@ -287,11 +287,12 @@ class _File:
         data = self.values.setdefault("data", {})
         given = data.get("processor_config") or {}
         if isinstance(given, Mapping) and (self.limits or given):
-            for name, value in self.limits.items():
-                if not _same(given.get(name, value), value):
+            for name in self.limits.keys() & given.keys():
+                if _contradict(given[name], self.limits[name]):
                     self.problem("", f"{name} beside data.processor_config, which says another")
             below = self.reading.merged.get("data", {}).get("processor_config")
-            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **self.limits}
+            said = {name: given.get(name) if value is None else value for name, value in self.limits.items()}
+            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **said}
         return self.values
 
     def only_brings(self, home: str, name: str) -> bool:
@@ -309,7 +310,7 @@ class _File:
             self.said[home, name] = brief_name(at)
             self.reading.places[home, name] = lambda: self.written.place(at)
             self.values.setdefault(home, {})[name] = value
-        elif value is not None and not _same(before, value):
+        elif _contradict(before, value):
             self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
             return False
         return True
@@ -336,7 +337,7 @@ class _File:
 
     def _media_limit(self, at: str, name: str, value: Any) -> None:
         before = self.limits.get(name)
-        if None not in (before, value) and not _same(before, value):
+        if _contradict(before, value):
             self.problem(at, f"{at}: {name} is set twice")
         self.limits[name] = before if value is None else value
         self.reading.places["data", "processor_config"] = lambda: self.written.place(at)
@@ -357,12 +358,13 @@ class _File:
             return
         known = SECTIONS[section].known() if section else KEYS
         hint = nearest_key(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
-        self.problem(at, f"{at}: unknown key. {hint}".rstrip())
+        self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 
-def _same(one: object, other: object) -> bool:
-    """Do two keys say the same? What is true is not the number 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _contradict(one: object, other: object) -> bool:
+    """Do two keys not say the same? What is true is not the number 1; one without a value says nothing."""
+    same = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return one is not None and other is not None and not same
 
 
 def _plainly(value: object) -> str:
@@ -423,7 +425,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     return _with_formatting(config, ".")
 
 
-def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, Any]:
+def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, object]:
     """What the command line says, in the form that a file would have."""
     content: dict[str, Any] = {}
     for one in given:

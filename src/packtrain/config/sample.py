@@ -26,7 +26,7 @@ _HEAD = """\
 _TAIL = "Every setting of transformers.TrainingArguments may stand here too."
 
 
-def sample_config(given: Mapping[str, Any]) -> str:
+def sample_config(given: Mapping[str, object]) -> str:
     """The text of a config in which these settings are set."""
     parts = [_HEAD]
     for name, section in SECTIONS.items():
@@ -41,7 +41,7 @@ def sample_config(given: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _setting(name: str, one: Key, given: Mapping[str, Any]) -> Iterator[str]:
+def _setting(name: str, one: Key, given: Mapping[str, object]) -> Iterator[str]:
     default = f"Default: {one.shown}." if one.shown else ""
     said = " ".join(filter(None, (one.help, default)))
     yield ""

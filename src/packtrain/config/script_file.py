@@ -16,7 +16,7 @@ _STARTS = re.compile(r"(.*/)?(sft|pt|\S+\.py)$")  # what the arguments of the tr
 _EXPECTED = "the arguments of one command, such as trl sft --model_name_or_path MODEL --dataset_name DATA"
 
 
-def read_script(path: Path) -> dict[str, Any]:
+def read_script(path: Path) -> dict[str, object]:
     """Arguments by name, and variables that are set before the command."""
     try:
         words = shlex.split(path.read_text(encoding="utf-8").replace("\\\n", " "), comments=True)
@@ -24,7 +24,7 @@ def read_script(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), got=error.strerror, expected=_EXPECTED) from None
     except ValueError as error:
         raise ConfigError(str(path), got=str(error), expected=_EXPECTED) from None
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
     starts = (at + 1 for at, word in enumerate(words) if _STARTS.fullmatch(word) and not _is_option(words[at - 1]))
     begin = next(starts, first)

@@ -62,7 +62,7 @@ class Section:
         return {name: value for name in wanted if (value := getattr(self, name)) is not None}
 
     @classmethod
-    def problems(cls, values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    def problems(cls, values: Mapping[str, object], where: str = "") -> Iterator[str]:
         """Names that it does not have, and values that a key cannot have."""
         known = cls.known()
         for name, value in values.items():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from packtrain.config.kinds import (
     AMOUNT,
@@ -72,7 +71,7 @@ class ModelSection(Section):
         WORD,
         "What is trained: full (all weights), lora, dora or qlora (adapters).",
         default="full",
-        aliases=("finetuning_type", "train_type", "adapter"),
+        aliases=("finetuning_type", "train_type", "tuner_type", "adapter"),
         resume="refused",
     )
     lora_rank: int | None = key(COUNT, "Rank of the adapters.", default=16, aliases=("lora_r",), resume="refused")
@@ -177,7 +176,7 @@ class DatasetSection(Section):
         WORD, "Your own Jinja template for objects; as an option, the file with it.", verbs=_MEASURE
     )
     object_prompt: str | None = key(TEXT, "What the user message asks about the image; empty for the image alone.")
-    coord_tokens: bool | dict[str, Any] | None = key(SWITCH, "Not supported: must be false.", default=False)
+    coord_tokens: bool | dict[str, object] | None = key(SWITCH, "Not supported: must be false.", default=False)
     loss_on: str | None = key(
         WORD,
         "What carries loss: assistant, completion (the last answer alone) or all.",
@@ -262,7 +261,7 @@ class DatasetSection(Section):
         COUNT,
         "Worker processes that measure and tokenize. The result is the same for any number.",
         shown="one for each core",
-        aliases=("preprocessing_num_workers", "dataset_num_proc"),
+        aliases=("preprocessing_num_workers", "dataset_num_proc", "dataset_processes"),
         verbs=_MEASURE,
         options=("--workers", "-w"),
     )
@@ -369,7 +368,7 @@ class DatasetSection(Section):
     online: bool | None = key(
         FLAG,
         "Pack a stream as it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
-        "max_steps. For data that cannot be read twice or grow meanwhile: see docs/guides/streaming.md for what it gives up.",
+        "max_steps. For data that cannot be read twice or grow meanwhile: docs/guides/streaming.md",
         default=False,
         resume="plan",
     )
@@ -497,7 +496,10 @@ class StepSection(Section):
         resume="plan",
     )
     vision_checkpointing: bool | None = key(
-        FLAG, "Gradient checkpointing of the vision encoder.", shown="as gradient_checkpointing"
+        FLAG,
+        "Gradient checkpointing of the vision encoder.",
+        shown="as gradient_checkpointing",
+        aliases=("vit_gradient_checkpointing",),
     )
     vision_batch_patches: int | None = key(
         COUNT, "The vision encoder runs on at most so many patches at once.", shown="all at once"
@@ -583,14 +585,14 @@ class TrainingSection(StepSection):
         shown="linear",
         aliases=("lr_scheduler",),
     )
-    lr_scheduler_kwargs: dict[str, Any] | None = key(SECTION)
+    lr_scheduler_kwargs: dict[str, object] | None = key(SECTION)
     warmup_steps: float | None = key(AMOUNT, "Warm-up steps; a number below 1 is a share of all steps.", shown="0")
     neftune_noise_alpha: float | None = key(AMOUNT)
     label_smoothing_factor: float | None = key(BELOW_ONE)
     gradient_checkpointing: bool | None = key(
         FLAG, "Recompute the activations of decoder layers in the backward pass: less memory, more time.", default=True
     )
-    gradient_checkpointing_kwargs: dict[str, Any] | None = key(SECTION)
+    gradient_checkpointing_kwargs: dict[str, object] | None = key(SECTION)
     seed: int | None = key(SEED, "Seed of everything that is drawn at random.", default=0, resume="plan")
     data_seed: int | None = key(
         SEED, "Seed of what is drawn about data: packs and their order.", shown="seed", resume="plan"
@@ -655,8 +657,8 @@ class TrainingSection(StepSection):
     torch_empty_cache_steps: int | None = key(COUNT)
     use_cpu: bool | None = key(FLAG)
     use_cache: bool | None = key(FLAG)
-    use_liger_kernel: bool | None = key(FLAG, aliases=("enable_liger_kernel",))
-    liger_kernel_config: dict[str, Any] | None = key(SECTION)
+    use_liger_kernel: bool | None = key(FLAG, aliases=("enable_liger_kernel", "use_liger"))
+    liger_kernel_config: dict[str, object] | None = key(SECTION)
     auto_find_batch_size: bool | None = key(FLAG)
     average_tokens_across_devices: bool | None = key(FLAG)
     full_determinism: bool | None = key(FLAG)
@@ -686,11 +688,11 @@ class TrainingSection(StepSection):
     dataloader_persistent_workers: bool | None = key(FLAG)
     dataloader_in_order: bool | None = key(FLAG)
     dataloader_multiprocessing_context: str | None = key(choice("fork", "spawn", "forkserver"))
-    accelerator_config: dict[str, Any] | None = key(SECTION)
-    parallelism_config: dict[str, Any] | None = key(SECTION)
-    deepspeed: str | dict[str, Any] | None = key(either(WORD, SECTION))
+    accelerator_config: dict[str, object] | None = key(SECTION)
+    parallelism_config: dict[str, object] | None = key(SECTION)
+    deepspeed: str | dict[str, object] | None = key(either(WORD, SECTION))
     fsdp: str | None = key(TEXT)
-    fsdp_config: str | dict[str, Any] | None = key(either(WORD, SECTION))
+    fsdp_config: str | dict[str, object] | None = key(either(WORD, SECTION))
     ddp_backend: str | None = key(TEXT)
     ddp_timeout: int | None = key(COUNT)
     ddp_bucket_cap_mb: int | None = key(COUNT)

@@ -37,20 +37,25 @@ _COMMON = (
 SYSTEMS: Mapping[str, str] = {mark: system for system, marks in _MARKS.items() for mark in marks}
 BATCHES_OF_PACKS = tuple(_MARKS)  # whose batch size counts packs, where they pack
 # Settings that are not said, and so mean this where the config comes from; a table has them by method.
-THEIR_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+THEIR_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     **{system: {"packing": False} for system in _MARKS if system != "nanoVLM"},
     "LLaMA-Factory": {
         **{"packing": False, "cutoff_len": 2048, "method": "lora", "lora_rank": 8},
         **{"train_vision": False, "train_projector": False, "per_device_train_batch_size": 8, "num_train_epochs": 3},
     },
     "ms-swift": {
-        **{"packing": False, "method": "lora", "lora_rank": 8, "lora_alpha": 32},
+        **{"packing": False, "method": "lora", "lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.05},
         **{"train_vision": False, "train_projector": False, "num_train_epochs": 3, "effective_batch_size": 16},
         **{"learning_rate": {"full": 1e-5, "": 1e-4}, "lr_scheduler_type": "cosine", "weight_decay": 0.1},
-        "adam_beta2": 0.95,
+        **{"adam_beta2": 0.95, "per_device_train_batch_size": 1},
     },
-    "axolotl": {"packing": False, "lr_scheduler_type": "cosine", "warmup_ratio": 0.03},
-    "TRL": {"packing": False, "learning_rate": 2e-5, "per_device_train_batch_size": 8, "num_train_epochs": 3},
+    "axolotl": {
+        **{"packing": False, "lr_scheduler_type": "cosine", "warmup_ratio": 0.03, "per_device_train_batch_size": 1},
+    },
+    "TRL": {
+        **{"packing": False, "learning_rate": 2e-5, "per_device_train_batch_size": 8, "num_train_epochs": 3},
+        **{"lora_alpha": 32, "lora_dropout": 0.05},
+    },
     "lmms-engine": {
         **{"packing": False, "packing_length": 32_000, "packing_strategy": "first_fit"},
         **{"per_device_train_batch_size": 8, "num_train_epochs": 3},
@@ -77,6 +82,8 @@ UNSAID: Mapping[str, Mapping[str, str]] = {
     "TRL": {
         "loss_on": "TRL trains every token of a chat without assistant_only_loss, here answers carry loss; TRL's is "
         "data.loss_on: all",
+        "lora_target_modules": "TRL leaves lora_target_modules to peft where it is left out, often q_proj and v_proj;"
+        " here every matrix of the decoder has an adapter",
         "packing_length": "TRL cuts samples to max_length 1024 where it is left out; here they are whole",
     },
     "LLaMA-Factory": {

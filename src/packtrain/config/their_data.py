@@ -58,7 +58,7 @@ def _counted(name: str) -> Means | str:
     if found is None or name.startswith("MS::"):
         return f"{name!r:.100} is no file, folder or hub dataset"
     path, subset, count = found.groups()
-    item: dict[str, Any] = {"dataset_path": path} | ({"subset": subset} if subset else {})
+    item: dict[str, object] = {"dataset_path": path} | ({"subset": subset} if subset else {})
     if count is None:
         return Means(item)
     return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random by the seed")

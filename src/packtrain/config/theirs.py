@@ -51,7 +51,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _template(value: Any, beside: Mapping[str, object]) -> Meaning:
     """A name of a chat template; a file of one is ours."""
     if isinstance(value, str) and (os.path.exists(value) or value.endswith((".jinja", ".j2", ".txt"))):
         return Means({"chat_template": value})
@@ -64,7 +64,7 @@ def _template(value: Any, beside: Mapping[str, Any]) -> Meaning:
 def _per_epoch(kind: str) -> Meant:
     """Once an epoch, or a share of the run, as axolotl computes it."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if value in (0, 1) and not isinstance(value, bool):
             return Means({f"{kind}_strategy": "epoch" if value else "no"})
         epochs = beside.get("num_epochs") or 1
@@ -80,7 +80,7 @@ def _per_epoch(kind: str) -> Meant:
 def _frozen(part: str) -> Meant:
     """Which parts learn. What is not frozen learns in full training; adapters are of the decoder alone."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
         if not isinstance(value, bool):
             return f"{value!r:.100} instead of true or false"
         method = next((beside[name] for name in ("finetuning_type", "train_type", "tuner_type") if name in beside), "")
@@ -101,11 +101,11 @@ def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({part: False for name in names for part in _MODULES[name]})
 
 
-def _liger(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _liger(value: Any, beside: Mapping[str, object]) -> Meaning:
     return Means(why="already covered by chunked_loss, which keeps logits small") if value is True else None
 
 
-def _fsdp(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _fsdp(value: Any, beside: Mapping[str, object]) -> Meaning:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return Means({"fsdp": " ".join(value)}) if value else Means(why="it is off")
     return None
@@ -126,13 +126,13 @@ def _deepspeed(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({"deepspeed": f"zero{named[1]}"}, "the file is not here; its name says the stage")
 
 
-def _folder_of_runs(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _folder_of_runs(value: Any, beside: Mapping[str, object]) -> Meaning:
     if beside.get("output_dir"):
         return Means(why="output_dir names the run's folder")
     return Means({"output_dir": os.path.join(str(value), str(beside.get("run_name") or "run"))})
 
 
-def _subsets(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _subsets(value: Any, beside: Mapping[str, object]) -> Meaning:
     names = list(value) if isinstance(value, list) else [value]
     if names in (["all"], ["default"]):
         return Means(why="the dataset as it is")
@@ -141,7 +141,7 @@ def _subsets(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
 
 
-def _evaluated_split(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _evaluated_split(value: Any, beside: Mapping[str, object]) -> Meaning:
     """TRL's scripts evaluate the test split of the same dataset, if anything is evaluated."""
     if value in ("no", False) or beside.get("eval_dataset") or not beside.get("dataset_name"):
         return None
@@ -153,7 +153,7 @@ def _datasets(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means(why="train_jsonl names the data") if beside.get("train_jsonl") else datasets_of(value, beside)
 
 
-def _evaluated(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _evaluated(value: Any, beside: Mapping[str, object]) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
         return Means(why="val_jsonl names the data")
@@ -187,14 +187,30 @@ def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return "tokenizers are not changed here: chats end as the template ends them; the model's own files name its tokens"
 
 
-_ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
+def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    way = "plain text is read as it is: prompt and completion as strings, or dataset_type: fineweb_edu"
+    return Means(why="as it is here") if value is True else f"{value!r:.100}: chats are written with it; {way}"
+
+
 _KERNEL_CHOICE = "kernels are chosen by training.attn_implementation and training.compile, and change no result"
 
 
 def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
-    """Axolotl's own classes; others are modules of the user."""
-    named = value if isinstance(value, list) else [value]
-    return Means(why=_KERNEL_CHOICE) if all(str(one).startswith("axolotl.") for one in named) else None
+    """Axolotl's own classes: those for kernels are covered, others change what is trained. The rest are the user's."""
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    theirs = [name for name in names if name.startswith("axolotl.")]
+    others = [name for name in theirs if not re.search("liger|cut_cross_entropy", name)]
+    if others:
+        return f"{', '.join(others):.100} is not here"
+    return Means(why=_KERNEL_CHOICE) if theirs and len(theirs) == len(names) else None
+
+
+def _tokenizer(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    same = value in (None, beside.get("base_model"))
+    return Means(why="the model says it") if same else f"{value!r:.100}: the model's own tokenizer is used"
+
+
+_ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
 
 
 _KERNELS = among({name: {"attn_implementation": ours} for name, ours in _ATTENTION.items()})
@@ -229,6 +245,7 @@ _ACT: Mapping[str, Meant] = {
     "freeze_language_model": _frozen("train_language"),
     "disable_gradient_checkpointing": switch({"gradient_checkpointing": False}),
     "pure_bf16": switch({"dtype": "bf16"}),
+    **each("tokenizer_config base_model_config", _tokenizer),
     "mix_strategy": only("concat", "weights and repeats of a mixture say how much of each source is used"),
     # axolotl
     "test_datasets": _evaluated,
@@ -260,6 +277,8 @@ _ACT: Mapping[str, Meant] = {
         }
     ),
     "output_root": _folder_of_runs,
+    "use_chat_template": _use_chat_template,
+    **each("task_type lora_task_type", among({"causal_lm": {}, "CAUSAL_LM": {}}, "language models are trained here")),
     "json_format": only("standard", "other forms of objects are not known; data.formatting_func takes your own"),
     # lmms-engine
     "trainer_type": among({"hf_trainer": {}, "fsdp2_trainer": {"sharding": "fsdp"}}),
@@ -323,9 +342,8 @@ _NO_EFFECT: Mapping[str, str] = {
         " swanlab_run_name mlflow_tracking_uri mlflow_experiment_name"
     ),
     "the model says it": (
-        "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model base_model_config"
-        " tokenizer_config use_hf task_type lora_task_type check_model use_chat_template pad_token video_backend"
-        " image_resize_algorithm"
+        "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model use_hf"
+        " check_model pad_token video_backend image_resize_algorithm"
     ),
     "part of the model, which has its own": (
         "vit_hidden_dim vit_inter_dim vit_patch_size vit_n_heads vit_dropout vit_n_blocks vit_ln_eps vit_cls_flag"
@@ -360,7 +378,7 @@ _FLAGS: Mapping[str, str] = {
     "evaluation is the loss over tokens": "prediction_loss_only eval_in_epochs",
 }
 # Arguments of older transformers, which published configs still have at their defaults.
-_RETIRED: Mapping[str, Any] = {
+_RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("no_cuda", "use_mps_device", "jit_mode_eval", "tpu_metrics_debug", "use_ipex"), False),
     **dict.fromkeys(("use_legacy_prediction_loop", "include_inputs_for_metrics"), False),
     **{"fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto", "past_index": -1},

@@ -43,7 +43,7 @@ def check_tiles(config: RunConfig) -> tuple[str, ...]:
     )
 
 
-def _tile(name: str) -> dict[str, Any]:
+def _tile(name: str) -> dict[str, object]:
     """What a model's own files say about its tiles."""
     settings = read_settings(str(resolve(name, cache_dir() / "models")))
     side = settings.image.get("max_image_size")

@@ -150,7 +150,7 @@ def whole_content(path: Path, *, fix: str) -> Iterator[None]:
         raise ArtifactError(str(path), got=got, expected=f"a whole {path.name}", fix=fix) from None
 
 
-def write_json(path: Path, kind: str, version: int, content: Mapping[str, Any], *, checked: bool = False) -> None:
+def write_json(path: Path, kind: str, version: int, content: Mapping[str, object], *, checked: bool = False) -> None:
     """Write a JSON artifact with its kind and format version; a checked one also has a checksum of its content."""
     body = {"kind": kind, "version": version, **content}
     if checked:

@@ -51,7 +51,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def file_state(path: str | Path, content: bool = False) -> dict[str, Any]:
+def file_state(path: str | Path, content: bool = False) -> dict[str, object]:
     """What identifies a file: size and modification time, or its content hash on request."""
     stat = os.stat(path)
     if not content:
@@ -63,7 +63,7 @@ def file_state(path: str | Path, content: bool = False) -> dict[str, Any]:
     return {"size": stat.st_size, "sha256": sha.hexdigest()}
 
 
-def files_state(files: Mapping[str, str | Path], content: bool = False) -> dict[str, Any]:
+def files_state(files: Mapping[str, str | Path], content: bool = False) -> dict[str, object]:
     """The state of several files by what they are called; a file that is not there is part of the state too."""
     return {
         name: file_state(path, content) if os.path.isfile(path) else {"missing": True} for name, path in files.items()

@@ -1,13 +1,12 @@
-"""How numbers and names read: one formatting for every file and page, with units."""
+"""How numbers, sizes, times and names read, in sentences, tables and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from packtrain.core.words import duration
-
+GIB = 1 << 30
 MISSING = "–"
-_BYTES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_BYTES = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _LARGE = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
@@ -65,7 +64,7 @@ def percent(value: float) -> str:
         return "< 0.01 %"
     if 0.99995 <= value < 1:
         return "> 99.99 %"
-    digits = 2 if value < 0.01 or 0.99 <= value < 1 else 1
+    digits = 2 if abs(value) < 0.01 or 0.99 <= value < 1 else 1
     return f"{100 * value:.{digits}f} %"
 
 
@@ -87,7 +86,7 @@ def gib(value: float) -> str:
     >>> gib(41 * 2**30), gib(2**20), gib(0)
     ('41.0 GiB', '< 0.1 GiB', '0 GiB')
     """
-    size = value / (1 << 30)
+    size = value / GIB
     if 0 < abs(size) < 0.05:
         return "< 0.1 GiB" if size > 0 else "> −0.1 GiB"
     return f"{size:,.1f} GiB".replace("-", "−") if value else "0 GiB"
@@ -127,6 +126,17 @@ def rate(value: float) -> str:
     ('2e-5', '0.001', '0', '1.235e-5')
     """
     return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def duration(seconds: float) -> str:
+    """A time that one waits for.
+
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def seconds(value: float) -> str:
@@ -195,10 +205,57 @@ def isolated(text: object, limit: int = 80) -> str:
     return f"\u2068{shown(text, limit)}\u2069"
 
 
-def plural(number: int, noun: str) -> str:
-    """A count with its noun.
+def about(number: float) -> str:
+    """A number that is a mean; small ones keep a digit.
 
-    >>> plural(1, "GPU"), plural(1200, "sample")
-    ('1 GPU', '1,200 samples')
+    >>> about(2.47), about(2.0), about(131.4)
+    ('2.5', '2', '131')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,.0f}" if number >= 10 or number == round(number) else f"{number:.1f}"
+
+
+def whole_percent(share: float) -> str:
+    """A share that is a round number.
+
+    >>> whole_percent(0.7)
+    '70 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def signed_percent(share: float) -> str:
+    """By how much something grows or shrinks.
+
+    >>> signed_percent(0.046), signed_percent(-0.25)
+    ('+4.6 %', '-25.0 %')
+    """
+    return f"{100 * share:+.1f} %"
+
+
+def clock(seconds: float | None) -> str:
+    """A time as clocks show it.
+
+    >>> clock(None), clock(72.4), clock(3725)
+    ('0:00', '1:12', '1:02:05')
+    """
+    minutes, rest = divmod(int(seconds or 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun.
+
+    >>> counted(1, "sample"), counted(1200, "sample"), counted(2, "batch", "batches")
+    ('1 sample', '1,200 samples', '2 batches')
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def limits_text(length: int, limits: Mapping[str, int]) -> str:
+    """A length and what else is limited.
+
+    >>> limits_text(8192, {"max_images_per_pack": 8})
+    'packing_length 8,192, max_images_per_pack 8'
+    """
+    return ", ".join(f"{name} {value:,}" for name, value in {"packing_length": length, **limits}.items())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from packtrain.core.artifacts import atomic_path
 
 # The published sizes of a Qwen2.5-VL with three billion parameters.
-SHAPE: dict[str, Any] = {
+SHAPE: dict[str, object] = {
     "model_type": "qwen2_5_vl",
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "hidden_size": 2048,

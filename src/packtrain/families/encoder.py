@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
 from packtrain.families.base import ProcessorSettings, Rule, Run
 from packtrain.families.coverage import Counts, Runs, covered_by_all, tokens_behind
@@ -133,24 +134,22 @@ class RecordEncoder:
             raise RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens", _silent(sized.record))
-        images = videos = image_tokens = video_tokens = frames = patches = largest = 0
+        media: Counter[str] = Counter()
+        media_tokens = frames = patches = largest = 0
         for header, expansion in zip(sized.headers, expansions, strict=True):
-            if header.kind == "image":
-                images += 1
-                image_tokens += expansion.media_tokens
-            else:
-                videos += 1
-                video_tokens += expansion.media_tokens
+            kind = MODALITIES[header.kind]
+            tokens = expansion.media_tokens
+            media[kind.tokens] += tokens
+            media_tokens += tokens
+            if kind.counted is not None:
+                media[kind.counted] += 1
             frames += expansion.frames
             patches += expansion.patches
             largest = max(largest, expansion.max_patches)
         cost = Cost(
-            tokens=counts.text_tokens + image_tokens + video_tokens,
+            tokens=counts.text_tokens + media_tokens,
             text_tokens=counts.text_tokens,
-            image_tokens=image_tokens,
-            video_tokens=video_tokens,
-            images=images,
-            videos=videos,
+            **media,
             frames=frames,
             objects=sized.record.objects,
             patches=patches,

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, PartLimits
 from packtrain.families.base import Expansion, ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 
 _REFUSED = "a limit in a part that the model's processor does not have"
-_OF_VIDEO = ("video_", "num_frames", "fps", "max_frames")
 _MOST = 256  # families that are kept
 
 
@@ -76,7 +76,7 @@ class PartFamilies:
             made = load_rule(self._settings, limits.over(self._run, kind))
         except ConfigError as error:
             names = error.expected.removeprefix("one of ").split(", ")
-            own = [n.removeprefix("video_") for n in names if n.startswith(_OF_VIDEO) == (kind == "video")]
+            own = [n.removeprefix("video_") for n in names if n in MODALITIES[kind].limits]
             where = error.where.removeprefix("limit ").removeprefix("video_")
             detail = f"{where} of {kind}; {self.family.name} takes {', '.join(own) or 'none'}"
             raise RecordError("family", _REFUSED, detail) from None

@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import packtrain
 from packtrain.core.errors import ConfigError
@@ -26,7 +25,7 @@ RULES_VERSION = 4  # raised whenever the same inputs would be measured different
 _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end in
 
 
-def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, Any]:
+def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, object]:
     """Data files, request, processor settings, the module of the user's formatting function and our own version.
 
     Nothing here says where model and data lie: see `Request.places`.
@@ -48,7 +47,7 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back
 
 
-def stream_inputs(request: Request) -> dict[str, Any]:
+def stream_inputs(request: Request) -> dict[str, object]:
     """What a stream that is not measured depends on. Its data may grow: how its first file begins stands for them."""
     local = [spec for spec in request.specs if local_root(spec) is not None]
     first = next((file for file in data_files(local) if os.path.isfile(file)), None)
@@ -70,13 +69,13 @@ def _beginning(file: str | None) -> str | None:
         return None
 
 
-def _data_state(files: Mapping[str, str], *, content: bool) -> dict[str, Any]:
+def _data_state(files: Mapping[str, str], *, content: bool) -> dict[str, object]:
     """What identifies each data file: size and time, or content; of a remote one what its store says."""
     remote = {name: remote_state(file) for name, file in files.items() if is_remote(file)}
     return files_state({name: file for name, file in files.items() if name not in remote}, content=content) | remote
 
 
-def settings_state(settings: ProcessorSettings) -> dict[str, Any]:
+def settings_state(settings: ProcessorSettings) -> dict[str, object]:
     """The processor's settings by name, long ones as a hash, and the tokenizer's file."""
     tokenizer = Path(settings.tokenizer_folder or settings.folder) / "tokenizer.json"
     own = family_code(settings.model_type)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.measuring.journal import UnitResult
@@ -107,7 +107,7 @@ class FailureJudge:
         if not unit.failed:
             return found
         for line in unit.ledger.splitlines():
-            entry: dict[str, Any] = json.loads(line)
+            entry: dict[str, object] = json.loads(line)
             reason = f"{entry['stage']}: {entry['reason']}"
             if not entry["filtered"] and reason not in found:
                 found[reason] = self._remedies.example(reason, entry, unit.source)

@@ -10,6 +10,7 @@ import numpy as np
 
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError, RecordError
 from packtrain.core.fingerprint import differences
+from packtrain.core.modality import VISION, VISION_TOKENS
 from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.part_limits import PartFamilies
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from packtrain.measuring.table import CostTable
 
 _SHAPE = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
-_CHANGED = ("tokens", "text_tokens", "image_tokens", "video_tokens", "frames", "patches", "supervised_tokens")
+_CHANGED = ("tokens", "text_tokens", *VISION_TOKENS, "frames", "patches", "supervised_tokens")
 
 _SAMPLING = frozenset(("num_frames", "fps", "max_frames"))
 # Why records were left out that other limits might let in, and which limits these are.
@@ -150,8 +151,7 @@ def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, 
     return (
         new.tokens - old.tokens,
         text,
-        media if kind == "image" else 0,
-        media if kind == "video" else 0,
+        *(media if kind == one.name else 0 for one in VISION),
         new.frames - old.frames,
         new.patches - old.patches,
         text,

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from packtrain.measuring.request import Request
 
@@ -33,7 +32,7 @@ class Remedies:
     model: str = ""  # by its user's name
     lacks: Mapping[str, str] = field(default_factory=dict)  # of the model, by reason, with what to do
 
-    def example(self, reason: str, entry: Mapping[str, Any], source: int) -> str:
+    def example(self, reason: str, entry: Mapping[str, object], source: int) -> str:
         """The first record with this fault, and where its media were looked for."""
         detail = f" {entry['detail']}" if entry["detail"] else ""
         if reason in _PLACES and source < len(self.roots):

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.numbers import counted
 from packtrain.core.values import MediaLimits
-from packtrain.core.words import counted
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.places import Places

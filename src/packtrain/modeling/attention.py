@@ -53,7 +53,7 @@ def set_attention(
     reason = refusal(model, backend, contract, device=device, dtype=dtype)
     if reason:
         raise ConfigError(
-            "attention backend",
+            "attn_implementation",
             got=f"{backend} for {contract.model_type}: {reason}",
             expected="one of " + ", ".join(BACKENDS),
             fix=nearest(backend, BACKENDS)
@@ -172,10 +172,12 @@ def _implement(model: Any, *, text: str, vision: str) -> None:
     try:
         model.set_attn_implementation(names if parts else text)
     except (ImportError, ValueError) as error:
-        raise ConfigError("attention backend", got=f"{text}: {in_one_line(error)}", fix="use auto, or eager") from error
+        raise ConfigError(
+            "attn_implementation", got=f"{text}: {in_one_line(error)}", fix="use auto, or eager"
+        ) from error
     found = _text_config(model)._attn_implementation
     if found != text:  # transformers only warns
-        raise ConfigError("attention backend", got=f"a model whose attention stays {found}", expected=text)
+        raise ConfigError("attn_implementation", got=f"a model whose attention stays {found}", expected=text)
 
 
 def _use_varlen(model: Any, parts: ModelParts) -> None:

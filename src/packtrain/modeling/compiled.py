@@ -124,9 +124,9 @@ def refuse_uncompiled(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
     if cause is not None:
         raise ConfigError(
-            "attention backend or compiled layers",
+            "attn_implementation or compiled layers",
             got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
-            expected="a backend that runs on this device",
+            expected="an attention that runs on this device",
             fix="set training.attn_implementation: varlen or sdpa, since flex is compiled for every model and shape; "
             "with them, set training.compile: false",
         ) from error

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain.core.modality import PIXELS
 from packtrain.families.contracts import BatchContract
 from packtrain.families.registry import find_family
 from packtrain.modeling.model_parts import ModelParts, model_parts
 from packtrain.modeling.patches import put, take_off
-
-_PIXELS = ("pixel_values", "pixel_values_videos")  # what an encoder is run on, once for each
 
 
 class EmptyMediaHook:
@@ -32,7 +31,7 @@ class EmptyMediaHook:
     def __init__(self, parts: ModelParts, contract: BatchContract) -> None:
         assert parts.vision is not None
         self._parts = parts
-        self._pixels = tuple(name for name in _PIXELS if name in contract.media)
+        self._pixels = tuple(name for name in PIXELS if name in contract.media)
         self._missing = 0
         self._handles = [
             parts.inner.register_forward_pre_hook(self._look, with_kwargs=True),

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain.core.modality import GRIDS, VISION
 from packtrain.core.user_code import lazy
 from packtrain.families.registry import find_family
 from packtrain.modeling.host_threads import in_one_thread
 from packtrain.modeling.model_parts import ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, set_back
 
-ON_HOST = ("image_grid_thw", "video_grid_thw")
-_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+ON_HOST = GRIDS
 
 
 def stop_waiting(model: Any) -> tuple[str, ...]:
@@ -61,10 +61,10 @@ class _Sizes:
 
     def add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         found: dict[str, Any] = {}
-        for kind, pixels in _PIXELS.items():
-            grid, rows = kwargs.get(f"{kind}_grid_thw"), kwargs.get(pixels)
+        for kind in VISION:
+            grid, rows = kwargs.get(str(kind.sizes)), kwargs.get(kind.features)
             if grid is not None and rows is not None and _are_apart(grid, rows):
-                found |= {f"{kind}_{name}": value for name, value in self.of(grid, rows.device).items()}
+                found |= {f"{kind.name}_{name}": value for name, value in self.of(grid, rows.device).items()}
         return (args, {**kwargs, **found}) if found else None
 
     def drop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -79,10 +79,10 @@ def find_segments(
     after = torch.arange(1, q_length, device=device)[None]
     if bool(torch.as_tensor(mask_function(rows, heads, after - 1, after)).any()):
         raise ConfigError(
-            "attention backend 'varlen'",
+            "attn_implementation: varlen",
             got="a model whose tokens see tokens behind them",
             expected="causal attention inside segments",
-            fix="use the backend sdpa or flex",
+            fix="use sdpa or flex",
         )
     linked = torch.as_tensor(mask_function(rows, heads, after, after - 1)).expand(batch_size, q_length - 1)
     if attention_mask is not None:  # padding becomes a segment of its own
@@ -159,10 +159,10 @@ def is_windowed(module: torch.nn.Module) -> bool:
 
 def _only_in_mask(module: torch.nn.Module) -> ConfigError:
     return ConfigError(
-        "attention backend 'varlen'",
+        "attn_implementation: varlen",
         got=f"{type(module).__name__} with a sliding window that is only in its mask",
         expected="layers that hand their window on to attention",
-        fix="use the backend sdpa",
+        fix="use sdpa",
     )
 
 
@@ -173,10 +173,10 @@ def _refuse(dropout: float, others: dict[str, Any]) -> None:
         unknown.append("dropout")
     if unknown:
         raise ConfigError(
-            "attention backend 'varlen'",
+            "attn_implementation: varlen",
             got=f"attention with {' and '.join(unknown)}",
             expected="plain attention, with or without a sliding window",
-            fix="set attention_dropout to 0" if unknown == ["dropout"] else "use the backend eager or flex",
+            fix="set attention_dropout to 0" if unknown == ["dropout"] else "use eager or flex",
         )
 
 

@@ -74,7 +74,7 @@ class OnlinePacker:
             packs.append(self._pack())
         return iter(packs)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything, as JSON."""
         return {
             "version": _STATE,

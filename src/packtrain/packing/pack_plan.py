@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import differences, digest
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.measuring.table import SUMMARY as TABLE
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.table_content import identity_of
@@ -237,7 +236,7 @@ class PackPlan:
             )
 
 
-def plan_inputs(table: CostTable) -> dict[str, Any]:
+def plan_inputs(table: CostTable) -> dict[str, object]:
     """What identifies a cost table wherever it and its data lie, and the names under which a difference is reported."""
     inputs = identity_of(table.summary)
     shown = {name: value if len(str(value)) < 2000 else digest(value) for name, value in inputs.items()}

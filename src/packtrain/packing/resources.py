@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packtrain.core.errors import DataError
+from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import CostTable
 
 RESOURCES = ("tokens", "vision_tokens", "patches", "images", "videos", "frames", "samples", "attention")
@@ -15,7 +16,7 @@ RESOURCES = ("tokens", "vision_tokens", "patches", "images", "videos", "frames",
 EXTRAS = ("supervised_tokens", "squared_patches", "largest_patches", "longest")
 
 _READ = (
-    *("tokens", "image_tokens", "video_tokens", "images", "videos", "frames", "patches"),
+    *("tokens", *VISION_TOKENS, "images", "videos", "frames", "patches"),
     *("max_patches_per_image", "supervised_tokens", "tail_tokens"),
 )
 
@@ -78,7 +79,7 @@ def samples_of(table: CostTable, start: int = 0, stop: int | None = None) -> tup
     tokens, largest = found["tokens"], found["max_patches_per_image"]
     columns = {
         "tokens": tokens,
-        "vision_tokens": found["image_tokens"] + found["video_tokens"],
+        "vision_tokens": np.add.reduce([found[name] for name in VISION_TOKENS]),
         "samples": np.ones(len(tokens), np.int64),
         "attention": tokens * tokens,
         **{name: found[name] for name in ("patches", "images", "videos", "frames", "supervised_tokens")},

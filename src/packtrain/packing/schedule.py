@@ -26,8 +26,8 @@ import numpy as np
 
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.numbers import counted
 from packtrain.core.seeds import stream
-from packtrain.core.words import counted
 from packtrain.packing.pack_plan import PackPlan
 
 # sorted: random steps, by work inside; strict: steps of packs with similar work; length: steps of packs with similar
@@ -43,7 +43,9 @@ class LoaderState:
     schedule: str  # hash of the schedule
     epoch: int
     next_pack: int
-    settings: Mapping[str, Any] | None = field(default=None, compare=False)  # what it is a hash of, to name differences
+    settings: Mapping[str, object] | None = field(
+        default=None, compare=False
+    )  # what it is a hash of, to name differences
 
     @classmethod
     def from_plain(cls, found: object) -> LoaderState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packtrain.core.words import counted, gpu_memory, limits_text, share_text, signed_percent, whole_percent
+from packtrain.core.numbers import counted, gib, limits_text, percent, signed_percent, whole_percent
 from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import KEPT
 
@@ -83,12 +83,12 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int])
     if fastest.samples_dropped > mine.samples_dropped:
         more = counted(fastest.samples_dropped - mine.samples_dropped, "sample")
         name = limits_text(fastest.packing_length, fastest.limits)
-        text += f"; {name} would be {share_text(faster)} faster, but leaves out {more} more"
+        text += f"; {name} would be {percent(faster)} faster, but leaves out {more} more"
     elif faster > 0:
         text += f", within {whole_percent(TIE)} of the fastest of the {others}, and shorter"
     elif len(fitting) > 1:
         text += f", the fastest of the {others}"
-    return f"{text} ({gpu_memory(mine.memory_bytes)}, {share_text(dropped_share(mine))} of the samples dropped)"
+    return f"{text} ({gib(mine.memory_bytes)}, {percent(dropped_share(mine))} of the samples dropped)"
 
 
 def _nothing_fits(simulations: Sequence[Simulation], kept: Sequence[int]) -> Choice:
@@ -97,7 +97,7 @@ def _nothing_fits(simulations: Sequence[Simulation], kept: Sequence[int]) -> Cho
     return Choice(
         simulation=chosen,
         reason=f"nothing fits this GPU; {limits_text(mine.packing_length, mine.limits)} needs least, "
-        f"{gpu_memory(mine.memory_bytes)}",
+        f"{gib(mine.memory_bytes)}",
     )
 
 
@@ -152,8 +152,8 @@ def _compared(one: Simulation, mine: Simulation) -> str:
     return (
         f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed} against "
         f"{mine.tokens_per_second:,.0f}), "
-        f"fill {share_text(one.fill)} (against {share_text(mine.fill)}), "
-        f"{gpu_memory(one.memory_bytes)} on the fullest GPU ({gpu_memory(mine.memory_bytes)}), "
+        f"fill {percent(one.fill)} (against {percent(mine.fill)}), "
+        f"{gib(one.memory_bytes)} on the fullest GPU ({gib(mine.memory_bytes)}), "
         f"{counted(one.samples_dropped, 'sample')} dropped ({mine.samples_dropped:,}), "
         f"{one.samples_per_step:,.0f} samples per step ({mine.samples_per_step:,.0f})"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packtrain.core.words import about, counted, gpu_memory, share_text, signed_percent
+from packtrain.core.numbers import about, counted, gib, percent, signed_percent
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.intervals import RATES, Intervals, derive_intervals
 from packtrain.planning.question import Question
@@ -199,7 +199,7 @@ def padded_reasons(draft: ConfigDraft, run: PaddedRun) -> tuple[Reason, ...]:
         sizes = str(padded.batch_size), str(run.batch_size)
         found.append(_reason("per_device_train_batch_size", *sizes, "the fastest that fits"))
     if grouped != (run.order == "by_length"):
-        less, more = share_text(run.waste), share_text(padded.waste)
+        less, more = percent(run.waste), percent(padded.waste)
         reason = f"{less} of these batches is padding, {more} of those of {baseline.name}"
         found.append(_reason("group_by_length", str(grouped).lower(), str(not grouped).lower(), reason))
     if draft.question.setup.compiled and not baseline.compiled:
@@ -236,17 +236,17 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
             "packing",
             "false",
             "true",
-            f"{share_text(padded.waste)} of what {draft.question.baseline.name} computes is padding",
+            f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding",
         ),
         _reason("packing_length", f"{padded.worst.longest:,} at most", f"{one.packing_length:,}", why_length),
         _reason(
             "packing_strategy",
             "none",
             packing.packing_strategy,
-            f"{counted(one.packs, 'pack')} where no packing can have under {one.bound:,}; fill {share_text(one.fill)}",
+            f"{counted(one.packs, 'pack')} where no packing can have under {one.bound:,}; fill {percent(one.fill)}",
         ),
     ]
-    first = ", ".join(f"{resource} in {share_text(share)}" for resource, share in one.fullest.items())
+    first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
     needed = {change.setting: f"{change.reason}; " for change in draft.changes}
     found += [
         _reason(name, "no limit", f"{value:,}", f"{needed.get(name, '')}used up first in packs: {first}")
@@ -373,7 +373,7 @@ def _setup_reasons(draft: ConfigDraft, *, packed: bool = True) -> list[Reason]:
     setup, one = draft.question.setup, draft.simulation
     on = str(setup.gradient_checkpointing).lower()
     used, what = (one.memory_bytes, "pack") if packed else (draft.padded.memory_bytes, "batch")
-    memory = f"{gpu_memory(used)} of {gpu_memory(draft.question.gpu.memory_bytes)} with the worst {what}"
+    memory = f"{gib(used)} of {gib(draft.question.gpu.memory_bytes)} with the worst {what}"
     changed = [
         _reason(change.setting, change.before, change.after, change.reason)
         for change in draft.changes

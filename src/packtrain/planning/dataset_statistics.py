@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.words import share_text
+from packtrain.core.modality import VISION, VISION_TOKENS
+from packtrain.core.numbers import percent
 from packtrain.measuring.statistics import DESCRIBED, describe
 from packtrain.measuring.table import CostTable
 from packtrain.packing.resources import Samples
@@ -18,6 +19,7 @@ from packtrain.planning.tiles import tiles_of
 MODALITIES = ("text", "image", "images", "video", "mixed")
 CHARTED = ("tokens", "text_tokens", "vision_tokens", "patches", "images", "objects")
 _GROUPED = ("tokens", "text_tokens", "vision_tokens", "images", "frames", "objects", "patches", "supervised_tokens")
+_KINDS = ("text", *(one.name for one in VISION))
 _SPARSE = ("vision_tokens", "patches", "images", "objects")  # where a sample has none, it is not counted
 _BINS = 40
 _SKEWED = 1.2  # mean over median, or the other way round
@@ -47,7 +49,7 @@ def dataset_stats(table: CostTable) -> DatasetStats:
     tiles = tiles_of(Samples({**columns, "largest_patches": columns["max_patches_per_image"]}))
     if tiles is not None:
         statistics["tiles"] = describe(tiles)
-    by_kind = {kind: round(statistics[f"{kind}_tokens"].get("total", 0)) for kind in ("text", "image", "video")}
+    by_kind = {kind: round(statistics[f"{kind}_tokens"].get("total", 0)) for kind in _KINDS}
     shown = table.column("image_tokens")
     counts = table.summary.counts
     return DatasetStats(
@@ -79,27 +81,25 @@ def observations(statistics: Mapping[str, Statistics], with_images: Statistics) 
     outliers = f"The longest has {most:,.0f} tokens, {most / mean:,.1f} times the mean"
     decide = "; a few outliers decide what padded batches need" if most > 10 * mean else ""
     found.append(f"{outliers}; 1 % are above {tokens['p99']:,.0f}{decide}.")
-    kinds = {kind: statistics[f"{kind}_tokens"].get("total", 0) / total for kind in ("text", "image", "video")}
+    kinds = {kind: statistics[f"{kind}_tokens"].get("total", 0) / total for kind in _KINDS}
     if kinds["text"] < 1:
-        found.append(
-            "Tokens: " + ", ".join(f"{kind} {share_text(share)}" for kind, share in kinds.items() if share) + "."
-        )
+        found.append("Tokens: " + ", ".join(f"{kind} {percent(share)}" for kind, share in kinds.items() if share) + ".")
     if with_images:
         spread = with_images["std"] / with_images["mean"]
         alike = "about equally many" if spread < _ALIKE else "very different numbers"
         found.append(
             f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
-            f"({share_text(spread)}): {alike}."
+            f"({percent(spread)}): {alike}."
         )
     supervised = statistics["supervised_tokens"].get("total", 0) / total
-    found.append(f"{share_text(supervised)} of the tokens carry loss.")
+    found.append(f"{percent(supervised)} of the tokens carry loss.")
     return tuple(found)
 
 
 def _column(table: CostTable, name: str) -> np.ndarray:
     """A column; image and video tokens together are `vision_tokens`."""
     if name == "vision_tokens":
-        return np.asarray(table.column("image_tokens") + table.column("video_tokens"))
+        return np.add.reduce([table.column(name) for name in VISION_TOKENS])
     return table.column(name)
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.numbers import percent
-from packtrain.core.words import about, counted, duration, gpu_memory, share_text, signed_percent
+from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent
 from packtrain.packing.arrays import binding_resources
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.planning.choice import dropped_share
@@ -72,7 +71,7 @@ def _room(found: Findings) -> list[str]:
         return []
     changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.changes)
     return [
-        f"Nothing that was tried fits {gpu_memory(found.question.usable_bytes)} ({changes or 'no option left'}): use "
+        f"Nothing that was tried fits {gib(found.question.usable_bytes)} ({changes or 'no option left'}): use "
         "more or larger GPUs, a smaller model, or shorter samples."
     ]
 
@@ -90,7 +89,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
     if config.cutoff_len is not None:
         why, elsewhere = f"fit{'s' if alone else ''} no pack or ha{'s' if alone else 've'} no label after the cut", "."
     text = (
-        f"{counted(one.samples_dropped, 'sample')} ({share_text(dropped_share(one))}) {why} and "
+        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {why} and "
         f"{'is' if alone else 'are'} left out, with {one.tokens_dropped:,} tokens{elsewhere}"
     )
     longest = int(tokens.max())
@@ -254,7 +253,7 @@ def _vision(found: Findings, passes: PassColumns) -> list[str]:
     share, one = vision_share(found.question, passes), found.chosen
     if share < _VISION_HEAVY:
         return []
-    text = f"The vision encoder takes {share_text(share)} of the time."
+    text = f"The vision encoder takes {percent(share)} of the time."
     gaining = [option for option in found.media if option.simulation.seconds * WORTH_SAYING < one.seconds]
     if not gaining:
         return [text]
@@ -286,7 +285,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
         return []
     gain = kept.tokens_per_second / found.chosen.tokens_per_second - 1
     return [
-        f"Without gradient checkpointing {described(longest)} would need {gpu_memory(kept.memory_bytes)} and reach "
+        f"Without gradient checkpointing {described(longest)} would need {gib(kept.memory_bytes)} and reach "
         f"{kept.tokens_per_second:,.0f} real tokens/s ({signed_percent(gain)} against the recommended packing): "
         "worth a trial, with less room for surprises."
     ]
@@ -299,7 +298,7 @@ def _todays_run(found: Findings) -> list[str]:
         name = baseline.name[0].upper() + baseline.name[1:]
         return [
             f"{name} itself does not fit: its worst batch, with a sample of {own.worst.longest:,} tokens, needs "
-            f"{gpu_memory(own.memory_bytes)} of {gpu_memory(found.question.usable_bytes)}; its time is what it would "
+            f"{gib(own.memory_bytes)} of {gib(found.question.usable_bytes)}; its time is what it would "
             "be with more memory."
         ]
     if not found.helps and one.speedup > max(1.0, found.gain):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from packtrain.core.words import about, counted, duration, gpu_memory, limits_text, share_text, whole_percent
+from packtrain.core.numbers import about, counted, duration, gib, limits_text, percent, whole_percent
 from packtrain.measuring.table import CostTable
 from packtrain.planning.choice import Choice, conservative, efficient
 from packtrain.planning.configs import ConfigDraft, packed_config, packed_reasons, padded_config, padded_reasons
@@ -105,9 +105,9 @@ def verdict(found: Findings) -> str:
         f"Pack into {one.packing_length:,} tokens: {found.gain:.2f} times as fast as {best}, {one.speedup:.2f} times "
         f"as fast as {question.baseline.described}. An epoch takes about {duration(one.seconds)} on "
         f"{question.setup.gpus} x {question.gpu.name} instead of {duration(found.best.seconds)} and "
-        f"{duration(own.seconds)}, with {counted(one.packs, 'pack')}, {share_text(one.fill)} full, "
-        f"{one.samples_per_step:,.0f} samples per step, and {gpu_memory(one.memory_bytes)} of "
-        f"{gpu_memory(question.gpu.memory_bytes)}"
+        f"{duration(own.seconds)}, with {counted(one.packs, 'pack')}, {percent(one.fill)} full, "
+        f"{one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
+        f"{gib(question.gpu.memory_bytes)}"
     )
     if not one.fits:
         return f"{text}; this does not fit with a tenth of it free, and no option that was tried makes it fit."
@@ -125,7 +125,7 @@ def _made_room(found: Findings) -> str:
     lora = question.memory_of(found.chosen.worst, replace(question.setup, optimizer="adamw", method="lora")).total
     return (
         f"{text} The price: weights have no fp32 master copies, so updates below their precision are lost, most of "
-        f"them at low learning rates; method: lora has them, trains only adapters and needs {gpu_memory(lora)}."
+        f"them at low learning rates; method: lora has them, trains only adapters and needs {gib(lora)}."
     )
 
 
@@ -146,12 +146,12 @@ def _do_not_pack(found: Findings, best: str) -> str:
 def _padding(found: Findings) -> str:
     """The padding of the batches that are recommended, and why it may be there."""
     waste, cost = found.best.waste, found.padding_cost
-    text = f"The recommended batches of {found.best.batch_size} are {share_text(waste)} padding"
+    text = f"The recommended batches of {found.best.batch_size} are {percent(waste)} padding"
     if cost > CHEAP * waste:
         return text
     sees = found.best.worst.patches > 0
     others = "launches, fixed costs and the vision encoder" if sees else "launches and fixed costs"
-    return f"{text}, which takes only {share_text(cost)} of the time: it goes into {others}, not into tokens"
+    return f"{text}, which takes only {percent(cost)} of the time: it goes into {others}, not into tokens"
 
 
 def _order(run: PaddedRun) -> str:
@@ -161,9 +161,7 @@ def _order(run: PaddedRun) -> str:
 def rule_of_thumb(found: Findings) -> str:
     """What the ratio of mean length to packing length says, beside the measured padding."""
     share = found.mean_tokens / found.chosen.packing_length
-    text = (
-        f"The mean sample has {found.mean_tokens:,.0f} tokens, {share_text(share)} of {found.chosen.packing_length:,}: "
-    )
+    text = f"The mean sample has {found.mean_tokens:,.0f} tokens, {percent(share)} of {found.chosen.packing_length:,}: "
     if share > HELPS_LITTLE:
         text += f"above {whole_percent(HELPS_LITTLE)}, so by the rule of thumb packing does not help."
     elif share < HELPS:
@@ -173,8 +171,8 @@ def rule_of_thumb(found: Findings) -> str:
             f"between {whole_percent(HELPS)} and {whole_percent(HELPS_LITTLE)}, where the rule of thumb says nothing."
         )
     return (
-        f"{text} Measured: {share_text(found.waste('random'))} of what random batches of "
-        f"{found.padded[0].batch_size} compute is padding, {share_text(found.waste('by_length'))} when grouped by "
+        f"{text} Measured: {percent(found.waste('random'))} of what random batches of "
+        f"{found.padded[0].batch_size} compute is padding, {percent(found.waste('by_length'))} when grouped by "
         f"length; packing is {found.gain:.2f} times as fast as the best padding with the same kernels, "
         f"{found.chosen.speedup:.2f} times as fast as {found.question.baseline.name}. The measurement decides."
     )

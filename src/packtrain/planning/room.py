@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from packtrain.core.words import gpu_memory
+from packtrain.core.numbers import gib
 from packtrain.planning.choice import MOST_DROPPED, acceptable
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import Simulation
@@ -47,15 +46,16 @@ def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
         simulations[at] for at in acceptable(simulations, question.samples_per_step, said=question.baseline.says_step)
     ]
     before = min(kept, key=lambda one: one.memory_bytes)
-    setup, taken = question.setup, []
+    setup = question.setup
+    taken: list[_Saving] = []
     limits: tuple[Mapping[str, int], ...] = ()
     ladder = _ladder(question, before.worst)
-    cheap = sum(not _DRASTIC & options.keys() for options, _ in ladder)
-    for number, (options, cost) in enumerate(ladder, start=1):
-        found = replace(setup, **options)
+    cheap = sum(one.setting not in _DRASTIC for one in ladder)
+    for number, saving in enumerate(ladder, start=1):
+        found = saving.applied(setup)
         if question.memory_of(before.worst, found).total < question.memory_of(before.worst, setup).total:
             setup = found
-            taken.append((options, cost))
+            taken.append(saving)
         if _any_fits(question, kept, setup):
             break
         limits = patch_limits(question, kept, setup) if number >= cheap else ()
@@ -89,68 +89,76 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
     return tuple(found)
 
 
-def _ladder(question: Question, worst: Load) -> list[tuple[dict[str, Any], str]]:
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """An option that saves memory, and its price."""
+
+    setting: str
+    to: object
+    cost: str
+
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+        """The setup with this option."""
+        return replace(setup, **{self.setting: self.to})  # type: ignore[arg-type]
+
+
+def _ladder(question: Question, worst: Load) -> list[_Saving]:
     """Options from those that cost nothing to those that train something else; none that needs a missing package."""
     setup = question.setup
     deepspeed, four_bits = ("deepspeed" not in question.missing, "bitsandbytes" not in question.missing)
-    found: list[tuple[dict[str, Any], str]] = [
-        ({"chunked_loss": True}, "the loss is the same"),
-        ({"gradient_checkpointing": True}, "each layer of the language model is computed twice forward"),
+    found = [
+        _Saving("chunked_loss", True, "the loss is the same"),
+        _Saving("gradient_checkpointing", True, "each layer of the language model is computed twice forward"),
     ]
     if setup.attention != "varlen":
-        found.append(({"attention": "varlen"}, "needs a GPU with flash kernels"))
+        found.append(_Saving("attention", "varlen", "needs a GPU with flash kernels"))
     if worst.patches and setup.train_vision:
         quarter = max(worst.largest_patches, worst.patches // 4)
         found += [
-            ({"vision_checkpointing": True}, "each layer of the vision encoder is computed twice forward"),
-            ({"vision_batch_patches": quarter}, "the encoder runs several times with fewer patches"),
+            _Saving("vision_checkpointing", True, "each layer of the vision encoder is computed twice forward"),
+            _Saving("vision_batch_patches", quarter, "the encoder runs several times with fewer patches"),
         ]
     if deepspeed and setup.gpus > 1 and setup.sharding in ("ddp", "zero1"):
-        found.append(({"sharding": "zero2"}, "gradients are exchanged in every micro-batch"))
+        found.append(_Saving("sharding", "zero2", "gradients are exchanged in every micro-batch"))
     if setup.gpus > 1 and setup.sharding != "fsdp":
-        found.append(({"sharding": "fsdp"}, "weights are gathered in every micro-batch"))
+        found.append(_Saving("sharding", "fsdp", "weights are gathered in every micro-batch"))
     if four_bits and setup.method == "full":
-        found.append(({"optimizer": "adamw_8bit"}, "optimizer states are rounded, and weights have no fp32 masters"))
+        found.append(
+            _Saving("optimizer", "adamw_8bit", "optimizer states are rounded, and weights have no fp32 masters")
+        )
     if setup.method == "full":
-        found.append(({"method": "lora"}, "adapters are trained instead of the weights"))
+        found.append(_Saving("method", "lora", "adapters are trained instead of the weights"))
     if four_bits and setup.method != "qlora":
-        found.append(({"method": "qlora"}, "adapters on weights of 4 bits"))
-    current = {name: getattr(setup, name) for name in setup.__slots__}
-    return [(options, cost) for options, cost in found if any(current[name] != to for name, to in options.items())]
+        found.append(_Saving("method", "qlora", "adapters on weights of 4 bits"))
+    return [one for one in found if getattr(setup, one.setting) != one.to]
 
 
 def _without_spare(
-    question: Question, kept: Sequence[Simulation], taken: list[tuple[dict[str, Any], str]]
-) -> tuple[TrainingSetup, list[tuple[dict[str, Any], str]]]:
+    question: Question, kept: Sequence[Simulation], taken: Sequence[_Saving]
+) -> tuple[TrainingSetup, list[_Saving]]:
     """Leave out, the most costly first, what is not needed; what costs nothing stays."""
     needed = list(taken)
-    for one in [one for one in reversed(taken) if not _FREE & one[0].keys()]:
+    for one in [one for one in reversed(taken) if one.setting not in _FREE]:
         fewer = [other for other in needed if other is not one]
         if _any_fits(question, kept, _applied(question.setup, fewer)):
             needed = fewer
     return _applied(question.setup, needed), needed
 
 
-def _applied(setup: TrainingSetup, taken: Sequence[tuple[dict[str, Any], str]]) -> TrainingSetup:
-    for options, _ in taken:
-        setup = replace(setup, **options)
+def _applied(setup: TrainingSetup, taken: Sequence[_Saving]) -> TrainingSetup:
+    for one in taken:
+        setup = one.applied(setup)
     return setup
 
 
-def _described(
-    question: Question, before: Simulation, taken: Sequence[tuple[dict[str, Any], str]]
-) -> tuple[RoomOption, ...]:
+def _described(question: Question, before: Simulation, taken: Sequence[_Saving]) -> tuple[RoomOption, ...]:
     found, setup = [], question.setup
-    for options, cost in taken:
-        changed = replace(setup, **options)
+    for one in taken:
+        changed = one.applied(setup)
         saved = question.memory_of(before.worst, setup).total - question.memory_of(before.worst, changed).total
-        for name, value in options.items():
-            reason = f"saves {gpu_memory(saved)} at packing_length {before.packing_length:,}; {cost}"
-            found.append(
-                RoomOption(
-                    setting=name, before=shown_setting(getattr(setup, name)), after=shown_setting(value), reason=reason
-                )
-            )
+        reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {one.cost}"
+        was, now = shown_setting(getattr(setup, one.setting)), shown_setting(one.to)
+        found.append(RoomOption(setting=one.setting, before=was, after=now, reason=reason))
         setup = changed
     return tuple(found)
 

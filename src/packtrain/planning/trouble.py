@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packtrain.core.words import counted, duration, gpu_memory
+from packtrain.core.numbers import counted, duration, gib
 from packtrain.planning.choice import MOST_DROPPED, dropped_share
 from packtrain.planning.passes import PassColumns
 from packtrain.planning.recommend import Findings, described
@@ -35,8 +35,7 @@ def _out_of_memory(found: Findings, memory: MemoryReport) -> str:
         and dropped_share(other) <= allowed
     ]
     ways = [
-        f"{described(other)} needs {gpu_memory(other.memory_bytes)} "
-        f"and drops {counted(other.samples_dropped, 'sample')}"
+        f"{described(other)} needs {gib(other.memory_bytes)} and drops {counted(other.samples_dropped, 'sample')}"
         for other in sorted(shorter, key=lambda other: -other.memory_bytes)[:2]
     ]
     options = [
@@ -45,10 +44,10 @@ def _out_of_memory(found: Findings, memory: MemoryReport) -> str:
         if saving.total_after < _LESS * memory.estimate.total and saving.option in CHEAP and saving.seconds
     ]
     for saving in sorted(options, key=lambda saving: saving.seconds or 0)[:1]:
-        ways.append(f"{saving.option} ({saving.change}) needs {gpu_memory(saving.total_after)}; {saving.cost}")
+        ways.append(f"{saving.option} ({saving.change}) needs {gib(saving.total_after)}; {saving.cost}")
     if not ways:
         return "nothing that was tried needs clearly less: use GPUs with more memory, or a smaller model."
-    return f"the plan counts on {gpu_memory(one.memory_bytes)}. Next: {'; '.join(ways)}."
+    return f"the plan counts on {gib(one.memory_bytes)}. Next: {'; '.join(ways)}."
 
 
 def _unstable(found: Findings) -> str:

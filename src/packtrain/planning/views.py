@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import CostTable
 from packtrain.packing.balance import balance_table
 from packtrain.packing.pack_plan import PackPlan
@@ -67,13 +68,13 @@ class _Named:
 
     def __init__(self, table: CostTable, rows: np.ndarray) -> None:
         self._rows = np.unique(rows)
-        self._found = table.rows(("id", "source", "tokens", "image_tokens", "video_tokens"), self._rows)
+        self._found = table.rows(("id", "source", "tokens", *VISION_TOKENS), self._rows)
 
     def sample(self, row: int, start: int, tokens: int) -> PictureSample:
         """One entry of a pack; media stand in the first piece of a row."""
         at = int(np.searchsorted(self._rows, row))
         found = {name: column[at] for name, column in self._found.items()}
-        vision = int(found["image_tokens"]) + int(found["video_tokens"])
+        vision = sum(int(found[name]) for name in VISION_TOKENS)
         return PictureSample(
             id=str(found["id"]),
             source=str(found["source"]),

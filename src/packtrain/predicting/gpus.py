@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.numbers import GIB
 
-_GIB = 2**30
 _PCIE3, _PCIE4, _PCIE5 = 16.0, 32.0, 64.0  # GB/s in one direction
 
 
@@ -33,7 +33,7 @@ def _gpu(name: str, gib: float, tera: float, memory: float, link: float, notes: 
     """Units as data sheets have them: GiB, TFLOP/s, GB/s, GB/s."""
     return Gpu(
         name=name,
-        memory_bytes=int(gib * _GIB),
+        memory_bytes=int(gib * GIB),
         bf16_flops=tera * 1e12,
         bandwidth=memory * 1e9,
         link_bandwidth=link * 1e9,
@@ -77,7 +77,7 @@ _ALL = (
 CATALOGUE: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ALL}
 # What a GPU of one's own may have instead, in the units of data sheets.
 _FIGURES: Mapping[str, tuple[str, float]] = {
-    "memory_gib": ("memory_bytes", _GIB),
+    "memory_gib": ("memory_bytes", GIB),
     "tflops": ("bf16_flops", 1e12),
     "bandwidth_gbs": ("bandwidth", 1e9),
     "link_gbs": ("link_bandwidth", 1e9),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
-from packtrain.predicting.memory import GIB, Part
+from packtrain.core.numbers import memory as in_bytes
+from packtrain.predicting.memory import Part
 from packtrain.predicting.memory_layers import adapter_bytes, compute_bytes
 from packtrain.predicting.memory_states import count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
@@ -71,7 +72,7 @@ def host_needs(
     shared = Part(
         name="waiting batches",
         bytes=waiting * batch,
-        why=f"{gpus_per_node} GPUs x {workers} workers x {prefetch} batches of at most {in_units(batch)}",
+        why=f"{gpus_per_node} GPUs x {workers} workers x {prefetch} batches of at most {in_bytes(batch)}",
     )
     memory = _memory(shape, setup, batch, workers=workers, gpus=gpus_per_node, plan_bytes=plan_bytes)
     return HostNeeds(memory=memory, shared_memory=(shared,), disk=disk)
@@ -88,11 +89,11 @@ def _memory(
 ) -> tuple[Part, ...]:
     stored = sum(_model_bytes(shape, setup))
     return (
-        Part(name="training processes", bytes=gpus * PROCESS_BYTES, why=f"{gpus} of {in_units(PROCESS_BYTES)}"),
+        Part(name="training processes", bytes=gpus * PROCESS_BYTES, why=f"{gpus} of {in_bytes(PROCESS_BYTES)}"),
         Part(
             name="loader workers",
             bytes=gpus * workers * (PROCESS_BYTES + 2 * batch),
-            why=f"{gpus * workers} of {in_units(PROCESS_BYTES)}, each with the batch it makes: decoded, and as tensors",
+            why=f"{gpus * workers} of {in_bytes(PROCESS_BYTES)}, each with the batch it makes: decoded, and as tensors",
         ),
         Part(name="pinned batches", bytes=gpus * _PINNED * batch, why=f"{_PINNED} for each GPU, on their way"),
         Part(name="weights", bytes=stored, why="one copy while they are loaded, or gathered to be saved"),
@@ -112,7 +113,7 @@ def _checkpoints(shape: ModelShape, setup: TrainingSetup, kept: int) -> tuple[Pa
         Part(
             name="checkpoints",
             bytes=(kept + 1) * size if kept else 0,
-            why=f"{kept} kept and one being written, {in_units(size)} each: {what}, and optimizer states",
+            why=f"{kept} kept and one being written, {in_bytes(size)} each: {what}, and optimizer states",
         ),
         Part(
             name="final weights",
@@ -128,8 +129,3 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     whole = states(shape, replace(setup, gpus=1)).weights
     learned = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
     return learned, max(whole - learned, 0)
-
-
-def in_units(size: int) -> str:
-    """In the unit that suits it."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import GIB
 from packtrain.families.shape import VisionShape
 from packtrain.predicting.memory_layers import (
     FLOAT,
@@ -26,7 +27,6 @@ from packtrain.predicting.memory_layers import (
 from packtrain.predicting.memory_states import Counts, count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
-GIB = 1 << 30
 STATES = ("weights", "gradients", "optimizer states")
 ACTIVATIONS = ("language activations", "vision activations", "attention", "logits and loss", "inputs")
 # Of one logit at the worst moment, in fp32: the softmax's result, the gradient that enters it, the one that leaves it.

@@ -49,7 +49,7 @@ class Entry:
     """One raw element of a source, before its schema is known; exactly one of value and error is set."""
 
     origin: str  # file:line, file:row or shard:member, with the file's name relative to the dataset
-    value: Mapping[str, Any] | None = None
+    value: Mapping[str, object] | None = None
     error: RecordError | None = None
     media: Mapping[str, MediaRef] = field(default_factory=dict)  # media that travel beside the value (tar members)
     at: int = -1  # its place: a byte of the decompressed file, or a row of a table

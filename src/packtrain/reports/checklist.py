@@ -35,14 +35,14 @@ def checklist(study: Study, out: Path) -> tuple[ChecklistItem, ...]:
     padded = ["data.packing=false", *([f"training.per_device_train_batch_size={best.batch_size}"] if best else [])]
     padded += ["training.group_by_length=true"] if best and best.order == "by_length" else []
     verify = ["packtrain", "verify", "--model", study.model, *(["--data", data] if isinstance(data, str) else [])]
-    trial = [f"--max-samples={TRIAL}"] if study.dataset.samples > TRIAL else []
+    trial = train_command(study, yaml, f"--max-samples={TRIAL}", "-o", f"{runs}-trial")
     whole = "packed" if packing else "padded"
     tasks = [
         ChecklistItem(
             name="See what will be trained, without training", command=train_command(study, yaml, "--dry-run")
         ),
         ChecklistItem(name="Prove that packed samples do not see each other", command=shlex.join(verify)),
-        ChecklistItem(name=f"Try {TRIAL:,} samples", command=train_command(study, yaml, *trial, "-o", f"{runs}-trial")),
+        *([ChecklistItem(name=f"Try {TRIAL:,} samples", command=trial)] if study.dataset.samples > TRIAL else []),
         ChecklistItem(name="Train", command=train_command(study, yaml, "-o", f"{runs}-{whole}")),
     ]
     if not packing:

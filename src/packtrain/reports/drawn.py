@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from packtrain.core.numbers import count, decimal, duration, gib, percent, plural, shown, tick, times
+from packtrain.core.numbers import GIB, count, counted, decimal, duration, gib, percent, shown, tick, times
 from packtrain.planning.study_values import PaddedRun, Simulation, Study
 from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
@@ -27,7 +27,6 @@ _PARTS = (
     *("weights", "gradients", "optimizer states", "language activations", "vision activations", "attention"),
     *("logits and loss", "inputs", "communication buffers", "framework"),
 )
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +110,8 @@ def _histograms(study: Study) -> tuple[Titled, ...]:
 
 
 def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
-    gpu = study.memory.usable_bytes / _GIB
-    most = max([gpu, *(one.memory_bytes / _GIB for one in study.simulations)])
+    gpu = study.memory.usable_bytes / GIB
+    most = max([gpu, *(one.memory_bytes / GIB for one in study.simulations)])
     top = min(most, 1.5 * gpu)  # one length that is far too long would flatten all others
     fills = [one.fill for one in study.simulations]
     marked = f"{'' if study.recommendation.packing else 'the '}{study.recommendation.mark}"
@@ -128,7 +127,7 @@ def _sweep(study: Study, chosen: Simulation) -> tuple[Titled, ...]:
         (
             "Memory",
             "GiB of one GPU at its peak" + ("; at the upper edge: more than shown" if most > top else ""),
-            lambda one: one.memory_bytes / _GIB,
+            lambda one: one.memory_bytes / GIB,
             lambda size: f"{size:g}",
             {"limit": (gpu, f"{shown(study.memory.gpu, 20)}: {gib(study.memory.usable_bytes)} usable"), "top": top},
         ),
@@ -165,7 +164,7 @@ def _simulation_tip(one: Simulation) -> str:
     fits = "fits" if one.fits else "does not fit"
     limits = f" ({other_limits(one.limits)})" if one.limits else ""
     return (
-        f"{count(one.packing_length)} tokens{limits}: {plural(one.packs, 'pack')}, {percent(one.fill)} filled, "
+        f"{count(one.packing_length)} tokens{limits}: {counted(one.packs, 'pack')}, {percent(one.fill)} filled, "
         f"{gib(one.memory_bytes)}, {fits}, {duration(one.seconds)} an epoch, {times(one.speedup)}"
     )
 

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from packtrain.core.numbers import count, decimal, large, percent, shown, tick
+from packtrain.core.numbers import GIB, count, decimal, large, percent, shown, tick
 from packtrain.planning.study_values import DatasetStats, Group, Histogram, Simulation, Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
 from packtrain.reports.compared import limit_sets, other_limits, words
@@ -23,7 +23,6 @@ from packtrain.reports.svg import spaced
 # Okabe and Ito's colours, which stay apart for every kind of colour vision; a little darker, for lines on white.
 _COLOURS = ("#1f6fb5", "#e08a00", "#00896b", "#b4538f", "#4aa8dc", "#c8501a", "#857612", "#8b949f")
 _INK, _MUTED, _LINE = "#1b1f24", "#59616c", "#e2e0db"
-_GIB = 1 << 30
 _RING = 11  # points: wide enough that marks inside it stay readable
 _MARKS = (("median", "median"), ("95 %", "p95"), ("mean", "mean"), ("99 %", "p99"))
 
@@ -66,13 +65,13 @@ def draw_efficiency(study: Study, path: Path) -> None:
         ("fill: share of packs that is real tokens", lambda one: one.fill, lambda value: f"{100 * value:g} %"),
         ("speed: real tokens per second", lambda one: one.tokens_per_second, tick),
         ("packs in an epoch", lambda one: one.packs, tick),
-        ("memory of one GPU in GiB", lambda one: one.memory_bytes / _GIB, lambda value: f"{value:g}"),
+        ("memory of one GPU in GiB", lambda one: one.memory_bytes / GIB, lambda value: f"{value:g}"),
     )
     for at, (title, value, write) in enumerate(panels):
         axes = figure.add_subplot(grid[at // 2, at % 2])
         _style(axes, title, write)
         _sweep(axes, study, value)
-        gpu = study.memory.usable_bytes / _GIB
+        gpu = study.memory.usable_bytes / GIB
         most = max(value(one) for one in study.simulations)
         most = min(max(most, gpu), 1.5 * gpu) if at == 3 else most  # one far too long would flatten the others
         least = min(value(one) for one in study.simulations)

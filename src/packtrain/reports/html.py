@@ -70,7 +70,7 @@ def yaml_lines(text: str) -> list[tuple[bool, str]]:
     return [(line.lstrip().startswith("#"), line) for line in text.splitlines()]
 
 
-def changes(config: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
+def changes(config: Mapping[str, object], other: Mapping[str, object], path: str = "") -> list[str]:
     """What another config has differently, one setting a line.
 
     >>> changes({"data": {"packing_length": 20000, "packing": True}}, {"data": {"packing_length": 8192}})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from packtrain.core.numbers import count, isolated, percent, plural, shown
+from packtrain.core.numbers import count, counted, isolated, percent, shown
 from packtrain.planning.study_values import PicturePack, PictureSample
 from packtrain.reports.svg import element, framed, percent_of
 
@@ -30,7 +30,7 @@ def picture_keys(packs: Sequence[PicturePack], colours: Mapping[str, str]) -> tu
     own = [name for name in colours if name in names and colours[name] != f"c{COLOURS}"]
     keys = [LegendKey(css=colours[name], name=shown(name, 48) or "(no name)") for name in own]
     if len(names) > len(own):
-        keys.append(LegendKey(css=f"c{COLOURS}", name=plural(len(names) - len(own), "other source")))
+        keys.append(LegendKey(css=f"c{COLOURS}", name=counted(len(names) - len(own), "other source")))
     return tuple(keys)
 
 
@@ -48,10 +48,10 @@ def packs_picture(packs: Sequence[PicturePack], packing_length: int, colours: Ma
         y = at * _ROW
         axis.append(element("text", f"{pack.number:,}", x=44, y=y + 10, class_="tick", text_anchor="end"))
         tip = f"Pack {pack.number:,}: {count(pack.tokens)} of {count(packing_length)} tokens"
-        tip += f" ({percent(pack.tokens / packing_length)}), {plural(len(pack.samples), 'sample')}"
+        tip += f" ({percent(pack.tokens / packing_length)}), {counted(len(pack.samples), 'sample')}"
         plot.append(element("rect", element("title", tip), x="0", y=y, width="100%", height=_BAR, class_="track"))
         plot += _spans(pack.samples, packing_length, y, each, colours)
-    label = f"{plural(len(packs), 'pack')} of {count(packing_length)} tokens, drawn as bars that their samples fill"
+    label = f"{counted(len(packs), 'pack')} of {count(packing_length)} tokens, drawn as bars that their samples fill"
     return framed(plot, axis=axis, label=label, height=max(len(packs) * _ROW, _ROW), css="packs")
 
 
@@ -67,7 +67,7 @@ def _spans(
     rest = ordered[most:]
     if rest:
         tokens = sum(sample.tokens for sample in rest)
-        tip = f"{plural(len(rest), 'small sample')}: {count(tokens)} tokens together"
+        tip = f"{counted(len(rest), 'small sample')}: {count(tokens)} tokens together"
         place = {"x": percent_of(x / length), "width": percent_of(tokens / length)}
         found.append(element("rect", element("title", tip), **place, y=y, height=_BAR, class_="crowd"))
     return found

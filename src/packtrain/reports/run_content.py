@@ -104,7 +104,7 @@ def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
     }
 
 
-def _config(run: TrainingRun) -> Mapping[str, Any]:
+def _config(run: TrainingRun) -> Mapping[str, object]:
     """What run.yaml says; nothing where it is no config."""
     try:
         found = load_yaml(run.config)

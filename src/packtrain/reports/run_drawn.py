@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from packtrain.core.numbers import (
+    GIB,
     count,
     elapsed,
     gib,
@@ -28,7 +29,6 @@ from packtrain.runs.run_values import TrainingRun
 from packtrain.runs.thin import BUCKETS, edges_for, thin
 
 COLOURS = 8
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,12 +142,11 @@ class _Charts:
 
     def memory_chart(self) -> Drawn | None:
         """The peak of the fullest GPU, what it has, and what was predicted."""
-        curves = [curve for curve in self._curves("memory_bytes", unit=_GIB) if curve.points.high.max() > 0]
+        curves = [curve for curve in self._curves("memory_bytes", unit=GIB) if curve.points.high.max() > 0]
         if not curves:
             return None
         limit, predicted = (
-            max(_top(run.steps[name]) for run in self.runs) / _GIB
-            for name in ("memory_limit", "predicted_memory_bytes")
+            max(_top(run.steps[name]) for run in self.runs) / GIB for name in ("memory_limit", "predicted_memory_bytes")
         )
         levels = [Level(y=limit, name=f"the GPU has {_gib(limit)}")] if limit else []
         if predicted:
@@ -265,7 +264,7 @@ def _percent_tick(share: float) -> str:
 
 
 def _gib(size: float) -> str:
-    return gib(size * _GIB)
+    return gib(size * GIB)
 
 
 def _count_tick(value: float) -> str:

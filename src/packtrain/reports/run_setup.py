@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from packtrain.core.numbers import count, large, percent, plural, rate, shown
+from packtrain.core.numbers import count, counted, large, percent, rate, shown
 from packtrain.reports.run_words import start_of
 from packtrain.reports.study_content import LONGEST, Content
 from packtrain.runs.run_values import Scalar, TrainingRun
@@ -116,7 +116,7 @@ def _step(run: TrainingRun) -> str | None:
         return None
     packs = run.about.packs_per_step
     if mode == "packed" and packs is not None and isinstance(length, int):
-        return f"{plural(packs, 'pack')} of up to {count(length)} tokens, about {count(samples)} samples"
+        return f"{counted(packs, 'pack')} of up to {count(length)} tokens, about {count(samples)} samples"
     return f"{count(samples)} samples, padded"
 
 

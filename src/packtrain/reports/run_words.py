@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packtrain.core.numbers import count, decimal, elapsed, isolated, large, loss, percent, plural, shown, times
+from packtrain.core.numbers import count, counted, decimal, elapsed, isolated, large, loss, percent, shown, times
 from packtrain.runs.run_summary import FEWEST, Comparison, Summary
 from packtrain.runs.run_values import TrainingRun
 
@@ -43,7 +43,7 @@ def headline(
     if first.loss_end is None or first.loss_start is None:
         return "The loss is not a number"
     if len(runs) > 1:
-        return f"{plural(len(runs), 'run')}, not comparable yet"
+        return f"{counted(len(runs), 'run')}, not comparable yet"
     so_far = " so far" if runs[0].is_training else ""
     return f"Loss {loss(first.loss_start)} → {loss(first.loss_end)}{so_far}"
 
@@ -156,7 +156,7 @@ def _trained(run: TrainingRun, one: Summary) -> str:
     mode = f" {run.about.mode}" if run.about.mode in ("packed", "padded") else ""
     words = f"{isolated(run.about.model or 'A model', 80)}, trained{mode}"
     if one.steps:
-        words += f" for {plural(one.steps, 'step')}: {count(one.samples or 0)} samples"
+        words += f" for {counted(one.steps, 'step')}: {count(one.samples or 0)} samples"
         words += f", {large(one.tokens or 0)} real tokens" if one.tokens else ""
         words += f" in {elapsed(one.seconds)}" if one.seconds else ""
     return words + "."
@@ -171,7 +171,7 @@ def too_few(labels: Sequence[str], both: Comparison) -> str:
     """Why speeds are not compared, or nothing where they are."""
     if both.enough:
         return ""
-    have = [f"{name} has {plural(one.steps, 'step')}" for name, one in zip(_named(labels), both.runs, strict=True)]
+    have = [f"{name} has {counted(one.steps, 'step')}" for name, one in zip(_named(labels), both.runs, strict=True)]
     needed = f"{FEWEST} of each after warm-up are needed to compare speed"
     return f"In {count(both.samples)} samples {_listed(have)}; {needed}"
 

@@ -46,7 +46,7 @@ def read_run(folder: str | Path) -> TrainingRun:
     )
 
 
-def _title(found: Mapping[str, Any]) -> str:
+def _title(found: Mapping[str, object]) -> str:
     """What the user calls the run."""
     title = found.get("title")
     return title.strip() if isinstance(title, str) else ""
@@ -92,7 +92,7 @@ def _opened(path: Path) -> BinaryIO:
     return os.fdopen(open_own(path, os.O_RDONLY), "rb")
 
 
-def _object(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def _object(path: Path, notes: list[str]) -> Mapping[str, object]:
     text = _text(path, notes)
     if not text:
         return {}
@@ -107,7 +107,7 @@ def _object(path: Path, notes: list[str]) -> Mapping[str, Any]:
     return found
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
+def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, object]]:
     """The objects of a file of lines. A last line that is not finished belongs to a writer that is still at work."""
     try:
         file = _opened(path)
@@ -134,7 +134,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[Evaluation, ...], tuple[Warned, ...]]:
-    steps: dict[int, Mapping[str, Any]] = {}
+    steps: dict[int, Mapping[str, object]] = {}
     evaluations: dict[int, Evaluation] = {}
     warnings: list[Warned] = []
     for line in _lines(path, notes):
@@ -156,7 +156,7 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[Evaluation, ...
     return _columns(whole), tuple(evaluations[step] for step in sorted(evaluations)), tuple(warnings)
 
 
-def _warning(step: int, line: Mapping[str, Any]) -> Warned:
+def _warning(step: int, line: Mapping[str, object]) -> Warned:
     kind, found, advice = (str(line.get(key, "")) for key in ("warning", "found", "advice"))
     return Warned(step=step, kind=kind or str(line.get("name", "")), found=found, advice=advice)
 
@@ -187,7 +187,7 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
-def _about(found: Mapping[str, Any]) -> About:
+def _about(found: Mapping[str, object]) -> About:
     model = found.get("model")
     if isinstance(model, dict):
         model = model.get("name")

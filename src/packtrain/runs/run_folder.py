@@ -120,7 +120,7 @@ class RunFolder:
             fix="name another output_dir",
         )
 
-    def begin(self, sections: Mapping[str, Mapping[str, Any]], facts: RunFacts) -> None:
+    def begin(self, sections: Mapping[str, Mapping[str, object]], facts: RunFacts) -> None:
         """Write what is about to be trained."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.dump(
@@ -146,10 +146,10 @@ class RunFolder:
                     with ledger.open("rb") as lines:
                         shutil.copyfileobj(lines, out)
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self) -> dict[str, object]:
         return read_json(self.path / RUN, KIND, VERSION)
 
-    def _write(self, facts: Mapping[str, Any]) -> None:
+    def _write(self, facts: Mapping[str, object]) -> None:
         body = {name: value for name, value in facts.items() if name not in ("kind", "version")}
         write_json(self.path / RUN, KIND, VERSION, without_secrets(json.loads(json.dumps(body, default=str))))
 

@@ -95,12 +95,12 @@ class StepMeter:
         group: ProcessGroup | None = None,
         device: torch.device | None = None,
         watch: Stopwatch | None = None,
-        gpu_memory: Memory | None = None,
+        gib: Memory | None = None,
     ) -> None:
         assert 0 <= rank < world, f"rank {rank} of {world}"
         self._shape, self._setup, self._peak_flops, self._predicted = shape, setup, peak_flops, predicted
         self._world, self._rank, self._capacity, self._group = world, rank, capacity, group
-        self._device, self._given = device, (watch, gpu_memory)
+        self._device, self._given = device, (watch, gib)
         self._backward: BackwardEnd | None = None
         self._stand_on(device if device is not None else torch.device("cpu"))
         self._samples_seen = self._tokens_seen = 0
@@ -125,9 +125,9 @@ class StepMeter:
         self._backward = None
 
     def _stand_on(self, device: torch.device) -> None:
-        watch, gpu_memory = self._given
+        watch, gib = self._given
         self._watch = watch if watch is not None else stopwatch(device)
-        self._memory = gpu_memory if gpu_memory is not None else device_memory(device)
+        self._memory = gib if gib is not None else device_memory(device)
 
     def begin(self) -> None:
         """A step begins: its first batch is about to be asked for."""

@@ -13,9 +13,9 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
+from packtrain.core.numbers import gib
 from packtrain.runs.history import Kind, MonitorLimits, Seen
 
-GIB = 1 << 30
 _NORMAL = 1.4826  # median deviation of a normal distribution -> its standard deviation
 _INSPECT = "`packtrain inspect RUN --step {step}` names its samples"
 
@@ -126,7 +126,7 @@ def memory_near_limit(seen: Sequence[Seen], limits: MonitorLimits) -> Found | No
     if not now.memory or not now.memory_limit or now.memory_share < limits.memory_share:
         return None
     return Found(
-        f"{now.memory / GIB:.1f} of {now.memory_limit / GIB:.1f} GiB were allocated ({now.memory_share:.0%})",
+        f"{gib(now.memory)} of {gib(now.memory_limit)} were allocated ({now.memory_share:.0%})",
         "a fuller pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
         "gradient_checkpointing or vision_checkpointing on",
     )

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from packtrain.core.words import clock as as_clock
-from packtrain.core.words import duration
+from packtrain.core.numbers import clock as as_clock
+from packtrain.core.numbers import duration
 from packtrain.runs.history import EarlyWarning
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 

@@ -6,9 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from packtrain.core.numbers import shown
+from packtrain.core.numbers import counted, shown
 from packtrain.core.values import Cost
-from packtrain.core.words import counted
 
 if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import EncodedSample

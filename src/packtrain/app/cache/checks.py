@@ -16,7 +16,7 @@ from packtrain.app.cache.made import of_users
 from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
-from packtrain.core.numbers import plural
+from packtrain.core.numbers import counted
 from packtrain.delivery.encode.row_table import RowTable, fingerprint_of
 from packtrain.delivery.encode.token_table import KIND as TOKENS_KIND
 from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inputs
@@ -58,7 +58,7 @@ def _of_table(path: Path) -> str:
     if not (path / SUMMARY).is_file():
         return "a measurement that has not ended"
     summary = read_summary(path)
-    return f"{plural(summary.counts.rows, 'sample')} of {_names(path)}"
+    return f"{counted(summary.counts.rows, 'sample')} of {_names(path)}"
 
 
 def _names(table: Path) -> str:
@@ -83,18 +83,18 @@ def _of_plan(path: Path) -> str:
     counts, config = plan.summary.epochs[0], plan.config
     how = "padded" if config.packing_strategy == "none" else f"packs of {config.packing_length:,}"
     about = _names(Path(plan.summary.cost_table))
-    return f"{plural(counts.entries, 'sample')}, {how}, {plural(plan.num_epochs, 'epoch')}: {about}"
+    return f"{counted(counts.entries, 'sample')}, {how}, {counted(plan.num_epochs, 'epoch')}: {about}"
 
 
 def _of_rows(path: Path) -> str:
     rows = RowTable(path)
     files = [Path(file.file).name for file in rows.files]
-    return f"{plural(len(rows), 'row')} of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
+    return f"{counted(len(rows), 'row')} of {', '.join(files[:2])}{' and more' if len(files) > 2 else ''}"
 
 
 def _of_tokens(path: Path) -> str:
     content = read_json(path / TOKENS, TOKENS_KIND, TOKENS_VERSION)
-    about = f"tokens of {plural(content['inputs']['rows'], 'sample')}"
+    about = f"tokens of {counted(content['inputs']['rows'], 'sample')}"
     if content["parts"] is None:
         return f"{about}, not complete"
     return f"{about} of {_names(path.parent.parent / 'measure' / path.name)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from packtrain.app.cache.cached import Cached, clear_cache, list_cache
 from packtrain.app.cache.made import in_cache
@@ -11,7 +10,7 @@ from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.delivery.encode.row_table import fingerprint_of
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs
@@ -52,7 +51,7 @@ def _measured(table: Path) -> CostTable | None:
         return None
 
 
-def _is_plan(entry: Cached, table: Path, inputs: dict[str, Any] | None, config: DatasetConfig) -> bool:
+def _is_plan(entry: Cached, table: Path, inputs: dict[str, object] | None, config: DatasetConfig) -> bool:
     """A plan of this table, or of one with the same content that lies elsewhere."""
     try:
         plan = PackPlan.load(entry.path / PLAN, checked=False)

@@ -66,7 +66,7 @@ class CalibrationOutcome:
             if abs(row.time_error) > TIME_GOAL or abs(row.memory_error or 0.0) > MEMORY_GOAL
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         known = self.calibration
         return {
             "gpu": self.gpu,
@@ -87,7 +87,7 @@ class CalibrationOutcome:
         }
 
 
-def _row(row: Predicted) -> dict[str, Any]:
+def _row(row: Predicted) -> dict[str, object]:
     one = row.measurement
     return {
         "name": one.name,

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from packtrain.app.inspection.plan import pack_samples
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.modality import MODALITIES
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
-from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO, EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample, PackedRow, PackKey
 from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_rule
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
 PADDING = "padding"
-_KINDS = {TEXT: "text", IMAGE: "image", VIDEO: "video"}
+_KINDS = {TEXT: "text", **{one.token_kind: name for name, one in MODALITIES.items()}}
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback write one byte
 _HEADER = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
 
@@ -272,11 +273,11 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
     """Which medium of its kind each token belongs to. Media of one kind stand in order, whatever stands between."""
     kinds = sample.token_kinds.numpy()
     numbers = np.zeros(len(kinds), np.int64)
-    for kind in (IMAGE, VIDEO):
-        own = [medium for medium in media if medium.kind == _KINDS[kind]]
-        places = np.flatnonzero(kinds == kind)
+    for kind in MODALITIES.values():
+        own = [medium for medium in media if medium.kind == kind.name]
+        places = np.flatnonzero(kinds == kind.token_kind)
         counts = [medium.tokens for medium in own]
-        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {_KINDS[kind]} tokens, its media have {counts}"
+        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, its media have {counts}"
         numbers[places] = np.repeat([medium.number for medium in own], counts) if own else 0
     return [number or None for number in numbers.tolist()]
 

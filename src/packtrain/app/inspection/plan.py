@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.overlong import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
@@ -19,7 +20,7 @@ from packtrain.runs.read import CONFIG, RUN, read_run
 from packtrain.runs.run_values import TrainingRun
 
 _SHOWN = (
-    *("id", "source", "origin", "tokens", "image_tokens", "video_tokens", "images", "videos", "patches"),
+    *("id", "source", "origin", "tokens", *VISION_TOKENS, "images", "videos", "patches"),
     *("supervised_tokens", "tail_tokens", "tail_runs"),
 )
 
@@ -125,7 +126,7 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
                 origin=str(values["origin"]),
                 start=start,
                 tokens=used,
-                vision_tokens=int(values["image_tokens"] + values["video_tokens"]) * first,
+                vision_tokens=sum(int(values[name]) for name in VISION_TOKENS) * first,
                 images=int(values["images"]) * first,
                 videos=int(values["videos"]) * first,
                 patches=int(values["patches"]) * first,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from packtrain.app.train.train_outcome import ReadyRun
+from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
-from packtrain.core.words import counted
 from packtrain.families.model_folder import PREFIX
 from packtrain.runs.run_facts import RunOutcome
 from packtrain.runs.run_folder import versions
@@ -21,7 +20,7 @@ def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
     run = ready.run
     base, data = run.model.name, str(run.data.dataset_path)
     adapters = run.model.has_adapters and not merged
-    head: dict[str, Any] = {"library_name": "peft" if adapters else "transformers"}
+    head: dict[str, object] = {"library_name": "peft" if adapters else "transformers"}
     if _is_on_hub(base):
         head |= {"base_model": base, "base_model_relation": "adapter" if adapters else "finetune"}
     if _is_on_hub(data):

@@ -12,14 +12,13 @@ from packtrain.app.train.predicted import Machine
 from packtrain.app.train.resolved_run import ResolvedRun
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.errors import ConfigError
-from packtrain.core.words import counted
-from packtrain.predicting.host import host_needs, in_units
+from packtrain.core.numbers import counted, memory
+from packtrain.predicting.host import host_needs
 from packtrain.predicting.values import Load
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-_GIB = 1 << 30
 _MANY_PASSES = 10  # over each sample, that are said
 
 
@@ -84,14 +83,14 @@ def disk_warning(course: Course, machine: Machine | None, folder: Path) -> tuple
     if least > free:
         raise ConfigError(
             "training.output_dir",
-            got=f"{folder}, where {in_units(free)} are free",
-            expected=f"{in_units(least)} for the {'first checkpoint' if saved else 'weights'}",
+            got=f"{folder}, where {memory(free)} are free",
+            expected=f"{memory(least)} for the {'first checkpoint' if saved else 'weights'}",
             fix="make room, or name another output_dir; the run would end without anything to keep",
         )
     if saved + final <= free:
         return ()
-    wanted = f"the run is expected to write {in_units(saved + final)} into {folder}"
-    why = f"where {in_units(free)} are free (checkpoints: {parts['checkpoints'].why})"
+    wanted = f"the run is expected to write {memory(saved + final)} into {folder}"
+    why = f"where {memory(free)} are free (checkpoints: {parts['checkpoints'].why})"
     return (f"{wanted}, {why}: make room, or lower save_total_limit",)
 
 

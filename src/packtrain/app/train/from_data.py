@@ -51,10 +51,11 @@ def config_from_data(
     Beside it: what was measured for it. One process of a machine measures and plans, the others find what it made.
     """
     given = absolute_paths(given)
-    if not (given.model.model_name_or_path and given.data.dataset_path):
+    said = {"--model": given.model.model_name_or_path, "--data": given.data.dataset_path}
+    if missing := [option for option, value in said.items() if not value]:
         raise ConfigError(
             "packtrain train",
-            got="no config",
+            got="no config" if len(missing) == 2 else f"no config, and no {missing[0]}",
             expected="CONFIG, or --model and --data",
             fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
@@ -69,16 +70,16 @@ def config_from_data(
     table = measured.table
     chosen: dict[str, Any] = {}
     if given.data.plan is not None:
-        said = "packs are those of data.plan"
+        why = "packs are those of data.plan"
     elif (gpu := _gpu(run, here)) is not None:
-        chosen, said = _for_gpu(run, table, gpu, root)
+        chosen, why = _for_gpu(run, table, gpu, root)
     else:
-        chosen, said = _for_cpu(run, table)
+        chosen, why = _for_cpu(run, table)
     found = _over(chosen, given.sections())
     if given.training.output_dir is None:
         found["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
     config = RunConfig.of(found, "what was chosen")
-    return replace(config, notes=(*given.notes, f"{said}: {_words(found, given.sections())}")), measured
+    return replace(config, notes=(*given.notes, f"{why}: {_words(found, given.sections())}")), measured
 
 
 def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 from packtrain.app.train.prepared import Prepared, batch_rows
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import PacktrainError
+from packtrain.core.numbers import gib
 from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.planning.clock import Clock
@@ -17,7 +18,7 @@ from packtrain.planning.passes import FIELDS, PassColumns, pack_passes
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import Gpu, find_gpu
 from packtrain.predicting.host import host_needs
-from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, GIB, MemoryCoefficients, estimate_memory, largest_tokens
+from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.time import Coefficients
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
@@ -113,7 +114,7 @@ def too_large(found: PredictedRun | None, prepared: Prepared) -> tuple[str, ...]
     """What to say where the heaviest batch is expected not to fit."""
     if found is None or found.memory_bytes <= found.gpu_bytes:
         return ()
-    needs = f"the heaviest batch is expected to need {found.memory_bytes / GIB:.1f} GiB of {found.gpu_bytes / GIB:.1f}"
+    needs = f"the heaviest batch is expected to need {gib(found.memory_bytes)} of {gib(found.gpu_bytes)}"
     data, tokens = prepared.run.data, found.fitting_tokens
     if not tokens:
         change = "no batch would fit: gradient_checkpointing, LoRA or FSDP2 make room"

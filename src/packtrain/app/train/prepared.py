@@ -21,7 +21,7 @@ from packtrain.config.run_config import RunConfig
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import DataError
-from packtrain.core.words import about, counted, signed_percent
+from packtrain.core.numbers import about, counted, signed_percent
 from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings

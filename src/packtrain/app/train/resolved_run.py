@@ -117,7 +117,7 @@ def resolve_run(
     )
 
 
-def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dict[str, Any]]:
+def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dict[str, object]]:
     """The sections of a config that resolves to this run on any number of processes, with nothing left to derive."""
     training = {
         name: value

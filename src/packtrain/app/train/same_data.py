@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packtrain.app.train.prepared import Prepared
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
@@ -28,7 +28,7 @@ def check_same_data(prepared: Prepared) -> None:
     require_same(said_by_all(mine))
 
 
-def check_resumed(folder: RunFolder, inputs: Mapping[str, Any]) -> None:
+def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:
     """Refuse to go on with other data or another model than the run was begun with, and name what differs."""
     if not folder.holds_run:
         return
@@ -89,14 +89,14 @@ _OF_PLAN = ("mode", "packs_per_step", "seed", "balance")
 _COUNTED = ("packing_length", "epochs", "steps")
 
 
-def _of_plan(prepared: Prepared) -> dict[str, Any]:
+def _of_plan(prepared: Prepared) -> dict[str, object]:
     """What a plan and its order follow from, by the names of run.json."""
     run, numbers = prepared.run, prepared.numbers
     data = {"packs_per_step": run.data.packs_per_step, "seed": run.data.seed, "balance": run.data.order}
     return {"mode": run.mode, **data, **{name: getattr(numbers, name) for name in _COUNTED}}
 
 
-def other_evaluation(folder: RunFolder, inputs: Mapping[str, Any] | None) -> tuple[str, ...]:
+def other_evaluation(folder: RunFolder, inputs: Mapping[str, object] | None) -> tuple[str, ...]:
     """A note where a run goes on with other evaluation data: it may, but losses before and after do not compare."""
     before = folder.facts().evaluated if folder.holds_run else None
     if before is None or inputs is None:
@@ -118,7 +118,7 @@ def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
         )
 
 
-def require_same(said: Sequence[Mapping[str, Any]]) -> None:
+def require_same(said: Sequence[Mapping[str, object]]) -> None:
     """An error that names a rank which says something else than the first, and what."""
     for rank, other in enumerate(said):
         differ = [name for name in said[0] if other.get(name) != said[0][name]]

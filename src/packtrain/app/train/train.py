@@ -164,6 +164,9 @@ def _run_config(
     if not RunFolder(Path(config)).holds_run:
         if resume:
             _require_config_or_run(Path(config))
+        if (planned := Path(config) / RECOMMENDED).is_file():
+            fix = f"packtrain train {planned}"
+            raise ConfigError(str(config), got="the folder of a plan", expected="a YAML file", fix=fix)
         return config
     if not resume:
         fix = f"packtrain train --resume {config} continues it"
@@ -266,7 +269,7 @@ def _key(override: str) -> str:
     return override.partition("=")[0].rpartition(".")[2]
 
 
-def _written(config: RunConfig | str | Path) -> dict[str, Any]:
+def _written(config: RunConfig | str | Path) -> dict[str, object]:
     """What a config says, to be compared with what it said when a run was begun."""
     found = config if isinstance(config, RunConfig) else load_config(config)
     sections = found.sections("model", "data", "training")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from packtrain.core.words import clock
+from packtrain.core.numbers import clock
 
 
 class ElapsedColumn(ProgressColumn):

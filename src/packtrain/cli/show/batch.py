@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from packtrain.app.inspection.batch import PADDING, SeenBatch, SeenMedium, SeenSample, SeenToken
-from packtrain.core.numbers import plural, shown
+from packtrain.core.numbers import counted, shown
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown
 _AXES = ("position", "time", "height", "width")  # the rows of position_ids
@@ -20,7 +20,7 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", '"': r"\""}
 _BOUNDARY = "-" * 4
 
 
-def batch_json(seen: SeenBatch) -> dict[str, Any]:
+def batch_json(seen: SeenBatch) -> dict[str, object]:
     """A batch for machines: everything, token by token."""
     return asdict(seen)
 
@@ -63,15 +63,13 @@ def _printable(char: str) -> str:
 
 
 def _head(seen: SeenBatch, console: Console) -> None:
-    patches = (
-        "an unknown number of patches" if seen.patches is None else plural(seen.patches, "patch").replace("chs", "ches")
-    )
+    patches = "an unknown number of patches" if seen.patches is None else counted(seen.patches, "patch", "patches")
     counts = [
-        plural(len(seen.samples), "sample"),
+        counted(len(seen.samples), "sample"),
         f"{seen.num_tokens:,} of {seen.packing_length:,} tokens",
         f"{seen.supervised_tokens:,} with loss",
-        *([plural(seen.images, "image")] if seen.images else []),
-        *([plural(seen.videos, "video")] if seen.videos else []),
+        *([counted(seen.images, "image")] if seen.images else []),
+        *([counted(seen.videos, "video")] if seen.videos else []),
         *([patches] if seen.images or seen.videos else []),
         *([f"{seen.padding:,} tokens of padding"] if seen.padding else []),
     ]
@@ -149,7 +147,7 @@ def _headline(seen: SeenBatch, number: int | None) -> Text:
         return Text(f"{_BOUNDARY} padding: fills up, carries no loss, is seen by no sample", "bold")
     sample = seen.samples[number]
     part = f", from its token {sample.start:,} on" if sample.start else ""
-    counts = f"{plural(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} with loss"
+    counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} with loss"
     name = shown(sample.id, _ID) + (f" ({shown(sample.origin, _ID)})" if sample.origin != sample.id else "")
     return Text(f"{_BOUNDARY} sample {number}: {name}: {counts}", "bold")
 

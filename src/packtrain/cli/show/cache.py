@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from packtrain.app.cache.cached import KINDS, WHAT, Cached
-from packtrain.core.numbers import shown
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted, shown
 
 _ABOUT = 160
 
@@ -55,7 +53,7 @@ def considered(entries: Sequence[Cached]) -> str:
     return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out stays"
 
 
-def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, Any]:
+def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:
     """The cache for machines."""
     return {
         "root": str(root),

@@ -7,10 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.app.calibration.calibrate import MEMORY_GOAL, TIME_GOAL, CalibrationOutcome
-from packtrain.core.numbers import shown
+from packtrain.core.numbers import GIB, shown
 from packtrain.predicting.calibration import Predicted
 
-_GIB = 2**30
 _COLUMNS = ("setting", "", "step s", "predicted", "off", "GiB", "predicted", "off", "reserved", "context")
 
 
@@ -82,7 +81,7 @@ def cells(row: Predicted) -> tuple[str, ...]:
     memory = ("-", "-", "-", "-", "-")
     if row.memory_error is not None:
         found = (one.allocated, row.allocated, one.reserved, one.context)
-        measured, predicted, reserved, context = (f"{size / _GIB:.2f}" for size in found)
+        measured, predicted, reserved, context = (f"{size / GIB:.2f}" for size in found)
         memory = (measured, predicted, f"{row.memory_error:+.1%}", reserved, context)
     used = "held out" if row.held_out else "fit"
     return (one.name, used, f"{one.seconds:.3f}", f"{row.seconds:.3f}", f"{row.time_error:+.1%}", *memory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,8 +12,7 @@ from rich.table import Table
 from packtrain.app.inspection.plan import PackedSample, PackPlace
 from packtrain.app.pack import PackOutcome
 from packtrain.cli.show.bars import Bar
-from packtrain.core.numbers import plural, shown
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted, shown
 from packtrain.packing.balance import BalanceLine
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import SETTING_OF
@@ -36,7 +34,7 @@ class PackBar(Bar):
         self.show(progress.rows, progress.total, detail)
 
 
-def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, Any]:
+def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, object]:
     """A plan for machines."""
     said = plan.summary.to_json()
     keys = ("config", "epochs", "blocked", "ledger", "packer_version", "cost_table")
@@ -115,7 +113,7 @@ def _limits_table(plan: PackPlan) -> Table:
             SETTING_OF[resource],
             f"{limit:,}",
             f"{counts.most[resource]:,}",
-            plural(found.fullest, "pack"),
+            counted(found.fullest, "pack"),
             f"{found.stopped / offers:.1%}",
             f"{found.alone / offers:.1%}",
         )
@@ -125,7 +123,7 @@ def _limits_table(plan: PackPlan) -> Table:
 def _sentences(plan: PackPlan) -> list[str]:
     counts, blocked = plan.summary.epochs[0], plan.summary.blocked
     found = [
-        f"rejects: share of {plural(blocked.offers, 'probe sample')} that this limit keeps out of finished packs;"
+        f"rejects: share of {counted(blocked.offers, 'probe sample')} that this limit keeps out of finished packs;"
         " only by it: no other limit does"
     ]
     for resource in plan.config.capacities():
@@ -137,9 +135,9 @@ def _sentences(plan: PackPlan) -> list[str]:
             )
     if counts.cut_rows:
         lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are used nowhere"
-        found.append(f"{plural(counts.cut_rows, 'sample')} cut; {lost}.")
+        found.append(f"{counted(counts.cut_rows, 'sample')} cut; {lost}.")
     if counts.waiting:
-        found.append(f"{plural(counts.waiting, 'sample')} left for later epochs: their source is used in part.")
+        found.append(f"{counted(counts.waiting, 'sample')} left for later epochs: their source is used in part.")
     total = counts.entries + counts.ledger
     ledger = counts.ledger
     found.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
@@ -168,7 +166,7 @@ def _balance_table(balance: Sequence[BalanceLine]) -> Table:
 def show_samples(number: int, samples: Sequence[PackedSample], length: int, console: Console) -> None:
     """One pack with its samples."""
     tokens = sum(sample.tokens for sample in samples)
-    title = f"Pack {number}: {plural(len(samples), 'sample')}, {tokens:,} of {length:,} tokens ({tokens / length:.1%})"
+    title = f"Pack {number}: {counted(len(samples), 'sample')}, {tokens:,} of {length:,} tokens ({tokens / length:.1%})"
     table = Table(title=title, title_justify="left")
     for name in ("id", "source", "origin"):
         table.add_column(name, overflow="fold")
@@ -197,7 +195,7 @@ def show_places(name: str, places: Sequence[PackPlace], rows: Sequence[int], pla
     if not places:
         console.print(f"{name} is in no pack; the plan's ledger.jsonl says why.", soft_wrap=True)
         return
-    console.print(f"{name}: {plural(len(rows), 'row')} of the cost table", soft_wrap=True)
+    console.print(f"{name}: {counted(len(rows), 'row')} of the cost table", soft_wrap=True)
     table = Table()
     for column in ("epoch", "pack", "row", "tokens"):
         table.add_column(column, justify="right")

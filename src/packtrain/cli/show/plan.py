@@ -11,13 +11,12 @@ from rich.table import Table
 
 from packtrain.app.plan import Planned
 from packtrain.cli.show.bars import Bar
+from packtrain.core.numbers import GIB, gib
 from packtrain.planning.choice import dropped_share
 from packtrain.planning.study import StudyProgress as Studying
 from packtrain.planning.study_values import Reason, Study
 from packtrain.reports.checklist import train_command
 from packtrain.reports.study_content import study_content
-
-_GIB = 2**30
 
 
 class PlanBar(Bar):
@@ -62,7 +61,7 @@ def show_planned(planned: Planned, console: Console, *, then: bool = True) -> No
 
 
 def _sweep_table(study: Study) -> Table:
-    usable = f"{study.memory.usable_bytes / _GIB:.1f} GiB that may be used"
+    usable = f"{gib(study.memory.usable_bytes)} that may be used"
     table = Table(
         title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
         caption=f"* {study.recommendation.mark}   - needs more than the {usable}   "
@@ -89,7 +88,7 @@ def _sweep_table(study: Study) -> Table:
             f"{one.packs_per_step:,}",
             f"{one.idle:.0%}",
             f"{one.steps:,}",
-            f"{one.memory_bytes / _GIB:.1f}",
+            f"{one.memory_bytes / GIB:.1f}",
             f"{one.tokens_per_second:,.0f}",
         )
     return table
@@ -114,7 +113,7 @@ def _padding_table(study: Study) -> Table:
             f"{run.samples:,}",
             f"{run.steps:,}",
             f"{run.waste:.1%}",
-            f"{run.memory_bytes / _GIB:.1f}",
+            f"{run.memory_bytes / GIB:.1f}",
             f"{run.tokens_per_second:,.0f}",
             "" if run.fits else "too large",
         )

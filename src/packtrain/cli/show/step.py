@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from packtrain.app.inspection.step import StepSeen
-from packtrain.core.numbers import formatted, percent, plural, shown
+from packtrain.core.numbers import counted, formatted, percent, shown
 
 _ID = 80  # characters of a sample's name that are shown
 _COLUMNS = ("tokens", "images", "videos", "patches")
@@ -27,7 +26,7 @@ _LOGGED = (
 )
 
 
-def step_json(seen: StepSeen) -> dict[str, Any]:
+def step_json(seen: StepSeen) -> dict[str, object]:
     """A step for machines; numbers that are not finite are null."""
     packs = [
         {**asdict(pack), **{name: getattr(pack, name) for name in ("supervised_tokens", *_COLUMNS)}}
@@ -40,8 +39,8 @@ def step_json(seen: StepSeen) -> dict[str, Any]:
 def show_step(seen: StepSeen, console: Console) -> None:
     """A step for people."""
     samples = sum(len(pack.samples) for pack in seen.packs)
-    title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {plural(len(seen.packs), seen.unit)}"
-    title += f", {plural(samples, 'sample')}, {sum(pack.tokens for pack in seen.packs):,} tokens"
+    title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {counted(len(seen.packs), seen.unit)}"
+    title += f", {counted(samples, 'sample')}, {sum(pack.tokens for pack in seen.packs):,} tokens"
     several = len({sample.source for pack in seen.packs for sample in pack.samples}) > 1
     videos = any(pack.videos for pack in seen.packs)
     columns = {name: name for name in _COLUMNS if videos or name != "videos"}
@@ -50,7 +49,7 @@ def show_step(seen: StepSeen, console: Console) -> None:
     for name in ("micro-batch", "rank", seen.unit, "sample", *columns, *(["source"] if several else [])):
         table.add_column(name, justify="left" if name in ("sample", "source") else "right", overflow="fold")
     for pack in seen.packs:
-        said = f"[bold]{plural(len(pack.samples), 'sample')}, {percent(pack.tokens / seen.packing_length)}[/]"
+        said = f"[bold]{counted(len(pack.samples), 'sample')}, {percent(pack.tokens / seen.packing_length)}[/]"
         place = (str(pack.micro_batch), str(pack.rank), str(pack.pack))
         table.add_row(*place, said, *(f"{getattr(pack, name):,}" for name in columns.values()))
         for one in pack.samples:

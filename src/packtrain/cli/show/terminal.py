@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +10,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from packtrain.cli.show.bars import Bar
-from packtrain.core.words import counted
+from packtrain.core.numbers import counted
 from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measured
@@ -50,7 +49,7 @@ class MeasureBar(Bar):
         self.show(progress.units, progress.total_units, detail)
 
 
-def measured_json(outcome: MeasureOutcome) -> dict[str, Any]:
+def measured_json(outcome: MeasureOutcome) -> dict[str, object]:
     """A measurement for machines."""
     said = outcome.table.summary.to_json()
     return {

@@ -16,12 +16,11 @@ from packtrain.app.train.prepared import RunNumbers
 from packtrain.app.train.train_outcome import Learning, ReadyRun, TrainOutcome
 from packtrain.cli.show.bars import Bar
 from packtrain.core.checksums import Checking
-from packtrain.core.words import counted, duration
+from packtrain.core.numbers import counted, duration, gib
 from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
 from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.packing.plan_builder import PackProgress as Packing
 
-_GIB = 1 << 30
 _STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}
 
 
@@ -259,8 +258,8 @@ def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
     speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"
     yield "expected speed", f"{speed}, {duration(found.run_seconds)} in all on {found.gpu} ({by})"
-    host = f"{found.host_bytes / _GIB:.1f} GiB of host memory a node"
-    yield "expected memory", f"{found.memory_bytes / _GIB:.1f} GiB of {found.gpu_bytes / _GIB:.1f} GiB; {host}"
+    host = f"{gib(found.host_bytes)} of host memory a node"
+    yield "expected memory", f"{gib(found.memory_bytes)} of {gib(found.gpu_bytes)}; {host}"
 
 
 def _batches_table(ready: ReadyRun) -> Table:
@@ -319,7 +318,7 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
         console.print(f"next: open {escape(str(outcome.report))}", soft_wrap=True)
 
 
-def ready_json(ready: ReadyRun) -> dict[str, Any]:
+def ready_json(ready: ReadyRun) -> dict[str, object]:
     """What was derived, for machines."""
     return {
         "folder": str(ready.run.folder),
@@ -353,7 +352,7 @@ def ready_json(ready: ReadyRun) -> dict[str, Any]:
     }
 
 
-def outcome_json(outcome: TrainOutcome) -> dict[str, Any]:
+def outcome_json(outcome: TrainOutcome) -> dict[str, object]:
     """A run for machines."""
     return {
         **ready_json(outcome.ready),

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from packtrain.core.errors import DataError
+from packtrain.core.modality import PIXELS
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.delivery.loader.shared_memory import room
 from packtrain.families.contracts import BatchContract
 
 EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case
-_PIXELS = ("pixel_values", "pixel_values_videos")
 
 
 def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) -> None:
@@ -85,7 +85,7 @@ def join_media(
         else:
             dim, sides = 1, range(2, present[0].ndim)
             present = [_grown(part, _largest(present, sides)) for part in present]
-        joined[name] = _joined(present, dim, dtype if name in _PIXELS else None)
+        joined[name] = _joined(present, dim, dtype if name in PIXELS else None)
     if contract.per_sample_images is not None and "pixel_values" in joined:
         joined[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
     return joined
@@ -141,7 +141,7 @@ def count_patches(samples: Sequence[EncodedSample], patch_size: int) -> int | No
     """Rows of the vision encoder: counted where pixels come as patches, else from the size of tiles."""
     total = 0
     for sample in samples:
-        for name in _PIXELS:
+        for name in PIXELS:
             pixels = sample.media.get(name)
             if pixels is None:
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from packtrain.core.modality import MODALITIES, TEXT_KIND
 from packtrain.core.values import LedgerEntry
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # a label that carries no loss
 EMPTY_PACK = -1
-TEXT, IMAGE, VIDEO = 0, 1, 2  # kinds of tokens
+TEXT, IMAGE, VIDEO = TEXT_KIND, MODALITIES["image"].token_kind, MODALITIES["video"].token_kind
 
 
 class PackKey(NamedTuple):

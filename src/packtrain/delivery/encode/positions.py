@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.modality import GRIDS
 from packtrain.families.contracts import BatchContract
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+_GRIDS = (*GRIDS, "second_per_grid_ts")
 _DEPTHS = ("num_hidden_layers", "depth")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError, in_one_line
+from packtrain.core.modality import GRIDS, PIXELS
 from packtrain.core.values import Cost, Media, MediaHeader, MediaKind, MediaLimits, Record, Text
 from packtrain.delivery.encode.decode import decode_frames, decode_image
 from packtrain.delivery.encode.pixels import (
@@ -241,13 +242,13 @@ class RealProcessor:
     def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
         """Rows of patch embeddings that the vision encoder gets, and the most that attend to each other."""
         total = largest = 0
-        for name in ("image_grid_thw", "video_grid_thw"):
+        for name in GRIDS:
             if name in outputs:
                 total += int(outputs[name].prod(-1).sum())
                 largest = max(largest, int(outputs[name][:, 1:].prod(-1).max()))
         if total:
             return total, largest
-        for name in ("pixel_values", "pixel_values_videos"):
+        for name in PIXELS:
             if name in outputs:
                 tiles = outputs[name].flatten(0, -4)  # (tiles, channels, height, width)
                 tiles = tiles[tiles.flatten(1).any(1)]  # all-zero tiles only pad a sample with several images

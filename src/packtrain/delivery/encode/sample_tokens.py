@@ -17,15 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from packtrain.core.errors import RecordError
+from packtrain.core.modality import MODALITIES
 from packtrain.core.values import MediaKind, Record, TokenIds
-from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT
 from packtrain.families.base import Expansion
 from packtrain.families.coverage import covered_tokens
 from packtrain.families.layout import Layout
 from packtrain.families.skeleton import shape_of, texts_of
 from packtrain.families.tokenizer import LightTokenizer
 
-_KINDS: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO}
+_KINDS: dict[MediaKind, int] = {kind: one.token_kind for kind, one in MODALITIES.items()}
 _NAMES: dict[int, MediaKind] = {number: kind for kind, number in _KINDS.items()}
 
 

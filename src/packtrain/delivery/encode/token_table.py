@@ -62,6 +62,16 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.arrow"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartColumns:
+    """The columns of a part, memory-mapped."""
+
+    media: np.ndarray
+    record: np.ndarray
+    check: np.ndarray
+    lists: Mapping[str, tuple[np.ndarray, np.ndarray]]  # offsets and values of the lists of every row
+
+
 class TokenTable:
     """The tokens in one folder, by row of its cost table. It pickles as what it knows of the folder.
 
@@ -71,7 +81,7 @@ class TokenTable:
     def __init__(self, folder: Path, fingerprint: str, parts: tuple[TokenPart, ...]) -> None:
         self.folder, self.fingerprint, self.parts = folder, fingerprint, parts
         self._starts = np.concatenate([[0], np.cumsum([part.rows for part in parts], dtype=np.int64)])
-        self._mapped: list[dict[str, Any]] | None = None
+        self._mapped: list[PartColumns] | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> TokenTable:
@@ -108,7 +118,7 @@ class TokenTable:
             raise IndexError(f"row {row} of {len(self)}")
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         columns, at = self._columns(number), row - int(self._starts[number])
-        check = int(columns["check"][at])
+        check = int(columns.check[at])
         if check == NOT_KEPT:
             return None
         found = _sample(columns, at)
@@ -123,16 +133,16 @@ class TokenTable:
             if digest_of(self.folder / name) != part.sha256:
                 yield f"{name}: its content is not what was written"
                 continue
-            check = self._part(number)["check"]
+            check = self._part(number).check
             if len(check) != part.rows or int((check == NOT_KEPT).sum()) != part.not_kept:
                 yield f"{name}: other rows than {TOKENS} says"
 
-    def _columns(self, number: int) -> dict[str, Any]:
+    def _columns(self, number: int) -> PartColumns:
         mapped = self.opened()._mapped
         assert mapped is not None
         return mapped[number]
 
-    def _part(self, number: int) -> dict[str, Any]:
+    def _part(self, number: int) -> PartColumns:
         self._require_size(number)
         try:
             return read_part(self.folder / part_name(number), self.fingerprint, self.parts[number].rows)
@@ -162,7 +172,7 @@ def wrong_size(path: Path, expected: int) -> str | None:
     return None if size == expected else f"{size:,} of {expected:,} bytes"
 
 
-def read_part(path: Path, fingerprint: str, rows: int) -> dict[str, Any]:
+def read_part(path: Path, fingerprint: str, rows: int) -> PartColumns:
     """The columns of a part, memory-mapped; ValueError says what is wrong with it."""
     try:
         batches = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -177,11 +187,11 @@ def read_part(path: Path, fingerprint: str, rows: int) -> dict[str, Any]:
         raise ValueError(str(error)) from None
     if batch.num_rows != rows:
         raise ValueError(f"{batch.num_rows:,} rows instead of {rows:,}")
-    columns: dict[str, Any] = {name: batch.column(name).to_numpy() for name in ("media", "record", "check")}
-    for name in _LISTS:
-        column = batch.column(name)
-        columns[name] = column.offsets.to_numpy(), column.values.to_numpy()
-    return columns
+    lists = {name: batch.column(name) for name in _LISTS}
+    return PartColumns(
+        **{name: batch.column(name).to_numpy() for name in ("media", "record", "check")},
+        lists={name: (column.offsets.to_numpy(), column.values.to_numpy()) for name, column in lists.items()},
+    )
 
 
 def part_batch(samples: list[SampleTokens | None]) -> pa.RecordBatch:
@@ -204,13 +214,13 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sample(columns: Mapping[str, Any], at: int) -> SampleTokens | None:
+def _sample(columns: PartColumns, at: int) -> SampleTokens | None:
     """One row; None where its lists cannot be right."""
     found = {}
     for name, shape in _LISTS.items():
-        offsets, values = columns[name]
+        offsets, values = columns.lists[name]
         part = values[int(offsets[at]) : int(offsets[at + 1])]
         if len(part) % abs(shape[-1]):
             return None
         found[name] = part.reshape(shape)
-    return SampleTokens(media=int(columns["media"][at]), record=int(columns["record"][at]), **found)
+    return SampleTokens(media=int(columns.media[at]), record=int(columns.record[at]), **found)

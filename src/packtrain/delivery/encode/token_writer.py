@@ -231,7 +231,7 @@ def _kept(task: _Task, span: _Span, listed: TokenPart | None) -> TokenPart | Non
     if not path.is_file():
         return None
     try:
-        check = read_part(path, task.fingerprint, span.stop - span.start)["check"]
+        check = read_part(path, task.fingerprint, span.stop - span.start).check
     except ValueError:
         return None
     part = _described(path, check)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
+from packtrain.core.modality import VISION_TOKENS
 from packtrain.core.values import Cost, LedgerEntry, Measured, Record
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
@@ -336,7 +337,7 @@ def _uses(cost: Cost) -> dict[str, int]:
     """What a sample uses of each resource of a pack."""
     return {
         "tokens": cost.tokens,
-        "vision_tokens": cost.image_tokens + cost.video_tokens,
+        "vision_tokens": sum(getattr(cost, name) for name in VISION_TOKENS),
         "patches": cost.patches,
         "images": cost.images,
         "videos": cost.videos,

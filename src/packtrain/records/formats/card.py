@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
@@ -19,8 +20,6 @@ from packtrain.records.yaml_text import load_yaml
 
 _HEAD = re.compile(r"---\s*\n(.*?)\n---", re.DOTALL)
 _LONGEST = 1 << 20  # characters that are looked at
-_WILD = re.compile(r"\*\*/|\*\*|\*|\?|.", re.DOTALL)
-_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WAY = "name the files that you want by a pattern, or in a YAML mixture"
 
 
@@ -33,9 +32,8 @@ def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dic
     found: dict[str, str] = {}
     for chosen in [subset] if subset is not None else subsets:
         for split, pattern in subsets[chosen]:
-            fits = re.compile("".join(_MEANING.get(mark, re.escape(mark)) for mark in _WILD.findall(pattern)))
-            for name in filter(fits.fullmatch, names):
-                if found.setdefault(name, split) != split:
+            for name in names:
+                if _fits(pattern.split("/"), name.split("/")) and found.setdefault(name, split) != split:
                     got = f"{name} in the splits {found[name]} and {split}"
                     raise ConfigError(f"README.md of {folder}", got=got, expected="one split for a file", fix=_WAY)
     if subset is not None and not found:
@@ -64,5 +62,19 @@ def _subsets(card: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
             yield str(config.get("config_name", "default")), pairs
 
 
+def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
+    """Does a name fit a pattern, folder by folder? `**` stands for any number of folders.
+
+    >>> [_fits(pattern.split("/"), ["data", "en", "a.jsonl"]) for pattern in ("data/*/*.jsonl", "**/a.*", "data/*")]
+    [True, True, False]
+    """
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return _fits(pattern[1:], name) or (bool(name) and _fits(pattern, name[1:]))
+    return bool(name) and fnmatchcase(name[0], pattern[0]) and _fits(pattern[1:], name[1:])
+
+
 def _texts(item: Any) -> list[str]:
-    return [one.removeprefix("./") for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
+    given = [one for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
+    return [re.sub(r"(\*\*/)+", "**/", one.removeprefix("./")) for one in given if len(one) < 1000]

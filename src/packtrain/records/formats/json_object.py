@@ -24,7 +24,7 @@ _OF_TURNS = ("role", "from")
 BOM = b"\xef\xbb\xbf"
 
 
-def parse_object(raw: bytes | str) -> dict[str, Any]:
+def parse_object(raw: bytes | str) -> dict[str, object]:
     """The object that `raw` holds; a list of turns is a chat without anything else.
 
     NaN, Infinity and repeated keys are accepted as Python's json does.
@@ -84,7 +84,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _refuse_lone_surrogates(value: dict[str, Any]) -> None:
+def _refuse_lone_surrogates(value: dict[str, object]) -> None:
     """JSON can write half a character, which no tokenizer and no file takes: say so here, where it is."""
     try:
         json.dumps(value, ensure_ascii=False).encode()

@@ -213,7 +213,7 @@ def chunk_rows(num_bytes: int, num_rows: int) -> int:
     return 1 << max(0, fitting.bit_length() - 1)
 
 
-def row_entry(origin: str, row: int, value: dict[str, Any] | RecordError) -> Entry:
+def row_entry(origin: str, row: int, value: dict[str, object] | RecordError) -> Entry:
     """A row of a table file, or why it cannot be had, as an entry."""
     if isinstance(value, RecordError):
         return Entry(origin=origin, error=value, at=row)
@@ -223,7 +223,7 @@ def row_entry(origin: str, row: int, value: dict[str, Any] | RecordError) -> Ent
         return Entry(origin=origin, error=RecordError("read", BAD_ROW, "nested too deeply"), at=row)
 
 
-def row_check(value: dict[str, Any]) -> int:
+def row_check(value: dict[str, object]) -> int:
     """A checksum of all that a row holds, media too; row groups, encodings and versions of Arrow leave no trace in it.
 
     >>> row_check({"text": "a", "image": b"1"}) == row_check({"text": "a", "image": b"2"})
@@ -242,7 +242,7 @@ def _not_json(value: object) -> object:
 _encoder = json.JSONEncoder(default=_not_json, check_circular=False)
 
 
-def plain_rows(batch: pa.RecordBatch, sound: bool = True) -> Iterator[dict[str, Any] | RecordError]:
+def plain_rows(batch: pa.RecordBatch, sound: bool = True) -> Iterator[dict[str, object] | RecordError]:
     """The rows as plain Python; where they cannot all be converted, those that can, and an error for each other."""
     if sound:
         try:

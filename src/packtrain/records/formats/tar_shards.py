@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaRef
@@ -151,9 +150,9 @@ class _Sample:
         except RecordError as error:
             return Entry(origin=origin, error=error, at=self.at, check=check)
 
-    def _texts(self) -> dict[str, Any]:
+    def _texts(self) -> dict[str, object]:
         """The text members under the names that schemas know."""
-        value: dict[str, Any] = {}
+        value: dict[str, object] = {}
         for extension, data in self.texts.items():
             if extension == "json":
                 continue

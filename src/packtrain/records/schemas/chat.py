@@ -58,12 +58,12 @@ class ConvertedRecord(NamedTuple):
     tools: tuple[Any, ...] = ()  # definitions of tools that stood in messages
 
 
-def messages_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def messages_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """`messages`: typed parts, or strings with markers."""
     return _chat(value["messages"], pool)
 
 
-def conversations_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def conversations_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """ShareGPT and LLaVA: `conversations` of from/value."""
     items = value.get("conversations")
     if items is None:
@@ -76,7 +76,7 @@ def _chat(items: object, pool: MediaPool | None) -> ConvertedRecord:
     return ConvertedRecord(read_messages(turns, pool), tools=tuple(tools))
 
 
-def texts_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def texts_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """nanoVLM: `texts` of {user, assistant}; the images stand before the first user text."""
     turns = as_list(value["texts"], "texts")
     for turn in turns:
@@ -145,7 +145,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
     return Message(role=known, parts=parts, train=train, extras=extras)
 
 
-def _read_flags(turn: Mapping[str, Any]) -> bool:
+def _read_flags(turn: Mapping[str, object]) -> bool:
     """Whether the message may carry loss; refuses fields that cannot be represented."""
     for field, reason in _REFUSED_FIELDS.items():
         if turn.get(field):
@@ -153,7 +153,7 @@ def _read_flags(turn: Mapping[str, Any]) -> bool:
     return carries_loss(turn, LOSS_FLAGS, "message")
 
 
-def carries_loss(said: Mapping[str, Any], flags: Iterable[str], whose: str) -> bool:
+def carries_loss(said: Mapping[str, object], flags: Iterable[str], whose: str) -> bool:
     """What these flags say of a message, a part or a record; one that is not there asks for nothing."""
     train = True
     for field in flags:
@@ -166,7 +166,7 @@ def carries_loss(said: Mapping[str, Any], flags: Iterable[str], whose: str) -> b
     return train
 
 
-def _parts_carry_loss(content: Iterable[str | Mapping[str, Any]]) -> bool:
+def _parts_carry_loss(content: Iterable[str | Mapping[str, object]]) -> bool:
     """What all text parts of a message agree on: a message carries loss as a whole or not at all."""
     said = set()
     for part in content:
@@ -276,7 +276,7 @@ def refuse_markers(messages: Sequence[Message]) -> None:
                 )
 
 
-def _has_string_content(turn: Mapping[str, Any]) -> bool:
+def _has_string_content(turn: Mapping[str, object]) -> bool:
     return isinstance(turn.get("content"), str) or isinstance(turn.get("value"), str)
 
 

@@ -9,7 +9,7 @@ from packtrain.core.errors import RecordError
 from packtrain.core.user_code import load_function
 from packtrain.records.schemas.recognise import ID_COLUMNS, MEDIA_ALIASES, MEDIA_COLUMNS
 
-Formatting = Callable[[dict[str, Any]], Any]
+Formatting = Callable[[dict[str, object]], Any]
 
 
 def load_formatting(name: str) -> tuple[Formatting, str]:
@@ -17,7 +17,7 @@ def load_formatting(name: str) -> tuple[Formatting, str]:
     return load_function(name, where="data.formatting_func", example="my_data:to_messages")
 
 
-def apply_formatting(function: Formatting, value: Mapping[str, Any]) -> dict[str, Any]:
+def apply_formatting(function: Formatting, value: Mapping[str, object]) -> dict[str, object]:
     """The record that the user's function makes of a raw one, in the `messages` schema.
 
     A list of messages keeps the media columns of the raw record; a returned dict stands for itself. The id stays.

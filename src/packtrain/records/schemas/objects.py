@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.seeds import stream
@@ -40,7 +40,7 @@ class AnnotatedObject:
 
 
 def objects_schema(
-    value: Mapping[str, Any], pool: MediaPool | None, options: SchemaOptions, record_id: str
+    value: Mapping[str, object], pool: MediaPool | None, options: SchemaOptions, record_id: str
 ) -> ConvertedRecord:
     """`images` and `objects` (with `width` and `height` where coordinates are normalised)."""
     raw = value["objects"]
@@ -130,7 +130,7 @@ def render_objects(objects: list[AnnotatedObject], template: str | None) -> str:
         raise RecordError("schema", "the object template failed", f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def _plain(item: AnnotatedObject) -> dict[str, Any]:
+def _plain(item: AnnotatedObject) -> dict[str, object]:
     if item.bbox_2d is not None:
         return {"desc": item.desc, "bbox_2d": list(item.bbox_2d)}
     return {"desc": item.desc, "poly": list(item.points)}

@@ -16,7 +16,7 @@ from packtrain.records.schemas.tools import checked_text, unfolded
 _APPROPRIATELY = "Write a response that appropriately completes the request."
 
 
-def prompt_completion_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def prompt_completion_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """`prompt` and `completion`, which carries loss: strings are plain text; beside media, or as lists, turns."""
     if pool is None and isinstance(value["prompt"], str) and isinstance(value["completion"], str):
         return _continued(value["prompt"], value["completion"])
@@ -64,7 +64,7 @@ def instruction_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Conv
     return ConvertedRecord(messages, how="input one line below instruction" if given else "")
 
 
-def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def alpaca_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """The same columns in the prompt that Alpaca was trained with: plain text, no chat template."""
     if pool is not None or value.get("history"):
         raise RecordError("schema", "media or history in Alpaca's prompt", "schema instruction takes them")
@@ -76,12 +76,12 @@ def alpaca_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Converted
     return _continued(f"{lead}{written}\n\n### Response:\n", _string(value, "output"), "### Instruction")
 
 
-def question_answer_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def question_answer_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """`question` and `answer`."""
     return ConvertedRecord(read_messages(_exchange(_string(value, "question"), _string(value, "answer")), pool))
 
 
-def text_schema(value: Mapping[str, Any], pool: MediaPool | None) -> ConvertedRecord:
+def text_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
     """`text` or `caption`: running text; beside media it is their caption, asked for by the media alone."""
     column = "caption" if value.get("text") is None else "text"
     text = checked_text(_string(value, column))

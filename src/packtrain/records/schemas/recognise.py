@@ -69,10 +69,10 @@ REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 # Names that others give to columns, by the one here that is most alike.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "messages": ("dialogue", "dialog", "chat", "turns"),
-    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document", "dialogue"),
+    "question": ("query", "prompt", "instruction", "problem", "input", "user", "article", "document", "dialogue", "q"),
     "answer": (
         *("answers", "response", "output", "completion", "reply", "solution", "target", "assistant", "summary"),
-        "highlights",
+        *("highlights", "label", "a"),
     ),
     "input": ("context",),
     "caption": ("captions",),
@@ -102,7 +102,7 @@ def known_columns() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *MEDIA_COLUMNS, *OTHER_COLUMNS]))
 
 
-def plan_for(value: Mapping[str, Any]) -> Plan:
+def plan_for(value: Mapping[str, object]) -> Plan:
     """The plan for a record's set of columns."""
     key = tuple(value)
     plan = _plans.get(key)
@@ -114,7 +114,7 @@ def plan_for(value: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _make_plan(value: Mapping[str, Any]) -> Plan:
+def _make_plan(value: Mapping[str, object]) -> Plan:
     return Plan(
         schemas=tuple(
             (name, columns)
@@ -129,7 +129,7 @@ def _make_plan(value: Mapping[str, Any]) -> Plan:
     )
 
 
-def refuse_columns(plan: Plan, value: Mapping[str, Any], schema: str | None) -> None:
+def refuse_columns(plan: Plan, value: Mapping[str, object], schema: str | None) -> None:
     """Refuse what would be learned as something else; `schema` is None before one is chosen."""
     for column in plan.refused:
         item = value[column]
@@ -161,7 +161,7 @@ def is_flag(item: Any) -> bool:
     return isinstance(item, int | float) or (isinstance(item, str) and _FLAG.fullmatch(item) is not None)
 
 
-def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
+def choose_schema(plan: Plan, value: Mapping[str, object]) -> str:
     """The first candidate whose columns are filled; tables give every record all columns, many of them None."""
     for name, columns in plan.schemas:
         for column in columns:
@@ -174,7 +174,7 @@ def choose_schema(plan: Plan, value: Mapping[str, Any]) -> str:
     raise _unknown(value)
 
 
-def recognise_schema(value: Mapping[str, Any]) -> str:
+def recognise_schema(value: Mapping[str, object]) -> str:
     """The name of a record's schema, a key of SCHEMAS.
 
     >>> recognise_schema({"id": 1, "prompt": "2+2?", "completion": "4"})
@@ -183,7 +183,7 @@ def recognise_schema(value: Mapping[str, Any]) -> str:
     return choose_schema(plan_for(value), value)
 
 
-def _unknown(value: Mapping[str, Any]) -> RecordError:
+def _unknown(value: Mapping[str, object]) -> RecordError:
     filled = [str(name) for name, item in value.items() if item is not None]
     known = [name for name in known_columns() if name not in filled]
     hints = [hint for name in filled[:20] if name not in known_columns() and (hint := nearest(name, known))]

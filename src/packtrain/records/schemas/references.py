@@ -7,7 +7,6 @@ import binascii
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, MediaRef
@@ -68,7 +67,7 @@ def _bounded(data: bytes) -> bytes:
     return data
 
 
-def _from_mapping(kind: MediaKind, item: Mapping[str, Any]) -> MediaRef:
+def _from_mapping(kind: MediaKind, item: Mapping[str, object]) -> MediaRef:
     """Tables hold {"bytes", "path"}; chat formats {"url"}; audio input and Anthropic's sources {"data"}."""
     data, path = item.get("bytes"), item.get("path")
     if data is not None:
@@ -197,7 +196,7 @@ def attached_kind(key: str, ref: MediaRef) -> MediaKind | None:
 
 
 def gather(
-    value: Mapping[str, Any], columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
+    value: Mapping[str, object], columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
 ) -> MediaPool | None:
     """The pool of a record, or None for a record without any medium outside its messages."""
     found: dict[MediaKind, list[object]] = {}

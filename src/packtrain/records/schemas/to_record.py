@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Text
@@ -46,10 +45,10 @@ from packtrain.records.source import Entry
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 _VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
-Converter = Callable[[Mapping[str, Any], MediaPool | None, SchemaOptions, str], ConvertedRecord]
+Converter = Callable[[Mapping[str, object], MediaPool | None, SchemaOptions, str], ConvertedRecord]
 
 
-def _simple(schema: Callable[[Mapping[str, Any], MediaPool | None], ConvertedRecord]) -> Converter:
+def _simple(schema: Callable[[Mapping[str, object], MediaPool | None], ConvertedRecord]) -> Converter:
     return lambda value, pool, options, record_id: schema(value, pool)
 
 
@@ -141,7 +140,7 @@ def to_record(
     )
 
 
-def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parsed(value: Mapping[str, object]) -> Mapping[str, object]:
     """The record with its chat and its media as lists, where a table keeps them as texts of JSON."""
     for column in ("messages", "conversations", "images", "videos", "audios"):
         item = value.get(column)
@@ -155,7 +154,7 @@ def _parsed(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
+def _record_id(plan: Plan, value: Mapping[str, object], origin: str) -> str:
     """The data's own id where it is a text or a whole number, else where the record was found."""
     if plan.id_column is None:
         return origin
@@ -168,7 +167,7 @@ def _record_id(plan: Plan, value: Mapping[str, Any], origin: str) -> str:
     return origin
 
 
-def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(value: Mapping[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     """The record under the names used here; a renamed column wins over one that already has the name.
 
     >>> _renamed({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
@@ -177,7 +176,7 @@ def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     found, taken = {}, set()
     for theirs, ours in columns.items():
         name, *inner = [theirs] if theirs in value else theirs.split(".")
-        item: Any = value.get(name)
+        item: object = value.get(name)
         for key in inner:
             item = _inside(item, key)
         if name in value and (item is not None or not inner):
@@ -186,7 +185,7 @@ def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     return {name: item for name, item in value.items() if name not in taken} | found
 
 
-def _inside(item: Any, key: str) -> Any:
+def _inside(item: object, key: str) -> object:
     """What an object has under a key, or a list at a place; None where there is nothing."""
     if isinstance(item, Mapping):
         return item.get(key)
@@ -195,7 +194,7 @@ def _inside(item: Any, key: str) -> Any:
     return None
 
 
-def _require(name: str, value: Mapping[str, Any]) -> None:
+def _require(name: str, value: Mapping[str, object]) -> None:
     for columns in SCHEMA_COLUMNS[name]:
         if all(value.get(column) is not None for column in columns):
             return
@@ -203,7 +202,7 @@ def _require(name: str, value: Mapping[str, Any]) -> None:
     raise RecordError("schema", "the schema's columns are missing", f"{name} needs {needed}")
 
 
-def _with_system(value: Mapping[str, Any], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
+def _with_system(value: Mapping[str, object], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
     """A `system` column stands before a conversation that does not begin with a system message of its own."""
     system = value["system"]
     if system is None or system == "":

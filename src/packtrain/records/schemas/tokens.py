@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packtrain.core.errors import RecordError
+from packtrain.core.modality import MODALITIES
 from packtrain.core.values import TokenIds
 from packtrain.records.schemas.chat import ConvertedRecord
 from packtrain.records.schemas.recognise import LOSS_MASKS
@@ -15,7 +16,10 @@ from packtrain.records.schemas.references import MediaPool
 IGNORED = -100  # in `labels`
 _LARGEST = 2**31 - 1
 # Columns of made batches: a sample that needs them is not made of these ids alone.
-_OF_MEDIA = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "input_features", "mm_inputs")
+_OF_MEDIA = (
+    *(name for one in MODALITIES.values() for name in (one.features, one.sizes) if name is not None),
+    "mm_inputs",
+)
 _OF_PACKS = ("seq_lengths", "cu_seqlens", "cu_seq_lens", "seq_idx", "sequence_ids", "segment_ids")
 _OF_TOKENS = ("input_ids", "labels", "attention_mask", "position_ids", "special_tokens_mask", *LOSS_MASKS, *_OF_PACKS)
 

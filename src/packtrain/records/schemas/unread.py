@@ -194,7 +194,7 @@ def _filled_of(item: Mapping[str, Any], kind: str, where: str) -> Iterator[tuple
     return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _filled(item[key]))
 
 
-def _kind(turn: Mapping[str, Any]) -> str:
+def _kind(turn: Mapping[str, object]) -> str:
     role = turn.get("role") or turn.get("from")
     if role is None:
         return "exchange"

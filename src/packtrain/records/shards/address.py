@@ -173,7 +173,7 @@ def _read_timeout() -> float:
     return seconds
 
 
-def _patience(url: str, settings: Any) -> dict[str, Any]:
+def _patience(url: str, settings: Any) -> dict[str, object]:
     """Settings with which a web server that stops sending is an error soon; the user's own for fsspec stay."""
     schemes = [scheme for scheme in ("http", "https") if re.search(rf"(^|::){scheme}://", url)]
     if not schemes:
