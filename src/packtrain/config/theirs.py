@@ -427,7 +427,7 @@ def _trl_strategy(value: Any, beside: Mapping[str, Any]) -> Meaning:
 # Keys that mean something else in one system.
 OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
     "LLaMA-Factory": {"eval_dataset": _evaluated},
-    "axolotl": {"chat_template": _template, "plugins": nothing(_KERNEL_CHOICE)},
+    "axolotl": {"chat_template": _template},
     "ms-swift": {
         "max_length": _swift_length,
         "model_name": nothing("said to a model that is taught its name, by data of ms-swift's own"),

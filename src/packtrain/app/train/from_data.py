@@ -51,8 +51,8 @@ def config_from_data(
     Beside it: what was measured for it. One process of a machine measures and plans, the others find what it made.
     """
     given = absolute_paths(given)
-    said = {"--model": given.model.model_name_or_path, "--data": given.data.dataset_path}
-    if missing := [option for option, value in said.items() if not value]:
+    needed = {"--model": given.model.model_name_or_path, "--data": given.data.dataset_path}
+    if missing := [option for option, value in needed.items() if not value]:
         raise ConfigError(
             "packtrain train",
             got="no config" if len(missing) == 2 else f"no config, and no {missing[0]}",
