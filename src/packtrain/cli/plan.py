@@ -25,7 +25,9 @@ def plan(
             " what differs, as in h100,memory_gib=64,tflops=400."
         ),
     ] = "h200",
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", show_default="the config's num_gpus, or 1")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="How many GPUs.", show_default="the config's num_gpus, or 1")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The config you train with today; its choices are kept.")
     ] = None,
@@ -41,12 +43,12 @@ def plan(
         bool | None, typer.Option("--checkpointing/--no-checkpointing", help="Gradient checkpointing. Default: on.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Samples of a micro-batch in the padded run of today. Default: 2.")
+        int | None, typer.Option(min=1, help="Samples of a micro-batch in the padded run of today. Default: 2.")
     ] = None,
     effective_batch_size: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step, which are kept. Default: about 128.")
+        int | None, typer.Option(min=1, help="Samples per optimizer step, which are kept. Default: about 128.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs. Default: 1.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs. Default: 1.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of everything that is drawn at random. Default: the config's, or 0.")
     ] = None,

@@ -70,10 +70,10 @@ class MeasureSummary:
     """Everything that measure.json says."""
 
     inputs: Mapping[str, Any]  # JSON: only compared, hashed, and read by the properties below
-    counts: EntryCounts
     places: Places = field(default_factory=Places)
     mixture: Mapping[str, Mapping[str, float | None]] | None = None
     told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's config, by section
+    counts: EntryCounts
     unread: Mapping[str, UnreadName] = field(default_factory=dict)
     schemas: Mapping[str, int] = field(default_factory=dict)  # what records were read as
     content: TableContent | None = None

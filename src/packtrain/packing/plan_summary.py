@@ -74,11 +74,11 @@ class PlanSummary:
     config: PackingConfig
     inputs: Mapping[str, Any]  # JSON: what the cost table is known by, to be compared and hashed
     packer_version: int
+    packer_source: str | None = None  # a hash of the user's own packer
     cost_table: str  # folder
     work: WorkModel
     files: int
     epochs: tuple[EpochCounts, ...]
-    packer_source: str | None = None  # a hash of the user's own packer
     blocked: BlockedSummary = field(default_factory=BlockedSummary)
     ledger: LedgerCounts = field(default_factory=LedgerCounts)
     sums: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)  # size and checksum of each file
