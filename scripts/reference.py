@@ -49,7 +49,7 @@ def commands(command: Any, name: str) -> Iterator[str]:
         yield from ("| | default | |", "|---|---|---|", *map(_option, own), "")
     if shared:
         names = ", ".join(f"`{one.opts[0]}`" for one in shared)
-        yield from (f"Settings of the section [`data`](config.md#data) of a config are options too: {names}.", "")
+        yield from (f"Settings of a [config](config.md#data) are options too: {names}.", "")
 
 
 def _verbs(name: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ QUICKER = {
     "train": ("data.packing_length=2048", "data.max_samples=24"),
 }
 LAUNCHERS = ("--nproc-per-node",)  # options of torchrun
-IMPORTS = re.compile(r"^from (packtrain\S*) import (.*)$", re.M)
+IMPORTS = re.compile(r"^from (packtrain\S*) import (\([^)]*\)|.*)$", re.M)
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -110,7 +110,7 @@ def test_the_reference_is_that_of_the_code() -> None:
 def test_names_of_the_package_exist() -> None:
     """Looked up in the source: importing all of it would take as long as the rest of this file."""
     text = "\n".join(document.read_text() for document in DOCUMENTS)
-    named = {f"{module}.{name}" for module, names in IMPORTS.findall(text) for name in names.split(", ")}
+    named = {f"{module}.{name}" for module, names in IMPORTS.findall(text) for name in re.findall(r"\w+", names)}
     assert len(named) > 20
     for name in named | set(re.findall(r"(?<![\w/.-])packtrain(?:\.[a-z_]+)+\.[A-Za-z_]+", text)):
         module, _, last = name.rpartition(".")

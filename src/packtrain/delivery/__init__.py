@@ -1,7 +1,7 @@
 """Packs -> batches: samples encoded, collated, and handed out in the order of a schedule, exactly resumable.
 
 Takes a plan, its cost table and the data, and gives `Batch`es: `SampleEncoder` encodes a sample, `PackCollator` joins a
-pack into one row (`PaddedCollator` pads rows), `PackLoader` hands out every rank's batches. `OnlineDataset` packs a
+pack into one row (`PaddedCollator` pads rows), `PackLoader` hands out every rank's batches. `OnlineSource` packs a
 stream that was not measured. `PackedTraining` and `trainer_arguments` bring packs to one's own Trainer, `token_loss`
 and `step_tokens` to one's own loop.
 """

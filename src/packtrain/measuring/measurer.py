@@ -129,7 +129,7 @@ class Measurer:
         return headers
 
     def unread(self) -> dict[str, list[Any]]:
-        """What nothing reads of the records since the last call, as `Unread` counts it."""
+        """What nothing reads of the records since the last call, as `UnreadNames` counts it."""
         return self._converter.unread.handed_over()
 
     def schemas(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
     ),
     (
         lambda args: args.use_liger_kernel,
-        "use_liger_kernel: it replaces the loss and the forward passes that were proven; leave it off",
+        "use_liger_kernel: it replaces the loss and the forward passes that were checked; leave it off",
     ),
     (
         lambda args: getattr(args, "enable_jit_checkpoint", False),

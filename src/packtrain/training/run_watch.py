@@ -32,7 +32,7 @@ class RunWatch(TrainerCallback):
     def on_proof(self, verdict: Verdict) -> None:
         """The check before the first step has passed."""
         for line in verdict.passed_in_words():
-            self._progress.note(f"packing proof: {line}")
+            self._progress.note(f"packing check: {line}")
 
     def on_step(self, metrics: StepMetrics) -> None:
         """A step is over."""

@@ -4,7 +4,7 @@
     trainer.train(resume_from_checkpoint=True)
     if trainer.interrupted: ...            # a checkpoint was saved; the same call goes on from it
 
-The model comes with what of it learns decided, and is made ready for packs (`models.prepare_model`) where nobody has
+The model comes with what of it learns decided, and is made ready for packs (`modeling.prepare_model`) where nobody has
 done it; everything else about a step is here or in the modules beside this one.
 """
 
@@ -60,10 +60,10 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
 
     on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
     on_proof      is given what the check before the first step found, where it has passed
-    first_check   whether the model is proven on the samples of the first batch before anything is trained
+    first_check   whether packing is checked on the samples of the first batch before anything is trained
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
-    on_host       names of what stays on the host when a batch is moved, as `models.no_waiting.stop_waiting` says
+    on_host       names of what stays on the host when a batch is moved, as `modeling.no_waiting.stop_waiting` says
     """
 
     def __init__(

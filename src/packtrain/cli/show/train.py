@@ -103,7 +103,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
         first = ", ".join(f"{samples} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
         yield "packing is on", f"samples that share each of the first packs: {first}"
-        yield "packing proof", _proof(ready)
+        yield "packing check", _proof(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"

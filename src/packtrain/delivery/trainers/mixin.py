@@ -211,7 +211,7 @@ _TEXTS = "texts were rendered when the dataset was built"
 _AT_DEFAULT: Mapping[str, str] = {  # or off; behind the line: TRL's
     "neftune_noise_alpha": "its noise shrinks with the length of a row, so a sample in a pack gets less than alone",
     "batch_eval_metrics": "the loader of packs does not tell Trainer which batch is the last",
-    "use_liger_kernel": "it replaces forward passes, which were not proven with packs",
+    "use_liger_kernel": "it replaces forward passes, which are not checked with packs",
     "data_seed": _ORDER,
     "length_column_name": _ORDER,
     "dataloader_in_order": _ORDER,
