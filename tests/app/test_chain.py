@@ -99,6 +99,7 @@ ANOTHER = {  # settings that this cannot be said of, and why
     "dataset_path": "the data of the table, whatever the config says",
     **dict.fromkeys(("costs", "plan"), "found by themselves, also where they moved to"),
     "eval_size": "beside eval_path, which says it otherwise: it has a test of its own",
+    "online": "of streams, which are not measured first",
     "pad_packs": "beside packing: false, which is not a run that is planned for",
 }
 
@@ -277,6 +278,8 @@ def test_filters_of_the_config_act_in_plan_and_train_alike(tmp_path: Path) -> No
 
 def test_what_the_table_cannot_follow_is_refused(tmp_path: Path) -> None:
     data = write_chats(tmp_path / "data.jsonl", 30)
+    with pytest.raises(ConfigError, match=r"data\.online: true, for streams"):
+        chain(tmp_path, data, {}, "data: {online: true}\n")
     with pytest.raises(ConfigError, match=r"data\.loss_on: 'all', measured with None"):
         chain(tmp_path, data, {}, "data: {loss_on: all, max_samples: 3}\n")
 

@@ -163,6 +163,8 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
     seed, own = table.told.get("training", {}).get("seed", 0), given.training.given("seed", "data_seed")
     if own and data_seed(given) != seed and any(measured.get(name) for name in ("eval_size", "max_samples")):
         problems.append(f"training.seed: {data_seed(given)}, records were drawn with {seed}")
+    if said["data"].get("online"):
+        problems.append("data.online: true, for streams that are not measured first")
     if problems:
         raise ConfigError(
             "--config",
