@@ -816,7 +816,7 @@ def test_what_is_left_out_means_what_it_means_there(tmp_path: Path, text: str) -
 
 
 def test_every_name_of_the_page_is_known() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
     rows = page.partition("| written | understood as |")[2].partition("Plain other names")[0].splitlines()[2:]
     names = {name for row in filter(None, rows) for name in re.findall(r"`(\w+)", row.split("|")[1])}
     known = {*THEIRS, *ALIASES, *SECTION_ALIASES, *KEYS, *(key for keys in OF_SYSTEM.values() for key in keys)}

@@ -368,7 +368,7 @@ class DatasetSection(Section):
     online: bool | None = key(
         FLAG,
         "Pack a stream as it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
-        "max_steps. For data that cannot be read twice or grow meanwhile: docs/guides/streaming.md",
+        "max_steps. For data too large to measure first, or that grow meanwhile: docs/guides/streaming.md",
         default=False,
         resume="plan",
     )
