@@ -6,16 +6,8 @@ from argparse import ArgumentParser
 import lightning
 import torch
 
-from packtrain import (
-    DatasetConfig,
-    MultiModalDataset,
-    PackLoader,
-    check_ranks,
-    load_model,
-    prepare_model,
-    step_tokens,
-    token_loss,
-)
+import packtrain
+from packtrain import DatasetConfig, MultiModalDataset, PackLoader, check_ranks, load_model, prepare_model
 from packtrain.delivery import Batch
 
 
@@ -33,7 +25,7 @@ class PackModule(lightning.LightningModule):
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         labels = batch.pop("labels")
-        loss = token_loss(self.model(**batch), labels, step_tokens(self.dataset.schedule, batch))
+        loss = packtrain.token_loss(self.model(**batch), labels, packtrain.step_tokens(self.dataset.schedule, batch))
         # Lightning takes the mean over ranks and over the batches of a step; this takes both back.
         return loss * self.trainer.world_size * self.trainer.accumulate_grad_batches
 

@@ -92,7 +92,6 @@ def test_help_teaches(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> N
         ({"--epochs": 0}, 2, ["epochs"]),
         ({"--packs-per-step": 0}, 2, ["packs_per_step"]),
         ({"--packing-window": 0}, 2, ["packing_window"]),
-        ({"--packing-buffer": 0}, 2, ["packing_buffer"]),
         ({"--seed": -1}, 2, ["seed"]),
         ({"--packing-drop-last": None, "--packs-per-step": 1000}, 1, ["whole step of 1000", "packing_drop_last"]),
     ],

@@ -129,7 +129,7 @@ def test_largest_span_is_the_image_or_the_tile(cases: dict[str, Any]) -> None:
 
 def test_comparison_notices_one_token_more(cases: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that is wrong by one token fails the comparison above."""
-    from packtrain.families import qwen_vl
+    from packtrain.families.qwen_vl import rule as qwen_vl
 
     right = qwen_vl._fit_volume
     monkeypatch.setattr(qwen_vl, "_fit_volume", lambda *a: (right(*a)[0] + 28, right(*a)[1]))
@@ -138,7 +138,7 @@ def test_comparison_notices_one_token_more(cases: dict[str, Any], monkeypatch: p
 
 
 def test_comparison_notices_a_missing_refusal(cases: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from packtrain.families import qwen_vl
+    from packtrain.families.qwen_vl import rule as qwen_vl
 
     monkeypatch.setattr(qwen_vl, "MAX_RATIO", 10_000)
     with pytest.raises(AssertionError, match="processor refused"):

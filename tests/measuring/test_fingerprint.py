@@ -167,6 +167,6 @@ def test_the_source_of_a_formatting_function(
 
 def test_the_inputs_themselves_are_in_the_result(place: Place) -> None:
     summary = place.measure(max_samples=7, seed=3).table.summary
-    assert summary["inputs"]["request"]["filters"]["limit"] == 7
-    assert summary["inputs"]["request"]["seed"] == 3
-    assert list(summary["inputs"]["data"]) == ["data.jsonl"]
+    assert summary.inputs["request"]["filters"]["limit"] == 7
+    assert summary.inputs["request"]["seed"] == 3
+    assert list(summary.inputs["data"]) == ["data.jsonl"]
