@@ -87,7 +87,7 @@ def test_every_setting_of_the_model_is_known_to_be_one_or_the_other() -> None:
     refused = {"method", "use_dora", "quantization_bit", "lora_rank", "lora_alpha", "lora_target_modules"}
     refused |= {"train_language", "train_vision", "train_projector"}
     taken = {"lora_dropout", "merge_adapters", "dtype"}
-    compared_elsewhere = {"model_name_or_path", "vit_img_size", "mp_image_token_length"}
+    compared_elsewhere = {"model_name_or_path", "plugins", "vit_img_size", "mp_image_token_length"}
     assert {*ModelSection.known()} == refused | taken | compared_elsewhere
 
 
