@@ -117,7 +117,7 @@ def test_what_was_written_with_out_stays(run: Run, root: Path, tmp_path: Path) -
     before = files(outside), files(inside)
     code, said, _ = run("cache", "clear", "--stale", "--yes")
     assert code == 0
-    assert "what you wrote with --out stays" in " ".join(said.split())
+    assert "what you wrote with --out is kept" in " ".join(said.split())
     assert run("cache", "clear", "--all", "--yes")[0] == 0
     assert (files(outside), files(inside)) == before
 
@@ -227,7 +227,7 @@ def test_tokens_that_are_not_complete_are_listed_and_cleared(run: Run, root: Pat
 def test_an_empty_cache(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("cache", "ls", "--cache-dir", tmp_path / "none")
     assert code == 0
-    assert "nothing in the cache" in out
+    assert "empty cache:" in out
     code, out, _ = run("cache", "clear", "--stale", "--cache-dir", tmp_path / "none")
     assert (code, "nothing stale" in out, "removed, 0 B" in out) == (0, True, False)
     (tmp_path / "file").write_text("")

@@ -120,7 +120,7 @@ class TestBefore:
         code, out, _ = run("train", config, "--dry-run")
         assert code == 0
         for words in (
-            *("packed training into", "packing proof", "passed in ", "samples in one", "8 requested"),
+            *("packed training into", "packing check", "passed in ", "samples per pack", "8 requested"),
             *(
                 "3 (0.6 epochs of 5 steps)",
                 "epochs 0.6",

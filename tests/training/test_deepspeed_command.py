@@ -30,6 +30,6 @@ def test_zero2_leaves_the_weights_of_one_process(tmp_path: Path, monkeypatch: py
     for more in (["training.max_steps=2"], ["--resume", f"training.max_steps={STEPS}"]):
         done = subprocess.run([*launched, *given, *more], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "packing proof" in done.stdout
+    assert "packing check" in done.stdout
     assert f"complete: step {STEPS} of {STEPS}" in done.stdout
     assert difference(weights_in(tmp_path / "one" / "final"), weights_in(out / "final")) < TOLERANCE
