@@ -172,7 +172,7 @@ def test_stages_are_shown_in_their_order_and_without_hints(
     monkeypatch.setattr(MeasureBar, "__exit__", lambda self, *_: (shown(self), alive.append(self._bar.live.is_started)))
     code, out, _ = run("demo", "--no-train", "--pictures", 16, "--workers", 1, "--out", tmp_path / "demo")
     assert code == 0
-    places = [out.index(title) for title in ("Cost per record", "Packing lengths tried", "Packs of")]
+    places = [out.index(title) for title in ("Record costs", "Packing lengths tried", "Packs of")]
     assert places == sorted(places)
     assert "next:" not in out
     assert len(alive) >= 4

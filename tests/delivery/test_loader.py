@@ -413,7 +413,7 @@ def test_what_stands_behind_an_error_is_not_delivered_in_its_place(workers: int)
     assert [next(delivery).info.keys[0].pack for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(DataError, match="what was measured"):
         next(delivery)
-    with pytest.raises(DataError, match="asked for more after an error"):
+    with pytest.raises(DataError, match="next batch requested after an error"):
         next(delivery)
     assert loader.state_dict()["next_pack"] == 4, "the batch of the error was not handed out"
     mended = loader_of(plan_of(6, shuffle=False), 1)

@@ -216,7 +216,7 @@ def test_an_evaluation_of_other_data_is_refused(tmp_path: Path) -> None:
         ({"batch_eval_metrics": True, "eval_strategy": "no"}, "batch_eval_metrics"),
         ({"label_names": ["answers"]}, "label_names"),
         ({"use_liger_kernel": True}, "use_liger_kernel"),
-        ({"data_seed": 0}, "data_seed: 0 (the schedule has the order)"),
+        ({"data_seed": 0}, "data_seed: 0 (the schedule sets the order)"),
         ({"length_column_name": "size"}, "length_column_name"),
         ({"dataloader_in_order": False}, "dataloader_in_order: False"),
         ({"accelerator_config": {"split_batches": True}}, "split_batches"),

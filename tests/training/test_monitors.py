@@ -319,7 +319,7 @@ def test_a_rule_that_fails_is_one_warning_that_names_it(monkeypatch: pytest.Monk
     assert {one.kind for one in found} == {"data_bound", "loss_not_finite"}, "the others go on"
     failed = [one for one in found if one.kind == "data_bound"]
     assert len(failed) == 1
-    assert "this rule could not be applied: ZeroDivisionError: float division by zero" in failed[0].found
+    assert "this check failed: ZeroDivisionError: float division by zero" in failed[0].found
 
 
 def test_slow_rules_that_fail_do_not_end_a_run() -> None:

@@ -70,9 +70,9 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     verdict = Verdict(samples=("a (text)",), findings=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
     RunWatch(MetricsLog(None), shown).on_proof(verdict)
     said = (
-        "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed and alone, largest difference 0.0e+00 in 1 check"
+        "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"
     )
-    assert shown.notes == [f"packing proof: {said}", "packing proof: not checked: a\ufffd[2J"]
+    assert shown.notes == [f"packing check: {said}", "packing check: not checked: a\ufffd[2J"]
 
 
 def test_a_run_that_goes_on_knows_what_was_before(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def bench_pack(
 def _check_counts(where: str, counts: Sequence[int], *, optional: bool = False) -> None:
     bad = [count for count in counts if isinstance(count, bool) or not isinstance(count, int) or count < 1]
     if bad or not (counts or optional):
-        raise ConfigError(where, got=bad[0] if bad else "none", expected="positive whole numbers, with commas between")
+        raise ConfigError(where, got=bad[0] if bad else "none", expected="positive integers, separated by commas")
 
 
 # ---- one resource

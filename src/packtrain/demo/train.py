@@ -45,7 +45,7 @@ class RunStanding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoTraining:
-    """Two runs, the proof before them, and the page that compares them."""
+    """Two runs, the packing check before them, and the page that compares them."""
 
     verdict: Verdict
     folders: tuple[Path, ...]  # of MODES
@@ -70,7 +70,7 @@ def train_demo(
     """Prove packing for the model, train it packed and padded, and compare at equal samples."""
     from packtrain.app.verify import verify
 
-    say(f"Proving that packed samples do not see each other in {model}")
+    say(f"Checking that packed samples do not attend to each other in {model}")
     verdict = verify(model, attn_implementation="varlen", device="cpu", dtype="fp32")
     held_out = write_dataset(folder / "held-out", max(pictures // _HELD_OUT, 4), seed=1)
     name = f"{pictures} pictures"  # other pictures lie in the same files

@@ -84,7 +84,7 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     if not describe_trainable(model).trained:
         raise ConfigError(
             "model",
-            got=f"a {model.config.model_type} model of which every part is frozen",
+            got=f"a {model.config.model_type} model with every part frozen",
             expected="something that learns",
             fix="set train_language: true",
         )
@@ -124,7 +124,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
     if asked and model_parts(model).vision is None:
         raise ConfigError(
             f"model.{asked[0]}",
-            got=f"true, and {model.config.model_type} has no vision encoder",
+            got=f"true, but {model.config.model_type} has no vision encoder",
             expected="a model that takes images",
             fix=f"leave {asked[0]} out",
         )
@@ -132,7 +132,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
         raise ConfigError(
             "model.train_language",
             got="false with the method qlora",
-            expected="adapters on the 4-bit weights, which cannot learn themselves",
+            expected="adapters on the 4-bit weights, which are not trainable",
             fix="use the method full with train_language: false, or train_language: true",
         )
 
@@ -207,8 +207,8 @@ def _targets(model: Any, settings: ModelSettings) -> str | list[str]:
             raise ConfigError(
                 "model.lora_target_modules",
                 got=given,
-                expected=f"names of modules, or the end of such names, or {ALL_LINEAR}",
-                fix=nearest(given, last) or "leave it out to train every matrix of the decoder's layers",
+                expected=f"module names or their suffixes, or {ALL_LINEAR}",
+                fix=nearest(given, last) or "leave it out for all linear layers of the decoder",
             )
     return list(asked)
 
@@ -223,9 +223,9 @@ def decoder_linear_pattern(model: Any) -> str:
     if not inside:
         raise ConfigError(
             "model.method",
-            got=f"{model.config.model_type}: no linear maps in the layers of its language model",
-            expected="matrices that adapters can be added to",
-            fix="name them in lora_target_modules",
+            got=f"{model.config.model_type}: no linear layers in its language model",
+            expected="linear layers that adapters can be added to",
+            fix="set lora_target_modules",
         )
     return rf"{re.escape(prefix)}\.\d+\.(?:{'|'.join(re.escape(name) for name in sorted(inside))})"
 

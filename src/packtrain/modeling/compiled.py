@@ -126,7 +126,7 @@ def refuse_uncompiled(error: BaseException) -> None:
         raise ConfigError(
             "attn_implementation or compiled layers",
             got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
-            expected="an attention that runs on this device",
+            expected="an attn_implementation that runs on this device",
             fix="set training.attn_implementation: varlen or sdpa, since flex is compiled for every model and shape; "
-            "with them, set training.compile: false",
+            "if it persists, set training.compile: false",
         ) from error

@@ -9,7 +9,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.predicting.values import CHOICES, Method
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
-LEARNING_DTYPES = "bf16 or fp32; fp16 only for frozen weights beside adapters"
+LEARNING_DTYPES = "bf16 or fp32; fp16 only for frozen weights under adapters"
 INSTEAD_OF_FP16 = "use dtype: bf16, or dtype: fp32 with training.fp16: true"
 
 
@@ -45,7 +45,7 @@ class ModelSettings:
         whole = (self.train_language and not self.has_adapters) or self.trains_vision or self.trains_projector
         if self.dtype == "fp16" and whole:
             raise ConfigError(
-                "model.dtype", got="fp16 for weights that learn", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16
+                "model.dtype", got="fp16 for trainable weights", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16
             )
 
     @property

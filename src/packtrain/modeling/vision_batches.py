@@ -64,8 +64,8 @@ class SplitVision:
         if others:
             raise ConfigError(
                 "training.vision_batch_patches",
-                got=f"a vision encoder that is given {', '.join(others)}",
-                expected="an encoder whose arguments can be cut between images",
+                got=f"a vision encoder called with {', '.join(others)}",
+                expected="an encoder whose arguments can be split between images",
                 fix="leave vision_batch_patches out",
             )
         yield from _rows(whole, self._max_patches) if self._takes_rows else self._tiles(whole)

@@ -43,7 +43,7 @@ def check_first_batch(
     takes the samples of another: all of them have to run the model equally often.
     """
     packs = _first_packs(dataset, rank, world)
-    _together(None if packs else f"nothing to look at in the first {_PACKS} packs")
+    _together(None if packs else f"nothing to check in the first {_PACKS} packs")
     packing = dataset.schedule.plan.config
     patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
@@ -84,8 +84,9 @@ def _together(fault: str | None) -> None:
         raise PacktrainError(
             "the check before the first step",
             problems=faults,
-            expected="packed samples that do not see each other",
-            fix="run `packtrain verify` for the details, try attention sdpa, or turn the check off (first_check=False)",
+            expected="packed samples that do not attend to each other",
+            fix="run `packtrain verify` for details, try attn_implementation sdpa, or turn the check off "
+            "(first_check=False)",
         )
 
 

@@ -90,8 +90,8 @@ class Interrupts:
     def _insist(self, name: str) -> None:
         if not self._answered.wait(_GRACE):
             _end_process(
-                f"ended by a second {name}: the step under way did not come to its end, nor to a place where it could "
-                f"be left; {self.lost()}"
+                f"ended by a second {name}: the current step neither finished nor reached a safe point to stop; "
+                f"{self.lost()}"
             )
 
 

@@ -277,7 +277,7 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
         own = [medium for medium in media if medium.kind == kind.name]
         places = np.flatnonzero(kinds == kind.token_kind)
         counts = [medium.tokens for medium in own]
-        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, its media have {counts}"
+        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, but its media have {counts}"
         numbers[places] = np.repeat([medium.number for medium in own], counts) if own else 0
     return [number or None for number in numbers.tolist()]
 

@@ -98,7 +98,7 @@ def show_measured(outcome: MeasureOutcome, console: Console, *, then: bool = Tru
 
 
 def _statistics_table(summary: MeasureSummary) -> Table:
-    table = Table(title=f"Cost per record ({summary.model_type})", title_justify="left")
+    table = Table(title=f"Record costs ({summary.model_type})", title_justify="left")
     table.add_column("per record")
     for name in _NUMBERS:
         table.add_column(name, justify="right")

@@ -90,8 +90,8 @@ class PackCollator:
             raise ConfigError(
                 "batch size",
                 got=f"{len(rows)} packs in one batch",
-                expected="one: a pack is a whole row already",
-                fix="use a longer capacity instead of several rows",
+                expected="one: a pack is a whole row",
+                fix="use a longer packing_length instead of several rows",
             )
         samples = rows[0].samples
         checked_sample(samples, self._contract)
@@ -127,7 +127,7 @@ class PackCollator:
             raise DataError(
                 pack_name(row),
                 got=f"a row of {whole} positions, padding included",
-                expected=f"at most {most}: {self._contract.model_type} has no room for more in a row",
+                expected=f"at most {most}: {self._contract.model_type} supports no longer rows",
                 fix=f"pack with packing_length {most} or less",
             )
         return [*gaps, whole - tokens]
@@ -155,7 +155,7 @@ class PackCollator:
             if image_blocks_touch(before, after):
                 raise DataError(
                     f"{pack_name(row)}, samples {before.id!r} and {after.id!r}",
-                    got="one ends and the next begins with an image, which the model would see as one image",
+                    got="one ends and the next starts with an image, which the model would see as one image",
                     expected="text between the images of two samples, as the model's own template writes it",
                     fix="use the model's chat template, or put text in front of the image",
                 )
@@ -172,7 +172,7 @@ class PackCollator:
                     pack_name(row),
                     got=f"{len(row.samples)} samples" + (" and padding" if any(behind) else ""),
                     expected=f"at most {self._constant.segments} segments",
-                    fix="raise the number of segments of the static shapes, or limit the samples of a pack",
+                    fix="raise the segments of the static shapes, or limit the samples per pack",
                 )
             # Segments of no length, behind the last.
             lengths += [0] * (self._constant.segments - len(lengths))

@@ -55,7 +55,9 @@ class SampleTokens:
         for run in layout.runs:
             at = encoding.char_to_token(run.at)
             if at is None or at in taken:
-                raise RecordError("template", "a media token is not a token of its own", f"at character {run.at}")
+                raise RecordError(
+                    "template", "a media token is merged with its neighbours by the tokenizer", f"at character {run.at}"
+                )
             taken.add(at)
             supervised[at] = False
             runs.append((at, run.count, _KINDS[run.kind]))

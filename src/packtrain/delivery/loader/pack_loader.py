@@ -158,9 +158,9 @@ class _Delivery:
         if self._broken:  # torch would go on behind the batch that failed, which then nobody gets
             raise DataError(
                 f"loader of rank {self._loader.batch_sampler.rank}",
-                got="asked for more after an error",
-                expected="a new iteration; the batch that failed has not been handed out",
-                fix="give state_dict() to load_state_dict(), and iterate again",
+                got="next batch requested after an error",
+                expected="a new iteration; the failed batch was not delivered",
+                fix="pass state_dict() to load_state_dict(), and iterate again",
             )
         self._broken = True  # until there is a batch, or the end
         batch = self._next()
@@ -217,7 +217,7 @@ class _Delivery:
             f"loader of rank {loader.batch_sampler.rank}"
             + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
             got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
-            f" were in the making, of {', '.join(files[:MOST_FILES])}{more}",
+            f" were being built, from {', '.join(files[:MOST_FILES])}{more}",
             expected="workers that live as long as the loader",
             fix=what_to_do(codes),
         )

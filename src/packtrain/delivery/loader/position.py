@@ -28,7 +28,7 @@ class LoaderProgress:
 
     def advance(self) -> None:
         """One more batch was handed out."""
-        assert self.next is not None, "as many batches as turns"
+        assert self.next is not None, "one batch per turn"
         self.position = (self.next.epoch, self.next.next_pack)
         self.next = next(self._turns, None)
 

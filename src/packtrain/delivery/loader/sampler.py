@@ -124,6 +124,6 @@ def check_ranks(rank: int, world: int) -> None:
             "ranks",
             got=f"rank {rank} of {world} in the trainer, rank {there[0]} of {there[1]} as launched",
             expected="the same in both",
-            fix="without GPUs say so: TrainingArguments(use_cpu=True), Accelerator(cpu=True), "
+            fix="without GPUs, set it: TrainingArguments(use_cpu=True), Accelerator(cpu=True), "
             "lightning.Trainer(accelerator='cpu', strategy='ddp', devices=...); or start one process",
         )

@@ -265,7 +265,7 @@ class OnlineSource:
             "data.online",
             got=f"{len(wanted)} entries that waited when the state was saved are not there, as that at {min(wanted)}",
             expected="the same stream",
-            fix="bring the data back as they were, or begin again",
+            fix="restore the data, or start over",
         )
 
     @cached_property
@@ -307,9 +307,9 @@ class OnlineSource:
                 "state of the stream",
                 got=f"version {found[0]}, inputs {found[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
-                fix="it belongs to other data, another model or other limits: use those, or begin again"
+                fix="it belongs to other data, another model or other limits: use those, or start over"
                 if state.get("template_date") == self._request.template_date
-                else f"set template_date: {state.get('template_date')}, or begin again",
+                else f"set template_date: {state.get('template_date')}, or start over",
             )
         self._take(state)
         self._began = dict(state)

@@ -230,9 +230,9 @@ class RankWatch:
     def _lost(self) -> str:
         first = self._seen[_JUDGE]
         if self._rank == _JUDGE or first is None:
-            return f"the store of the rank watch does not answer; rank {_JUDGE} may be gone"
+            return f"the watchdog store does not answer; rank {_JUDGE} may be gone"
         step = f"last step {first.step}" if first.step >= 0 else "before its first step"
-        return f"rank {_JUDGE} on {first.host} ({step}) is gone, or the store of the rank watch that it keeps"
+        return f"rank {_JUDGE} on {first.host} ({step}) is gone, or its watchdog store"
 
     # ---- small parts
 
