@@ -69,7 +69,7 @@ def test_the_smallest_demo_and_its_second_run(tmp_path: Path) -> None:
     second = CliRunner().invoke(app, run, catch_exceptions=False)
     assert second.exit_code == 0
     assert "Nothing has changed" in second.stdout
-    assert "so the runs are used as they are" in second.stdout
+    assert "the runs are reused" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo" / "runs").rglob("*")} == runs
     assert {path.name: path.stat().st_mtime_ns for path in costs.iterdir()} == before
     assert {path.name: path.read_bytes() for path in (tmp_path / "demo" / "plan").iterdir()} == plan

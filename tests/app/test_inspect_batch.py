@@ -236,7 +236,7 @@ class TestBrokenData:
         assert "has changed since it was measured" in err
         data.unlink()
         code, out, err = run("inspect", plan, "--pack", 0, "--batch")
-        assert (code, "bring the file back" in err) == (1, True)
+        assert (code, "restore the file" in err) == (1, True)
         data.write_text(text)
         (plan.parent / "costs").rename(plan.parent / "moved")
         code, _, err = run("inspect", plan, "--pack", 0, "--batch")

@@ -339,7 +339,7 @@ def test_a_worker_that_dies_is_said_with_its_packs() -> None:
     assert "epoch 0" in str(caught.value)
 
 
-@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "for its memory"), (signal.SIGSEGV, "look at these files")])
+@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "out of memory"), (signal.SIGSEGV, "on these files")])
 def test_a_worker_killed_between_two_batches_is_noticed(how: signal.Signals, said: str) -> None:
     loader = loader_of(plan_of(40), num_workers=1, prefetch_factor=1)
     delivery = iter(loader)

@@ -120,7 +120,7 @@ def test_ranks_that_never_start_or_never_begin_are_named() -> None:
     judge = SignJudge(PATIENCE)
     found = look(judge, *[(now, {0: sign(now), 1: sign(now, -1)}) for now in range(0, 106, 5)])
     assert found[:21] == [""] * 21
-    assert found[21].startswith("rank 1 on node (before its first step) has not got on")
+    assert found[21].startswith("rank 1 on node (before its first step) has made no progress")
 
 
 def test_a_verdict_of_another_rank_is_taken_over() -> None:
@@ -341,7 +341,7 @@ class Job:
         pytest.param("kill", 0, "is gone", marks=pytest.mark.full),
         pytest.param("stop", 1, "is gone", marks=pytest.mark.full),
         pytest.param("stop", 0, "is gone", marks=pytest.mark.full),
-        pytest.param("hang", 1, "has not got on", marks=pytest.mark.full),
+        pytest.param("hang", 1, "has made no progress", marks=pytest.mark.full),
         pytest.param("raise", 0, "failed: ValueError: the data are odd", marks=pytest.mark.full),
     ],
 )

@@ -146,4 +146,4 @@ def test_a_state_of_monitors_that_cannot_be_read_ends_no_run(tmp_path: Path, sav
         watch.on_train_begin(None, state, TrainerControl())  # type: ignore[arg-type]
         watch.on_step(step_of(4))
     assert len(shown.notes) == 1
-    assert "early warnings begin again" in shown.notes[0]
+    assert "the monitors start over" in shown.notes[0]

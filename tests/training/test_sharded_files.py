@@ -153,8 +153,8 @@ def test_a_value_in_another_format_is_refused(tmp_path: Path) -> None:
         (_StorageInfo("__0_0.distcp", -1, 1), "behind the end"),
         (_StorageInfo("__0_0.distcp", 1 << 40, 1), "behind the end"),
         (_StorageInfo("missing.distcp", 0, 1), "FileNotFoundError"),
-        (_StorageInfo("__0_0.distcp", 0, 1, ["zstd"]), "not described as torch"),
-        ("__0_0.distcp", "a place that is none"),
+        (_StorageInfo("__0_0.distcp", 0, 1, ["zstd"]), "fields that torch writes"),
+        ("__0_0.distcp", "an invalid offset"),
     ],
 )
 @pytest.mark.parametrize("what", ["lr", "step"])

@@ -379,7 +379,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         marked = tmp_path / f"{name}-was-here"
         torch.save(Evil(str(marked)), broken / name)
         list_again(broken, name)
-        with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot read as tensors"):
+        with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot load as tensors"):
             trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
         assert not marked.exists()
 

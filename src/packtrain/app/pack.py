@@ -39,7 +39,7 @@ class PackOutcome:
 
 
 def pack(costs: CostTable | str | Path, config: PackingConfig, out: str | Path | None = None) -> PackPlan:
-    """Pack a measured dataset; with `out` into a folder, which is used as it is when nothing has changed."""
+    """Pack a measured dataset; with `out` into a folder, which is reused when nothing has changed."""
     return pack_outcome(costs, config, out).plan
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEVICES = ("cpu", "cuda")
-_MULTIPLE = 64  # rows are filled up to it, so that padding is part of what is proved
+_MULTIPLE = 64  # rows are filled up to it, so that padding is checked as well
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ def _samples(
 
 
 def _training_loss(model: Any, place: _Place) -> Any:
-    """As `train` takes it unless it is told otherwise; from logits where chunks cannot express them."""
+    """As `train` computes it by default; from logits where chunks cannot express them."""
     from packtrain.training.loss import FromLogits, loss_on, losses_of
     from packtrain.training.step_settings import StepSettings
 

@@ -60,7 +60,7 @@ def bench_pack(
     tokens = samples["tokens"]
     if tokens.min() > min(capacities):
         got, least = f"no sample of at most {min(capacities):,} tokens", f"{tokens.min():,}"
-        raise DataError(str(lengths), got=got, expected="at least one", fix=f"give --capacities from {least} on")
+        raise DataError(str(lengths), got=got, expected="at least one", fix=f"use --capacities of at least {least}")
     main = WORK_CAPACITY if WORK_CAPACITY in capacities else capacities[0]
     name = GENERATED if lengths is None else lengths.name
     progress("one resource")

@@ -43,7 +43,7 @@ def run_demo(
     progress: Callable[[MeasureProgress], None] = lambda _: None,
     training: Callable[[RunStanding], None] = lambda _: None,
 ) -> DemoResult:
-    """Make the data, measure it, plan for it, pack it, prove the packing and train on it."""
+    """Make the data, measure it, plan for it, pack it, check the packing and train on it."""
     say(f"Drawing {pictures} images of objects, and a few broken records, into {folder / 'data'}")
     data = write_dataset(folder / "data", pictures)
     say(f"Measuring what each record costs for {model}")

@@ -77,7 +77,7 @@ def train_demo(
     configs = {mode: demo_config(data, held_out, folder, model=model, mode=mode, name=name) for mode in MODES}
     reused = all(_complete(config) for config in configs.values())
     if not reused:  # both: one alone would have the machine for itself
-        say(f"Training side by side: packs of {LENGTH:,} tokens, and the samples of each as padded rows")
+        say(f"Training packed ({LENGTH:,} tokens) and padded runs on the same samples")
         _train_all(configs, progress)
     folders = tuple(_run_folder(config) for config in configs.values())
     reported = report(folders, folder / "report.html")

@@ -1,4 +1,4 @@
-"""What of a model learns: whole parts of it, or adapters beside its frozen weights.
+"""What of a model is trained: whole parts of it, or adapters on its frozen weights.
 
 Adapters sit on every matrix of the decoder's layers. Parts that are trained whole beside them become peft's modules to
 save, so that checkpoints and saved adapters hold them without further help; the model then has those weights twice, as
@@ -27,7 +27,7 @@ from packtrain.modeling.patches import is_on, put, set_back
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole
-_CAST = "_cast_adapter_dtype"  # of peft's tuners: called behind every loading
+_CAST = "_cast_adapter_dtype"  # of peft's tuners: called after every loading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class TrainedPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainable:
-    """How much of a model learns, by part; parts that it does not have are left out."""
+    """How much of a model is trainable, by part; parts that it does not have are left out."""
 
     parts: tuple[TrainedPart, ...]
 
@@ -60,7 +60,7 @@ class Trainable:
 
 
 def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = False) -> Any:
-    """Freeze what does not learn and add adapters where they are asked for; the model to train is returned.
+    """Freeze what is not trained and add adapters where requested; the model to train is returned.
 
     `half_adapters`: beside half-precision weights adapters are in half precision too, for an optimizer that keeps fp32
     masters; else they are fp32. DoRA's always are: it takes norms of weights, for which half precision is too coarse.
@@ -85,14 +85,14 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
         raise ConfigError(
             "model",
             got=f"a {model.config.model_type} model with every part frozen",
-            expected="something that learns",
+            expected="a trainable part",
             fix="set train_language: true",
         )
     return model
 
 
 def describe_trainable(model: Any) -> Trainable:
-    """Count what learns, by part."""
+    """Count trainable parameters, by part."""
     found = {name: [0, 0, 0] for name in PARTS}
     for name, weight in model.named_parameters():
         pieces = name.split(".")
@@ -141,7 +141,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
 
 
 def _with_adapters(model: Any, settings: ModelSettings, *, half: bool) -> Any:
-    """Adapters, and what learns already as modules that are trained whole beside them."""
+    """Adapters, and the parts trained in full as modules beside them."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

@@ -1,7 +1,7 @@
 """The trained weights alone, in a folder that transformers or peft loads: with tokenizer and processor, without traces.
 
 Weights are gathered by name first, adapters merged into them where asked for, and written by an empty model of the same
-class. The model that was trained is left as it is, whatever wraps it.
+class. The model that was trained is unchanged, whatever wraps it.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ A checkpoint is written into a hidden folder beside the others; when every rank 
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
 files of other sizes, is never resumed from; before one is, its bytes are compared with the checksums in that list, too.
-One that cannot be read at the moment is another matter: nothing is resumed or begun then, since a run that begins again
+One that cannot be read at the moment is another matter: nothing is resumed or started then, since a run that starts over
 writes over what the other left.
 
-A run that goes on from an earlier step, or begins again where one was, leaves the later checkpoints of the other in
+A run that continues from an earlier step, or starts over in its folder, leaves the later checkpoints of the other in
 folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
 run has a checkpoint of that step or a later one itself; of the others as many stay as of its own.
 """
@@ -178,7 +178,7 @@ class CheckpointFolder:
     limit: int | None = None  # checkpoints that are kept
 
     def path(self, step: int) -> Path:
-        """Of the checkpoint after so many steps."""
+        """The path of the checkpoint of a step."""
         return self.folder / f"checkpoint-{step}"
 
     def save(
@@ -203,14 +203,14 @@ class CheckpointFolder:
         return self.path(step)
 
     def clean(self) -> None:
-        """Remove what processes that were killed have left behind."""
+        """Remove what killed processes have left."""
         if self.writes and self.folder.is_dir():
             for path in self.folder.iterdir():
                 if _LEFT.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, resumed: Path | None) -> list[Path]:
-        """Rename complete checkpoints that are not of the run that goes on from this one; where they are now.
+        """Rename complete checkpoints that are not of the run that continues from this one; where they are now.
 
         Without one, or with one of another folder, that is all of them. Machines with disks of their own do it each.
         """
@@ -318,7 +318,7 @@ class CheckpointFolder:
 
 
 def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:
-    """About how large a checkpoint will be: weights, or only those that learn, and the optimizer's states."""
+    """About how large a checkpoint will be: weights, or only trainable ones, and the optimizer's states."""
     weights = [one for one in model.parameters() if one.requires_grad or not only_trained]
     states = getattr(optimizer, "state", None) or {}
     kept = [value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)]
@@ -326,7 +326,7 @@ def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:
 
 
 def _rename(path: Path, name: str) -> Path:
-    """Beside where it was, with a number behind the name where that is taken."""
+    """In the same folder, with a number after the name where that is taken."""
     names = (name if number == 1 else f"{name}.{number}" for number in count(1))
     target = next(path.parent / one for one in names if not (path.parent / one).exists())
     os.rename(path, target)

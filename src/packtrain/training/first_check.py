@@ -39,7 +39,7 @@ def check_first_batch(
 ) -> Verdict:
     """The quick check on samples of this rank's first packs; all ranks end with an error when one of them fails.
 
-    Random numbers go on as if it had not been. A rank whose first pack is empty, or has nothing that can be decoded,
+    Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.
     """
     packs = _first_packs(dataset, rank, world)
@@ -117,7 +117,7 @@ def _decoded(dataset: Any, key: PackKey) -> Samples:
 def _more_keys(dataset: Any, seen: Samples) -> Iterator[PackKey]:
     """Of the first epoch, in the order of training: packs with images, videos, text, and that of the longest sample.
 
-    Of a stream only the first packs are looked at: others would have to be fetched.
+    Of a stream only the first packs are checked: others would have to be fetched.
     """
     if isinstance(dataset.schedule.plan, OnlinePlan):
         return

@@ -1,4 +1,4 @@
-"""Does a run still learn? Two warnings that look further back than the last steps: a plateau, and overfitting."""
+"""Is the loss still falling? Two warnings that look further back than the last steps: a plateau, and overfitting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitor_rules import Found
 
 _COMPARED = (3, 6, 12, 24, 48)  # spans, with as many before them
-_CERTAIN = 3.0  # standard errors: it is looked at often
+_CERTAIN = 3.0  # standard errors: it is checked often
 
 
 class Plateau:

@@ -67,7 +67,7 @@ def make_optimizer(
 def can_have_masters(optimizer: Optimizer) -> bool:
     """Not those that are made with states of the weights they are given, or compute losses themselves.
 
-    Optimizers of bitsandbytes and torchao quantise states, and stay as they are too.
+    Optimizers of bitsandbytes and torchao quantize states, and are left alone too.
     """
     if type(optimizer).__module__.partition(".")[0] not in _KNOWN or optimizer.state:
         return False

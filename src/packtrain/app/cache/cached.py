@@ -1,4 +1,4 @@
-"""What lies in the cache: how large, of what, when used, whether it would still be used and why not; and clearing it.
+"""The contents of the cache: size, source, last use, and whether and why an entry is stale; and clearing it.
 
 Only what has a name that packtrain gives, in a folder that packtrain makes, is ever looked at or removed: a cache may
 stand in a folder with other things. What users wrote with --out is theirs, wherever it lies.

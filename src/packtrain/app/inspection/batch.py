@@ -1,4 +1,4 @@
-"""One pack as the model will get it: read, decoded, encoded and collated as in training, then told token by token."""
+"""One pack as the model will get it: read, decoded, encoded and collated as in training, listed token by token."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SeenBatch:
     videos: int
     patches: int | None  # None where pixels come as tiles of unknown patch size
     arguments: tuple[SeenArgument, ...]
-    boundaries: tuple[int, ...]  # where samples, and padding behind them, begin and end
+    boundaries: tuple[int, ...]  # where samples, and padding after them, start and end
     samples: tuple[SeenSample, ...]
     failures: tuple[LedgerEntry, ...]  # samples that were planned and are not in the batch
     tokens: tuple[SeenToken, ...]

@@ -44,7 +44,7 @@ def too_long_together(found: str, limit: int) -> DataError:
     return DataError(
         "rotary positions",
         got=found,
-        expected=f"at most {limit} tokens: beyond them this model turns all samples of the row by other frequencies",
+        expected=f"at most {limit} tokens: beyond, this model's rotary frequencies change for the whole row",
         fix=f"pack with packing_length {limit} or less, or train with packing: false and batch size 1",
     )
 
@@ -131,7 +131,7 @@ def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:
 
 
 def _grown(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
-    """Zeros behind the ends of some dimensions."""
+    """Zeros after the ends of some dimensions."""
     behind = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
     if not any(behind):
         return part

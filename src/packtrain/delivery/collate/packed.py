@@ -5,7 +5,7 @@
     labels        . a a a | . b | . c c | . . . . . .    (. carries no loss: nothing is predicted across a boundary)
     cu_seq_lens   0         4     6       9           15
 
-With an alignment padding stands behind each sample too, as a segment of its own.
+With an alignment, padding follows each sample too, as a segment of its own.
 There is no attention_mask and no cache: with either of them models stop looking for these restarts.
 """
 
@@ -106,13 +106,13 @@ class PackCollator:
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples]
             batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in behind]))[None]
-        batch["use_cache"] = False  # a cache would hide the restarts, and models make one unless told not to
+        batch["use_cache"] = False  # a cache would hide the restarts, and models make one by default
         patches = count_patches(samples, self._patch_size)
         info = batch_info(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
         return Batch(batch, info)
 
     def _behind(self, row: PackedRow) -> list[int]:
-        """Tokens that fill up behind each sample, and behind the last; after a last look at the length of the pack."""
+        """Padding tokens after each sample, and after the last; checks the length of the pack."""
         gaps = [-len(sample) % self.alignment for sample in row.samples]
         tokens = sum(len(sample) for sample in row.samples) + sum(gaps)
         limits = [self._capacity, self._constant.tokens if self._constant is not None else None]
@@ -188,7 +188,7 @@ def offsets_of(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int
 
 
 def _between(parts: Sequence[Any], behind: Sequence[Any]) -> list[Any]:
-    """Each part and what stands behind it; then what stands behind the last."""
+    """Each part with what follows it; then what follows the last."""
     return [one for pair in zip(parts, behind, strict=False) for one in pair] + [behind[-1]]
 
 

@@ -138,7 +138,7 @@ class SampleEncoder:
         return Decoded(header=header, pixels=frames, indices=indices, name=medium.ref.name)
 
     def _headers(self, record: Record, store: MediaStore) -> tuple[Decoded, ...]:
-        """For a piece behind the first: its media count, but are not shown."""
+        """For a piece after the first: its media count, but are not shown."""
         return tuple(Decoded(header=media_header(store, m), name=m.ref.name) for m in record.media())
 
     def _media(self) -> MediaProcessor:

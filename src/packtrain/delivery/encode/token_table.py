@@ -150,7 +150,7 @@ class TokenTable:
             raise self._damaged(number, str(error)) from None
 
     def _require_size(self, number: int) -> None:
-        """Before it is mapped: reading behind the end of a mapped file would kill the process."""
+        """Before it is mapped: reading past the end of a mapped file would kill the process."""
         path, expected = self.folder / part_name(number), self.parts[number].bytes
         if wrong := wrong_size(path, expected):
             raise self._damaged(number, wrong)

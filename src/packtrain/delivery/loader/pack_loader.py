@@ -1,7 +1,7 @@
 """Batches in the order of a schedule, with a state that is a position: a DataLoader over packs.
 
 The state says which packs the caller has been given. What workers have prepared beyond that does not count, and going
-on from a state reads nothing that lies before it, so it takes as long at the end of an epoch as at its beginning.
+from a state reads nothing before it, so it takes as long at the end of an epoch as at its start.
 
     for batch in loader:
         model(**batch).loss.backward()
@@ -106,15 +106,15 @@ class PackLoader(DataLoader):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration delivers, or goes on with."""
+        """The epoch that the next iteration delivers or continues."""
         return self.batch_sampler.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        """Deliver this epoch next, from its start; the epoch of a loaded state continues from there."""
         self._standing.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The LoaderState as plain values: behind the last batch that was handed out."""
+        """The LoaderState as plain values: after the last delivered batch."""
         return self._standing.state() | ({} if self._stream is None else {_STREAM: self._stream})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class _Delivery:
         return self
 
     def __next__(self) -> Any:
-        if self._broken:  # torch would go on behind the batch that failed, which then nobody gets
+        if self._broken:  # torch would continue after the failed batch, which then is lost
             raise DataError(
                 f"loader of rank {self._loader.batch_sampler.rank}",
                 got="next batch requested after an error",

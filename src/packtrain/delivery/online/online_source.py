@@ -59,7 +59,7 @@ class OnlineSource:
 
     Packs are numbered through all passes over the stream. A number that lies before the place where this object stands
     is made again from where it began: from the first entry, or from the state that was loaded. What cannot be used is
-    in `failures` of the next pack. Every row carries the state behind its pack, from which later packs are reached
+    in `failures` of the next pack. Every row carries the state after its pack, from which later packs are reached
     without reading the stream from its beginning; states do not change what the packs are.
     """
 
@@ -103,7 +103,7 @@ class OnlineSource:
         self._forget_reading()
 
     def _forget_reading(self) -> None:
-        """What was read but not yet taken in is read again: it is behind the place."""
+        """What was read but not yet taken in is read again: it is after the position."""
         self._arrivals: Iterator[Arrival] | None = None
         self._priced: deque[tuple[Arrival, Measured | LedgerEntry]] = deque()
 

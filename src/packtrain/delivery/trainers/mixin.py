@@ -73,7 +73,7 @@ def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_
 
 
 def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch: int = 1) -> TrainingArguments:
-    """A copy in which what was left at its default follows from the schedule; what was set stays as it is.
+    """A copy in which what was left at its default follows from the schedule; what was set is kept.
 
     Epochs that were set are steps of the plan, unless steps were set, which count before them.
     """
@@ -93,7 +93,7 @@ def _set(args: TrainingArguments) -> set[str]:
 
 
 def _steps_of(epochs: float, schedule: Schedule) -> int:
-    """Optimizer steps of so many epochs of a plan."""
+    """Optimizer steps of a number of epochs of a plan."""
     planned = schedule.plan.num_epochs
     if not 0 < epochs <= planned:
         raise ConfigError(
@@ -117,7 +117,7 @@ def check_arguments(
     packing: bool = True,
     own_loss: bool = False,
 ) -> None:
-    """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once.
+    """Refuse arguments under which packs would be lost, trained twice or weighted wrongly; all of them in one error.
 
     Also those of Trainer and TRL that would do nothing, or something else, on packs. `packing`: rows may hold several
     samples. `own_loss`: the loss is one of the user's.
@@ -389,7 +389,7 @@ class PlanProgress(TrainerCallback):
     def __init__(self, schedule: Schedule, dataset: Any = None) -> None:
         self._schedule, self._dataset = schedule, dataset
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: where the last batch ended
-        self.begun = 0  # the step that this call of `train` began from
+        self.begun = 0  # the step that this call of `train` started from
         ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
         self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
 
@@ -401,7 +401,7 @@ class PlanProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """A checkpoint goes on with the schedule that it was made with, where it stopped."""
+        """A checkpoint continues with its own schedule, where it stopped."""
         self.begun = state.global_step
         if state.global_step:
             saved = (state.stateful_callbacks or {}).get(_SAVED)
@@ -459,8 +459,8 @@ class JointDecision(TrainerCallback):
 
     A rate needs some samples to mean anything; the end of an epoch, and that of the run, are judged in any case.
 
-    That is where the host waits for the other ranks; whoever has a question to all of them asks it there, by `vote`,
-    and callbacks behind this one find in `votes` how many ranks said yes.
+    That is where the host waits for the other ranks; a question to all of them is asked there, by `vote`, and callbacks
+    after this one find in `votes` how many ranks said yes.
     """
 
     def __init__(self, failures: FailureWatch, epoch_ends: Collection[int] = ()) -> None:
@@ -482,6 +482,6 @@ class JointDecision(TrainerCallback):
         state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Runs that end before their first epoch does; one that was asked to stop goes on later."""
+        """Runs that end before their first epoch does; one that was asked to stop continues later."""
         if not self.votes:
             self._failures.finish()

@@ -14,7 +14,7 @@ _NOWHERE = (NOT_BEGUN, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """What one rank last said of itself."""
+    """The last heartbeat of one rank."""
 
     number: int  # grows with every sign, so that nobody's clock is compared with another's
     host: str
@@ -47,7 +47,7 @@ class Patience:
 
     silence: float  # without a sign
     behind: float  # at a step that others have left
-    start: float  # until the first sign, and until the first step once others have begun
+    start: float  # until the first sign, and until the first step once others have started
 
 
 class SignJudge:
