@@ -4,8 +4,8 @@ A checkpoint is written into a hidden folder beside the others; when every rank 
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
 files of other sizes, is never resumed from; before one is, its bytes are compared with the checksums in that list, too.
-One that cannot be read at the moment is another matter: nothing is resumed or started then, since a run that starts over
-writes over what the other left.
+One that cannot be read at the moment is another matter: nothing is resumed or started then, since a run that starts
+over writes over what the other left.
 
 A run that continues from an earlier step, or starts over in its folder, leaves the later checkpoints of the other in
 folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the

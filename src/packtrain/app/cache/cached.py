@@ -1,7 +1,7 @@
 """The contents of the cache: size, source, last use, and whether and why an entry is stale; and clearing it.
 
-Only what has a name that packtrain gives, in a folder that packtrain makes, is ever looked at or removed: a cache may
-stand in a folder with other things. What users wrote with --out is theirs, wherever it lies.
+Only what has a name that packtrain gives, in a folder that packtrain makes, is ever read or removed: a cache may be
+in a folder with other things. What users wrote with --out is theirs, wherever it is.
 """
 
 from __future__ import annotations
