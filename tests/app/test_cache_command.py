@@ -117,7 +117,7 @@ def test_what_was_written_with_out_stays(run: Run, root: Path, tmp_path: Path) -
     before = files(outside), files(inside)
     code, said, _ = run("cache", "clear", "--stale", "--yes")
     assert code == 0
-    assert "what you wrote with --out stays" in " ".join(said.split())
+    assert "what you wrote with --out is kept" in " ".join(said.split())
     assert run("cache", "clear", "--all", "--yes")[0] == 0
     assert (files(outside), files(inside)) == before
 
@@ -163,7 +163,7 @@ def test_links_lead_nowhere(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("cache", "clear", "--all", "--yes")[0] == 0
     assert (files(precious), files(tmp_path / "elsewhere")) == before
     synthetic = Cached(kind="plans", path=precious, bytes=0, used=0.0, about="")
-    with pytest.raises(ConfigError, match="something that lies in"):
+    with pytest.raises(ConfigError, match="a path inside"):
         clear_cache([synthetic], root)
     assert files(precious) == before[0]
 
@@ -184,7 +184,7 @@ def test_whole_caches_pass(run: Run, root: Path) -> None:
         ("rows/rows-*.arrow", ""),
         ("tokens/*/part-00000.arrow", "its content is not what was written"),
         ("tokens/*/tokens.json", ""),
-        ("models/tiny-*/config.json", "its content is not what its name says"),
+        ("models/tiny-*/config.json", "its content does not match its name"),
     ],
 )
 def test_broken_files_are_found(run: Run, root: Path, pattern: str, words: str) -> None:
@@ -218,7 +218,7 @@ def test_tokens_that_are_not_complete_are_listed_and_cleared(run: Run, root: Pat
     path.write_text(json.dumps({**json.loads(path.read_text()), "parts": None}))
     (entry,) = listed(run, "--kind", "tokens")
     assert "not complete" in entry["about"]
-    assert entry["stale"] == ["not complete; the same command continues it"]
+    assert entry["stale"] == ["incomplete; the same command continues it"]
     assert run("cache", "verify", "--kind", "tokens")[0] == 0
     assert run("cache", "clear", "--kind", "tokens", "--yes")[0] == 0
     assert list((root / "tokens").iterdir()) == []
@@ -227,7 +227,7 @@ def test_tokens_that_are_not_complete_are_listed_and_cleared(run: Run, root: Pat
 def test_an_empty_cache(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("cache", "ls", "--cache-dir", tmp_path / "none")
     assert code == 0
-    assert "nothing in the cache" in out
+    assert "empty cache:" in out
     code, out, _ = run("cache", "clear", "--stale", "--cache-dir", tmp_path / "none")
     assert (code, "nothing stale" in out, "removed, 0 B" in out) == (0, True, False)
     (tmp_path / "file").write_text("")

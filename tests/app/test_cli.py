@@ -73,7 +73,7 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
     assert "Nothing has changed" in out
     os.utime(data, ns=(1, 1))
     code, out, err = run(*measure(data, model, tmp_path / "out"))
-    assert "measuring again because" in err, "said before the work begins"
+    assert "measuring again:" in err, "said before the work begins"
     assert "data.data.jsonl.mtime_ns" in err
 
 

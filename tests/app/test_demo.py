@@ -69,7 +69,7 @@ def test_the_smallest_demo_and_its_second_run(tmp_path: Path) -> None:
     second = CliRunner().invoke(app, run, catch_exceptions=False)
     assert second.exit_code == 0
     assert "Nothing has changed" in second.stdout
-    assert "so the runs are used as they are" in second.stdout
+    assert "the runs are reused" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo" / "runs").rglob("*")} == runs
     assert {path.name: path.stat().st_mtime_ns for path in costs.iterdir()} == before
     assert {path.name: path.read_bytes() for path in (tmp_path / "demo" / "plan").iterdir()} == plan
@@ -172,7 +172,7 @@ def test_stages_are_shown_in_their_order_and_without_hints(
     monkeypatch.setattr(MeasureBar, "__exit__", lambda self, *_: (shown(self), alive.append(self._bar.live.is_started)))
     code, out, _ = run("demo", "--no-train", "--pictures", 16, "--workers", 1, "--out", tmp_path / "demo")
     assert code == 0
-    places = [out.index(title) for title in ("What a record costs", "Packings tried", "Packs of")]
+    places = [out.index(title) for title in ("Record costs", "Packing lengths tried", "Packs of")]
     assert places == sorted(places)
     assert "next:" not in out
     assert len(alive) >= 4

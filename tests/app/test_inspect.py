@@ -123,7 +123,7 @@ def test_a_sample_in_no_pack(run: Run, tmp_path: Path) -> None:
     longest = str(table.column("id")[table.column("tokens").argmax()])
     pack(table, PackingConfig(packing_length=int(table.column("tokens").max()) - 1), tmp_path / "plan")
     code, out, _ = run("inspect", tmp_path / "plan", "--sample", longest)
-    assert (code, f"{longest} is in no pack; the plan's ledger.jsonl says why" in out) == (0, True)
+    assert (code, f"{longest} is not packed; the plan's ledger.jsonl has the reason" in out) == (0, True)
     assert json.loads(run("inspect", tmp_path / "plan", "--sample", longest, "--json")[1])["places"] == []
 
 

@@ -170,7 +170,7 @@ def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, P
     code, _, err = run("inspect", gone, "--step", 1)
     assert code == 1
     assert "the plan that the run was trained with" in err
-    assert f"packtrain train {gone / 'run.yaml'} --dry-run makes it again" in err
+    assert f"run packtrain train {gone / 'run.yaml'} --dry-run to rebuild it" in err
     assert run("inspect", folder, "--step", 1, "--pack", 0)[0] == 2
     moved = tmp_path / "moved"
     shutil.move(made[0], moved)

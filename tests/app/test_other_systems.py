@@ -852,7 +852,7 @@ class TestConvert:
         lines = f"['{tmp_path}/train.jsonl#5', '{tmp_path}/more/b.jsonl']"
         path.write_text(f"model: tiny:qwen2_vl\ntrain_type: full\nmax_length: 512\ndataset: {lines}\n")
         code, _, err = run("config", "convert", path)
-        assert (code, "name the config's file: --out" in err) == (2, True)
+        assert (code, "set the config's path: --out" in err) == (2, True)
         code, stdout, err = run("config", "convert", path, "--out", out)
         assert (code, stdout) == (0, "")
         assert f"next: packtrain train {out} --dry-run" in err

@@ -77,7 +77,7 @@ def test_people_get_the_verdict_and_the_next_steps(
     recommended = json.loads((tmp_path / "r" / "recommendations.json").read_text())["recommendation"]
     assert recommended["verdict"] in out
     assert "on 1 x h200, torch.compile" in out
-    assert "Without packing, a stock setting first" in out
+    assert "Without packing, default settings first" in out
     assert "today" not in out, "nobody said what they train with"
     for title in ("packs/", "idle", "packed", "dropped"):
         assert title in out

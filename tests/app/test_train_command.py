@@ -120,7 +120,7 @@ class TestBefore:
         code, out, _ = run("train", config, "--dry-run")
         assert code == 0
         for words in (
-            *("packed training into", "packing check", "passed in ", "samples in one", "8 requested"),
+            *("packed training into", "packing check", "passed in ", "samples per pack", "8 requested"),
             *(
                 "3 (0.6 epochs of 5 steps)",
                 "epochs 0.6",
@@ -353,7 +353,7 @@ class TestRun:
         monkeypatch.setattr(RunWatch, "on_step", signalling)
         code, out, err = run("train", config, *more, f"training.output_dir={stopped}")
         assert code == 130, err
-        assert "stopping after this step, with a checkpoint; once more stops now, and loses the whole run" in err
+        assert "stopping after this step, with a checkpoint; again to stop now and lose the whole run" in err
         assert f"next: packtrain train --resume {stopped}\n" in out
         assert re.search(r", loss [\d.]+ \(mean of the last \d+ samples?\), ", out)
         assert facts_of(stopped)["outcome"]["status"] == "interrupted"
@@ -425,7 +425,7 @@ class TestRun:
         assert json.loads(said)["resumed"] == 1
         notes = " ".join(json.loads(said)["notes"])
         assert "passed over" in notes
-        assert "checkpoint-2: the bytes of model.safetensors are not those that were written" in notes
+        assert "checkpoint-2: model.safetensors differs from what was written" in notes
         assert weights_of(out) == weights_of(whole)
         assert (json.loads(said)["numbers"]["held_out"], json.loads(said)["numbers"]["samples"]) == (4, 36)
 

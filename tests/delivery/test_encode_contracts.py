@@ -122,7 +122,7 @@ def test_a_processor_without_a_rule_is_refused(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     config["image_processor"]["do_resize"] = False
     path.write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="whose costs only running it tells"):
+    with pytest.raises(ConfigError, match="whose costs are only known by running it"):
         SampleEncoder(request_for(folder, tmp_path))
 
 

@@ -339,7 +339,7 @@ def test_a_worker_that_dies_is_said_with_its_packs() -> None:
     assert "epoch 0" in str(caught.value)
 
 
-@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "for its memory"), (signal.SIGSEGV, "look at these files")])
+@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "out of memory"), (signal.SIGSEGV, "on these files")])
 def test_a_worker_killed_between_two_batches_is_noticed(how: signal.Signals, said: str) -> None:
     loader = loader_of(plan_of(40), num_workers=1, prefetch_factor=1)
     delivery = iter(loader)
@@ -413,7 +413,7 @@ def test_what_stands_behind_an_error_is_not_delivered_in_its_place(workers: int)
     assert [next(delivery).info.keys[0].pack for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(DataError, match="what was measured"):
         next(delivery)
-    with pytest.raises(DataError, match="asked for more after an error"):
+    with pytest.raises(DataError, match="next batch requested after an error"):
         next(delivery)
     assert loader.state_dict()["next_pack"] == 4, "the batch of the error was not handed out"
     mended = loader_of(plan_of(6, shuffle=False), 1)

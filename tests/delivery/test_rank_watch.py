@@ -40,7 +40,7 @@ def test_a_rank_without_signs_is_gone_and_named() -> None:
     rounds = [(now, {0: sign(int(now)), 1: sign(1, 7, host="node-b"), 2: sign(int(now))}) for now in (0.0, 5.0, 10.0)]
     assert look(judge, *rounds) == ["", "", ""]
     assert judge.look(10.5, rounds[-1][1] | {0: sign(11), 2: sign(11)}) == (
-        "rank 1 on node-b (last step 7) is gone: no sign of life for 10.5 s"
+        "rank 1 on node-b (last step 7) is gone: no heartbeat for 10.5 s"
     )
 
 
@@ -56,7 +56,7 @@ def test_the_clock_of_a_late_rank_starts_when_others_are_ahead() -> None:
     for now in range(60, 85, 5):
         assert judge.look(now, {0: sign(now, 6), 1: sign(now, at="loader.py:3 in read")}) == ""
     found = judge.look(85, {0: sign(85, 6), 1: sign(85, at="loader.py:3 in read")})
-    assert found.startswith("rank 1 on node (last step 5) has not got on for 25.0 s while others are at step 6")
+    assert found.startswith("rank 1 on node (last step 5) has made no progress for 25.0 s while others are at step 6")
     assert "loader.py:3 in read" in found
 
 
@@ -120,7 +120,7 @@ def test_ranks_that_never_start_or_never_begin_are_named() -> None:
     judge = SignJudge(PATIENCE)
     found = look(judge, *[(now, {0: sign(now), 1: sign(now, -1)}) for now in range(0, 106, 5)])
     assert found[:21] == [""] * 21
-    assert found[21].startswith("rank 1 on node (before its first step) has not got on")
+    assert found[21].startswith("rank 1 on node (before its first step) has made no progress")
 
 
 def test_a_verdict_of_another_rank_is_taken_over() -> None:
@@ -259,7 +259,7 @@ def test_a_rank_that_is_told_to_end_waits_less_for_one_that_is_gone() -> None:
     group.watches[0].hurry()
     group.wait(2)
     for message in group.ended.values():
-        found = re.match(r"rank 2 on node2 \(last step 3\) is gone: no sign of life for (\d+\.\d) s", message)
+        found = re.match(r"rank 2 on node2 \(last step 3\) is gone: no heartbeat for (\d+\.\d) s", message)
         assert found is not None, message
         assert float(found[1]) < 5
 
@@ -341,7 +341,7 @@ class Job:
         pytest.param("kill", 0, "is gone", marks=pytest.mark.full),
         pytest.param("stop", 1, "is gone", marks=pytest.mark.full),
         pytest.param("stop", 0, "is gone", marks=pytest.mark.full),
-        pytest.param("hang", 1, "has not got on", marks=pytest.mark.full),
+        pytest.param("hang", 1, "has made no progress", marks=pytest.mark.full),
         pytest.param("raise", 0, "failed: ValueError: the data are odd", marks=pytest.mark.full),
     ],
 )

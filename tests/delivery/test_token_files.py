@@ -271,7 +271,7 @@ def test_tokens_made_anew_under_a_running_training(data: Path, model: Folder, mo
     table = running.tokens
     assert any("tokenizers: 0.0.1 ->" in why for why in told(given)[0].changed)
     stale = TokenTable(table.folder, "another", table.parts)
-    with pytest.raises(ArtifactError, match="made again meanwhile"):
+    with pytest.raises(ArtifactError, match="rebuilt in the meantime"):
         stale.tokens(0)
 
 

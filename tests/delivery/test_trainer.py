@@ -136,7 +136,7 @@ def test_labels_are_smoothed_as_trainer_does_it(tmp_path: Path) -> None:
     logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert logged == pytest.approx(wanted, rel=1e-5)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(loss_of(whole), rel=1e-5)
-    with pytest.raises(ConfigError, match=r"label_smoothing_factor: 0.1 \(a loss of your own"):
+    with pytest.raises(ConfigError, match=r"label_smoothing_factor: 0.1 \(a custom loss"):
         PackTrainer(model=model, args=args, train_dataset=data, compute_loss_func=token_loss)
 
 
@@ -210,13 +210,13 @@ def test_an_evaluation_of_other_data_is_refused(tmp_path: Path) -> None:
         ({"ignore_data_skip": True}, "train the first packs again and never the last"),
         ({"dataloader_drop_last": True}, "dataloader_drop_last"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
-        ({"max_steps": -1, "num_train_epochs": 4}, "DatasetConfig(epochs=4, ...) plans them"),
+        ({"max_steps": -1, "num_train_epochs": 4}, "set DatasetConfig(epochs=4, ...)"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: 5.0"),
         ({"batch_eval_metrics": True, "eval_strategy": "no"}, "batch_eval_metrics"),
         ({"label_names": ["answers"]}, "label_names"),
         ({"use_liger_kernel": True}, "use_liger_kernel"),
-        ({"data_seed": 0}, "data_seed: 0 (the schedule has the order)"),
+        ({"data_seed": 0}, "data_seed: 0 (the schedule sets the order)"),
         ({"length_column_name": "size"}, "length_column_name"),
         ({"dataloader_in_order": False}, "dataloader_in_order: False"),
         ({"accelerator_config": {"split_batches": True}}, "split_batches"),

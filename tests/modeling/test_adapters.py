@@ -251,7 +251,7 @@ def test_adapters_with_checkpointing_pieces_and_attention(family: str, whole: bo
     [
         ("llama", {"train_vision": True}, "no vision encoder"),
         ("llama", {"train_projector": True, "method": "lora"}, "no vision encoder"),
-        ("llama", {"train_language": False}, "every part is frozen"),
+        ("llama", {"train_language": False}, "every part frozen"),
         ("gemma3", {"method": "qlora", "train_language": False, "train_vision": True}, "4-bit weights"),
         ("llama", {"method": "lora", "lora_target_modules": ("q_porj",)}, "did you mean 'q_proj'"),
         ("llama", {"method": "lora", "lora_target_modules": ("norm",)}, "lora_target_modules"),

@@ -133,7 +133,7 @@ def test_one_token_is_one_segment() -> None:
 
 
 def test_a_mask_that_looks_ahead_is_refused() -> None:
-    with pytest.raises(ConfigError, match="see tokens behind them"):
+    with pytest.raises(ConfigError, match="attend to later tokens"):
         find_segments(1, 6, 6, mask_function=lambda row, head, query, key: (query - key).abs() < 2)
 
 

@@ -109,7 +109,7 @@ def test_adapters_are_not_taken_for_weights(tmp_path: Path) -> None:
     adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
     adapted.save_pretrained(tmp_path / "checkpoint")
     model, before = fresh_model("llama"), fresh_model("llama")
-    with pytest.raises(ArtifactError, match=r"adapters .*of a run that trained them alone") as error:
+    with pytest.raises(ArtifactError, match=r"adapters .*of a run that trained only them") as error:
         reload_weights(model, tmp_path / "checkpoint")
     assert str(tmp_path / "base") not in str(error.value)
     assert same(model, before)

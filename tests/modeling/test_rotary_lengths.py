@@ -168,6 +168,6 @@ def test_a_dataset_refuses_such_packs_before_training(tmp_path: Path) -> None:
             DatasetConfig(dataset_path=str(tmp_path / "data.jsonl"), model=str(folder), workers=1, check=0, **given)
         )
 
-    with pytest.raises(DataError, match="other frequencies"):
+    with pytest.raises(DataError, match="rotary frequencies change"):
         dataset(4096).build()
     dataset(ORIGINAL).build()

@@ -347,7 +347,7 @@ def test_a_step_that_hangs_ends_with_the_second_signal() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
     assert done.stdout == "heard\n", "the first one came to whoever has to know"
-    assert "ended by a second SIGINT: the step under way did not come to its end" in done.stderr
+    assert "ended by a second SIGINT: the current step neither finished" in done.stderr
 
 
 def test_in_another_thread_there_are_no_handlers() -> None:

@@ -248,7 +248,7 @@ def start_of(start: dict[str, Tensor], trainer: Any, weight: Tensor) -> Tensor:
 
 def test_fp16_weights_that_learn_are_refused(tmp_path: Path) -> None:
     trainer = trainer_of(dataset(), tmp_path, model_of().to(torch.float16))
-    with pytest.raises(ConfigError, match=r"fp16 weights that learn(?s:.)*training\.fp16"):
+    with pytest.raises(ConfigError, match=r"trainable fp16 weights(?s:.)*training\.fp16"):
         trainer.create_optimizer()
     for parts in ({}, {"method": "lora", "train_vision": True}, {"method": "lora", "train_projector": True}):
         with pytest.raises(ConfigError, match=r"model\.dtype(?s:.)*dtype: bf16"):

@@ -194,7 +194,7 @@ def test_a_pack_that_does_not_fit_ends_the_run_with_its_name(tmp_path: Path) -> 
     assert "packing_length of at most" in error.fix
     assert "instead of 128" in error.fix
     assert len(trainer.trained) > 1
-    assert "the largest batch that went through before" in error.fix
+    assert "the largest batch that has fitted so far" in error.fix
 
 
 def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:

@@ -618,5 +618,5 @@ def test_a_loss_of_the_user(tmp_path: Path) -> None:
 
 def test_a_loss_of_the_user_knows_no_weights(tmp_path: Path) -> None:
     parts = {"step": StepSettings(loss_weighting="sample"), "compute_loss_func": lambda *_, **__: None}
-    with pytest.raises(ConfigError, match=r"(?s)'sample'.*not given the weights.*label_smoothing_factor"):
+    with pytest.raises(ConfigError, match=r"(?s)'sample'.*does not get the weights.*label_smoothing_factor"):
         trainer_of(dataset(), tmp_path, parts=parts, label_smoothing_factor=0.1)

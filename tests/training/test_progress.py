@@ -1,4 +1,4 @@
-"""Progress: the remaining time follows the work, and nothing is drawn where nobody watches."""
+"""Progress: the remaining time follows the work, and nothing is drawn without a terminal."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def test_damage_that_one_rank_finds_is_damage_for_all(tmp_path: Path, shared: bo
     ("asked", "said"),
     [
         ([NEWEST, NEWEST], "rank 0 has steps 3; rank 1 has steps 4"),
-        ([NEWEST, None], "rank 0 has steps 3; rank 1 is not to resume"),
-        ([None, "b/checkpoint-4"], "rank 0 is not to resume; rank 1 has steps 4"),
+        ([NEWEST, None], "rank 0 has steps 3; rank 1 does not resume"),
+        ([None, "b/checkpoint-4"], "rank 0 does not resume; rank 1 has steps 4"),
         (["a/checkpoint-3", "b/checkpoint-4"], "rank 0 has steps 3; rank 1 has steps 4"),
         (["a/checkpoint-3", "b/checkpoint-3"], "no such folder"),
     ],

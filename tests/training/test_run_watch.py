@@ -70,7 +70,7 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     verdict = Verdict(samples=("a (text)",), findings=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
     RunWatch(MetricsLog(None), shown).on_proof(verdict)
     said = (
-        "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed and alone, largest difference 0.0e+00 in 1 check"
+        "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"
     )
     assert shown.notes == [f"packing check: {said}", "packing check: not checked: a\ufffd[2J"]
 
@@ -146,4 +146,4 @@ def test_a_state_of_monitors_that_cannot_be_read_ends_no_run(tmp_path: Path, sav
         watch.on_train_begin(None, state, TrainerControl())  # type: ignore[arg-type]
         watch.on_step(step_of(4))
     assert len(shown.notes) == 1
-    assert "early warnings begin again" in shown.notes[0]
+    assert "the monitors start over" in shown.notes[0]

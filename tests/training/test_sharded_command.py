@@ -141,7 +141,7 @@ def test_the_final_weights_are_those_of_ranks_with_whole_weights(runs: list[dict
         assert rank["ddp"][3][0] == 0
         assert rank["fsdp"][3][0] == rank["fsdp"][3][1] > 0, "every weight is shared out"
         assert (rank["ddp"][4], rank["fsdp"][4]) == ([], ["passed"]), "said once the weights are shared out"
-        assert "2 processes on cpu, on which accelerate does not share weights out" in rank["dry run"]
+        assert "2 processes on cpu, on which accelerate does not shard weights" in rank["dry run"]
     whole, shared = weights_in(folder / "ddp" / "final"), weights_in(folder / "fsdp" / "final")
     assert difference(whole, shared) < TOLERANCE
 

@@ -271,7 +271,7 @@ def test_damage_of_the_same_size_is_passed_over_and_said(
     with pytest.raises(ArtifactError, match=name):
         again._checkpoint(str(run / "checkpoint-3"))
     damage(run / "checkpoint-2" / "model.safetensors")
-    with pytest.raises(ArtifactError, match=r"model\.safetensors are not those that were written"):
+    with pytest.raises(ArtifactError, match=r"model\.safetensors differs from what was written"):
         again._checkpoint(True)
 
 
@@ -379,7 +379,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         marked = tmp_path / f"{name}-was-here"
         torch.save(Evil(str(marked)), broken / name)
         list_again(broken, name)
-        with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot read as tensors"):
+        with pytest.raises(ArtifactError, match=rf"(?s)checkpoint-2/{name}.*cannot load as tensors"):
             trainer_of(dataset(), tmp_path / "run", small()).train(resume_from_checkpoint=str(broken))
         assert not marked.exists()
 

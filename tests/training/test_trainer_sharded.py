@@ -403,7 +403,7 @@ def unsharded(rank: int, world: int, place: str, folder: str) -> Any:
 
 def test_sharding_that_accelerate_does_not_do_is_refused(place: Path, tmp_path: Path) -> None:
     for answer in run_ranks(2, unsharded, 2, str(place), str(tmp_path), folder=tmp_path / "meeting"):
-        assert "2 processes on cpu, on which accelerate does not share weights out" in str(answer)
+        assert "2 processes on cpu, on which accelerate does not shard weights" in str(answer)
 
 
 def out_of_memory(rank: int, world: int, place: str, folder: str) -> Any:

@@ -28,9 +28,9 @@ _EXTRAS = (
     ("peft", "LoRA and DoRA", _TRAIN),
     ("datasets", "Hugging Face datasets by name or folder", _TRAIN),
     ("bitsandbytes", "QLoRA and 8-bit optimizers", "qlora"),
-    ("deepspeed", "sharding zero1 and zero2; fsdp needs nothing", "deepspeed"),
+    ("deepspeed", "sharding zero1 and zero2; fsdp needs no package", "deepspeed"),
     ("fsspec", "remote data: http, s3 and others", "remote"),
-    ("indexed_gzip", "reading inside compressed shards without unpacking them", "shards"),
+    ("indexed_gzip", "reading from compressed shards without unpacking them", "shards"),
     ("ray", "measuring on a cluster", "ray"),
     ("tensorboard", "report_to: tensorboard", "loggers"),
     ("wandb", "report_to: wandb", "loggers"),
@@ -78,17 +78,17 @@ def _kernels() -> Iterator[Component]:
         group="kernels",
         name="varlen",
         found=f"of torch {torch.__version__}" if varlen else "",
-        gives="packs without a mask",
+        gives="padding-free packs without a mask",
         get="pip install 'torch>=2.11'",
     )
     yield Component(
         group="kernels",
         name="flex attention",
         found=f"of torch {torch.__version__}{where}" if flex else "",
-        gives="masks of packs that are compiled",
+        gives="compiled block masks for packs",
         get=_install(_TRAIN),
     )
-    built = "build it from the folder hopper of flash-attention"
+    built = "build it from flash-attention's hopper folder"
     for name, package, number, get in (
         ("flash-attn", "flash_attn", 2, "pip install flash-attn --no-build-isolation"),
         ("flash-attn 3", "flash_attn_interface", 3, built),
@@ -97,7 +97,7 @@ def _kernels() -> Iterator[Component]:
             group="kernels",
             name=name,
             found=_version(package, name.split(" ")[0]),
-            gives=f"flash_attention_{number} as the attention of a run; varlen packs just as well without it",
+            gives=f"flash_attention_{number} as the attention of a run; varlen does the same without it",
             get=get,
         )
     yield Component(
@@ -119,15 +119,15 @@ def _places() -> Iterator[Component]:
         group="places",
         name="cache",
         found=f"{folder}, {free}" if writable else "",
-        gives=f"what is made once is used again; {folder} cannot be written",
-        get="set PACKTRAIN_CACHE to a folder that can",
+        gives=f"reusing earlier results; {folder} is not writable",
+        get="set PACKTRAIN_CACHE to a writable folder",
     )
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     yield Component(
         group="places",
         name="hub",
-        found="" if offline else "asked for models and datasets that are not local",
-        gives="models and datasets by their hub names; HF_HUB_OFFLINE keeps to what is local",
+        found="" if offline else "used for models and datasets that are not local",
+        gives="models and datasets by hub name; HF_HUB_OFFLINE uses local ones only",
         get="unset HF_HUB_OFFLINE",
     )
 

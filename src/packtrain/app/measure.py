@@ -97,8 +97,8 @@ def _joined_note(summary: MeasureSummary) -> tuple[str, ...]:
     if _CHATS.isdisjoint(name.partition(" ")[0] for name in summary.schemas):
         return ()
     return (
-        "the model has no chat template: a question and its answer are joined as they are, as plain text; "
-        "chat_template: FILE (--chat-template) gives it one",
+        "the model has no chat template: question and answer are concatenated as plain text; set chat_template: FILE "
+        "(--chat-template)",
     )
 
 
@@ -172,7 +172,7 @@ def _check_type(dataset_type: str) -> None:
             "dataset_type",
             got="vision_audio",
             expected="vision (text, images, video) or fineweb_edu (plain text)",
-            fix="audio has no token rule yet; leave the audio out and use vision",
+            fix="audio has no token rule yet; remove the audio and use vision",
         )
 
 
@@ -192,11 +192,9 @@ def _engine(name: str, workers: int | None, address: str | None) -> Engine:
         raise ConfigError("workers", got=workers, expected="at least 1")
     if name == "ray":
         if workers is not None:
-            raise ConfigError(
-                "workers", got=workers, expected="none beside --engine ray: the cluster has its own number"
-            )
+            raise ConfigError("workers", got=workers, expected="none with --engine ray: the cluster sets the number")
         return RayCluster(address)
     if address is not None:
-        raise ConfigError("address", got=address, expected="--engine ray beside it")
+        raise ConfigError("address", got=address, expected="--engine ray as well")
     count = workers or len(os.sched_getaffinity(0))
     return InProcess() if count == 1 else LocalProcesses(count)

@@ -39,7 +39,7 @@ class PackOutcome:
 
 
 def pack(costs: CostTable | str | Path, config: PackingConfig, out: str | Path | None = None) -> PackPlan:
-    """Pack a measured dataset; with `out` into a folder, which is used as it is when nothing has changed."""
+    """Pack a measured dataset; with `out` into a folder, which is reused when nothing has changed."""
     return pack_outcome(costs, config, out).plan
 
 
@@ -72,8 +72,8 @@ def pack_outcome(
         return known.opened(packed) if cache is not None else packed(None, again=True)
     folder = Path(out)
     if folder.resolve() == Path.cwd() and not (folder / PLAN).exists():
-        # It is replaced by the finished plan: whoever stands in it would stand nowhere.
-        raise ConfigError("out", got=f"{folder}, the current folder", fix="name a new folder below this one")
+        # It is replaced by the finished plan: a shell whose working directory it is would lose it.
+        raise ConfigError("out", got=f"{folder}, the current folder", fix="choose a new folder below this one")
     found = packed(folder, again=True)
     known.remember(folder)
     return found
@@ -100,7 +100,7 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
     try:
         shape = read_shape(table.places.model)
     except PacktrainError as error:
-        return GENERIC_WORK, f"a generic shape, since {error.where} has none that can be read"
+        return GENERIC_WORK, f"a generic shape, since {error.where} has no readable one"
     return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
 
 

@@ -1,4 +1,4 @@
-"""The proof for users: a model's name, a backend and perhaps their data in, a verdict out."""
+"""Packing verification for users: a model's name, a backend and perhaps their data in, a verdict out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEVICES = ("cpu", "cuda")
-_MULTIPLE = 64  # rows are filled up to it, so that padding is part of what is proved
+_MULTIPLE = 64  # rows are filled up to it, so that padding is checked as well
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,8 @@ def verify(
     notes = [unreached(loaded.config, max(map(len, [*proved, longest])))]
     if verdict.attn_implementation == VARLEN_LOOP:
         notes.append(
-            "torch's varlen kernel: it needs a GPU, bf16 or fp16 and heads of a multiple of 8; a loop stood in for it"
+            "torch's varlen kernel: it needs a GPU, bf16 or fp16 and a head dimension divisible by 8; a loop "
+            "replaced it"
         )
     return replace(verdict, left_out=(*verdict.left_out, *filter(None, notes)))
 
@@ -117,7 +118,7 @@ def _samples(
 
     if request.specs:
         from packtrain.verifying.user_data import (
-            user_samples,  # only now: reading data needs more packages than proving
+            user_samples,  # only now: reading data needs more packages than verifying
         )
 
         made, longest = user_samples(request, encoder, count, contract.longest_row)
@@ -128,7 +129,7 @@ def _samples(
 
 
 def _training_loss(model: Any, place: _Place) -> Any:
-    """As `train` takes it unless it is told otherwise; from logits where chunks cannot express them."""
+    """As `train` computes it by default; from logits where chunks cannot express them."""
     from packtrain.training.loss import FromLogits, loss_on, losses_of
     from packtrain.training.step_settings import StepSettings
 
@@ -144,10 +145,10 @@ def _check(model: str, shape: str, samples: int) -> None:
         raise ConfigError("shape", got=shape, expected=", ".join(SHAPES), fix=nearest(shape, SHAPES))
     if shape != "tiny" and not model.startswith(PREFIX):
         raise ConfigError(
-            "shape", got=f"{shape} for {model}", expected=f"a model {PREFIX}FAMILY: others have a shape of their own"
+            "shape", got=f"{shape} for {model}", expected=f"a model {PREFIX}FAMILY: other models have their own shape"
         )
     if samples < 2:
-        raise ConfigError("samples", got=samples, expected="at least two: one has no neighbour")
+        raise ConfigError("samples", got=samples, expected="at least two samples")
 
 
 def _place(device: str | None, dtype: str | None) -> _Place:

@@ -1,1 +1,1 @@
-"""The benchmarks behind `packtrain bench`: ratios of things measured side by side in one run."""
+"""The benchmarks behind `packtrain bench`: ratios between alternatives measured in one run."""

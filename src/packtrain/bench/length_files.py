@@ -53,7 +53,7 @@ def read_lengths(path: Path) -> Samples:
             str(file),
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
             expected=f"lengths as {_KIND.get(file.suffix.lower(), 'whole numbers, one for each sample')}",
-            fix="objects are never unpickled: save plain integer arrays" if "object" in str(error).lower() else "",
+            fix="pickled objects are not loaded: save plain integer arrays" if "object" in str(error).lower() else "",
         ) from None
     return _samples(file, columns)
 
@@ -91,7 +91,7 @@ def _text(path: Path) -> Columns:
 _READERS: Mapping[str, Callable[[Path], Columns]] = {".npz": _npz, ".npy": _npy, ".csv": _csv, ".parquet": _parquet}
 _KIND = {
     ".npz": "arrays called tokens, or text_tokens and image_tokens",
-    ".npy": "one array of whole numbers",
+    ".npy": "one array of integers",
     ".csv": "a column called tokens or total_tokens",
     ".parquet": "a column called tokens",
 }
@@ -106,17 +106,17 @@ def _samples(path: Path, columns: Columns) -> Samples:
     checked = {name: _checked(f"{path}: {name}", column) for name, column in columns.items()}
     if len({len(column) for column in checked.values()}) > 1:
         counts = ", ".join(f"{name}: {len(column):,}" for name, column in checked.items())
-        raise DataError(str(path), got=counts, expected="columns of one length")
+        raise DataError(str(path), got=counts, expected="columns of equal length")
     found = {}
     for name, choices in _SAID_BY.items():
         said_by = next((names for names in choices if set(names) <= set(checked)), None)
         if said_by is not None:
             found[name] = np.sum([checked[column] for column in said_by], axis=0)
     if "tokens" not in found:
-        names = ", ".join(checked) or "none of the columns that say lengths"
+        names = ", ".join(checked) or "no length columns"
         raise DataError(str(path), got=names, expected="tokens, total_tokens, or text_tokens and image_tokens")
     tokens = found.pop("tokens")
-    _refuse(f"{path}: tokens", tokens, (tokens < 1) | (tokens > _MOST), f"a whole number from 1 to {_MOST:,}")
+    _refuse(f"{path}: tokens", tokens, (tokens < 1) | (tokens > _MOST), f"an integer from 1 to {_MOST:,}")
     if "vision_tokens" in found:
         _refuse(f"{path}: vision tokens", found["vision_tokens"], found["vision_tokens"] > tokens, "at most all tokens")
     return samples_from(tokens, **found)
@@ -131,7 +131,7 @@ def _checked(where: str, values: np.ndarray) -> np.ndarray:
     good = (values >= 0) & (values <= _MOST)
     if values.dtype.kind == "f":
         good &= np.floor(values) == values
-    _refuse(where, values, ~good, f"a whole number from 0 to {_MOST:,}")
+    _refuse(where, values, ~good, f"an integer from 0 to {_MOST:,}")
     return np.ascontiguousarray(values, dtype=np.int64)
 
 

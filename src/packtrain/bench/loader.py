@@ -93,7 +93,7 @@ def _long(root: Path, config: DatasetConfig, rows: int, steps: int) -> LongData:
             "--steps",
             got=steps,
             expected=f"at most the {data.packs:,} packs of the smaller dataset ({data.rows:,} rows)",
-            fix="ask for fewer steps, or for more rows",
+            fix="use fewer steps or more rows",
         )
     return data
 

@@ -49,7 +49,7 @@ def write_pictures(root: Path) -> list[str]:
 
 
 def records(count: int, pictures: list[str], words: Callable[[int], int]) -> list[Record]:
-    """Chats about one picture each, with answers of so many words."""
+    """Chats about one picture each, with answers of a given number of words."""
     random = stream(0, "bench loader", str(count))
     found = []
     for number in range(count):
@@ -108,7 +108,7 @@ class LongData:
 
 
 def write_long(root: Path, rows: int, config: DatasetConfig, images: list[str]) -> LongData:
-    """A file of so many lines, its cost table and its plan."""
+    """A file with this many lines, its cost table and its plan."""
     block = min(BLOCK, rows)
     found = records(block, images, lambda n: 2 + (n * 7) % 29)
     path = write_lines(root / f"long-{rows}.jsonl", found)
@@ -149,7 +149,7 @@ def _made(dataset: MultiModalDataset) -> list[Path]:
 
 
 def repeat_file(path: Path, times: int) -> None:
-    """Write the lines of a file again and again behind each other."""
+    """Repeat the lines of a file."""
     block = path.read_bytes()
     with path.open("ab") as file:
         for _ in range(times - 1):

@@ -62,7 +62,7 @@ class ProcessorCollate:
 
 
 def plain_loader(path: Path, folder: str, *, batch_size: int, workers: int) -> DataLoader[Any]:
-    """Shuffled batches of so many records each."""
+    """Shuffled batches of a given number of records."""
     return DataLoader(
         PlainRecords(path),
         batch_size=batch_size,

@@ -54,7 +54,7 @@ def speed(task: SpeedTask) -> dict[str, Any]:
     first = next(iter(rounds[0].values()))
     for found in (one for each in rounds for one in each.values()):
         same = (found.samples, found.images, found.tokens) == (first.samples, first.images, first.tokens)
-        assert same, "every way delivers the same samples"
+        assert same, "all variants deliver the same samples"
     return {
         "samples": first.samples,
         "images": first.images,

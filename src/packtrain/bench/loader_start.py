@@ -1,4 +1,4 @@
-"""How long a new process takes to its first batch: at the beginning of an epoch, and going on from a state."""
+"""Time to the first batch of a new process: at the start of an epoch, and when resuming from a state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Start:
 
     data: LongData
     access: Access = "map-style"
-    share: float = 0.0  # of the epoch's packs that lie behind
+    share: float = 0.0  # of the epoch's packs that are done
 
 
 def starts(small: LongData, large: LongData) -> list[Start]:

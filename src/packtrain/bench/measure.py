@@ -53,7 +53,7 @@ def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model:
 
 
 def _write(path: Path, records: int, words: Callable[[int], int]) -> Path:
-    """Records with one picture of about 640x480 and an answer of so many words."""
+    """Records with one picture of about 640x480 and an answer of a given number of words."""
     random = stream(0, "bench", str(records))
     with path.open("w", encoding="utf-8") as stream_:
         for number in range(records):

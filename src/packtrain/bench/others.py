@@ -137,8 +137,8 @@ def _llamafactory(lengths: np.ndarray, capacity: int) -> PackerRun:
 def _alone(package: str, file: str) -> dict[str, Any]:
     """The names of one file of a package, without the package."""
     found = importlib.util.find_spec(package)
-    assert found is not None, "asked for only where it is installed"
-    assert found.origin is not None, "a package with a file of its own"
+    assert found is not None, "called only if installed"
+    assert found.origin is not None, "a package with its own file"
     return runpy.run_path(str(Path(found.origin).parent / file), run_name=Path(file).stem)
 
 

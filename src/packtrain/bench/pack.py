@@ -60,7 +60,7 @@ def bench_pack(
     tokens = samples["tokens"]
     if tokens.min() > min(capacities):
         got, least = f"no sample of at most {min(capacities):,} tokens", f"{tokens.min():,}"
-        raise DataError(str(lengths), got=got, expected="at least one", fix=f"give --capacities from {least} on")
+        raise DataError(str(lengths), got=got, expected="at least one", fix=f"use --capacities of at least {least}")
     main = WORK_CAPACITY if WORK_CAPACITY in capacities else capacities[0]
     name = GENERATED if lengths is None else lengths.name
     progress("one resource")
@@ -86,7 +86,7 @@ def bench_pack(
 def _check_counts(where: str, counts: Sequence[int], *, optional: bool = False) -> None:
     bad = [count for count in counts if isinstance(count, bool) or not isinstance(count, int) or count < 1]
     if bad or not (counts or optional):
-        raise ConfigError(where, got=bad[0] if bad else "none", expected="positive whole numbers, with commas between")
+        raise ConfigError(where, got=bad[0] if bad else "none", expected="positive integers, separated by commas")
 
 
 # ---- one resource

@@ -12,9 +12,9 @@ _WHAT = {"alone": "lengths to packs", "plan": "costs to a plan"}
 _KINDS = {
     "rss": "resident, shared pages in each process",
     "pss": "resident, shared pages once (PSS)",
-    "anonymous": "  of it the processes' own",
-    "file": "  of it pages of files, which the system may drop",
-    "shared": "  of it shared memory",
+    "anonymous": "  private to the processes",
+    "file": "  file pages, which the system may drop",
+    "shared": "  shared memory",
 }
 
 
@@ -36,8 +36,7 @@ def table_of(
 def show_loader(result: Mapping[str, Any], console: Console) -> None:
     """Of `packtrain bench loader`."""
     console.print(
-        f"{result['model']}, {result['cores']} cores, load {result['load']:.1f} at the start; "
-        "one thread for each process."
+        f"{result['model']}, {result['cores']} cores, load {result['load']:.1f} at the start; one thread per process."
     )
     for table in (_speed(result["speed"]), _data(result["data"]), _start(result["start"]), _memory(result["memory"])):
         console.print(table)
@@ -135,7 +134,7 @@ def show_pack(result: Mapping[str, Any], console: Console) -> None:
     for found in result["equal_work"]["sets"]:
         console.print(_equal_work(result["equal_work"]["model"], found))
     if result["scaling"]:
-        title = f"Growth: best fit at {result['scaling'][0]['capacity']:,} tokens, one process for each line"
+        title = f"Growth: best fit at {result['scaling'][0]['capacity']:,} tokens, one process per line"
         rows = sorted(result["scaling"], key=lambda row: (row["what"], row["samples"]))
         console.print(table_of(title, _SCALING, [{**row, "what": _WHAT[row["what"]]} for row in rows], words=1))
 
@@ -176,8 +175,8 @@ _SEVERAL = (
     ("first fit, random order", "{first_fit_random:.4f}"),
     ("first fit, decreasing", "{first_fit_decreasing:.4f}"),
     ("best fit, decreasing", "{best_fit_decreasing:.4f}"),
-    ("fast, s a million", "{fast_seconds_per_million:.1f}"),
-    ("best, s a million", "{best_seconds_per_million:.1f}"),
+    ("fast, s per million", "{fast_seconds_per_million:.1f}"),
+    ("best, s per million", "{best_seconds_per_million:.1f}"),
 )
 _SCALING = (
     ("what", "{what}"),
@@ -187,7 +186,7 @@ _SCALING = (
     ("seconds", "{seconds:,.2f}"),
     ("ns a sample", "{nanoseconds_per_sample:,.0f}"),
     ("peak GiB", "{peak_gib:.2f}"),
-    ("extra bytes a sample", "{extra_bytes_per_sample_of_a_window:,.0f}"),
+    ("extra bytes per sample", "{extra_bytes_per_sample_of_a_window:,.0f}"),
 )
 
 
@@ -203,7 +202,7 @@ def _equal_work(model: str, found: Mapping[str, Any]) -> Table:
         ("spread of samples", "{samples_spread:.1f}"),
     )
     title = (
-        f"Equal work of {model}: {found['set']}, {found['samples']:,} samples in {found['packs']:,} packs ({limits})"
+        f"Load balance for {model}: {found['set']}, {found['samples']:,} samples in {found['packs']:,} packs ({limits})"
     )
     rows = []
     for line in found["lines"]:

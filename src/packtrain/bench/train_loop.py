@@ -49,7 +49,7 @@ _MULTIPLE = 128  # of the tokens of a static shape: matrix products like it
 class LoopSettings:
     """What is the same for all rows."""
 
-    tokens: int = 160_000  # about so many real tokens are timed
+    tokens: int = 160_000  # real tokens to time, about
     step_samples: int = 32  # of an optimizer step
     warmup: int = 4  # batches before the clock starts, an optimizer step among them
     loss_chunk: int = LOSS_CHUNK
@@ -203,7 +203,7 @@ class BenchTrainer:
     def train(
         self, loader: Iterator[Batch], count: int, *, steps_at: set[int], marks: _Marks | None = None
     ) -> tuple[int, float]:
-        """Train on some batches, with optimizer steps behind some of them; padding, and seconds spent on waiting."""
+        """Train on some batches, with optimizer steps after some of them; padding, and seconds spent on waiting."""
         padding, waited = 0, 0.0
         for number in range(1, count + 1):
             asked = time.perf_counter()

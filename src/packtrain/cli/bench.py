@@ -16,13 +16,15 @@ from packtrain.core.errors import ConfigError
 
 
 def measure(
-    records: Annotated[int, typer.Option(min=50, help="Records for the comparison with the processor.")] = 400,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Processes on both sides.")] = 2,
+    records: Annotated[int, typer.Option(min=50, help="Records to compare with the processor on.")] = 400,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, help="Worker processes, the same on both sides.")
+    ] = 2,
     memory: Annotated[
-        str, typer.Option(help="Numbers of records at which memory is measured; empty for none.")
+        str, typer.Option(help="Dataset sizes to measure memory at; empty for none.")
     ] = "10000,100000,1000000",
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The model whose processor is the yardstick.")
+        str, typer.Option("--model", "-m", help="The model whose processor is the baseline.")
     ] = "tiny:qwen2_5_vl",
     as_json: Json = False,
 ) -> None:
@@ -39,15 +41,17 @@ def measure(
 def pack(
     lengths: Annotated[
         Path | None,
-        typer.Option(help="npz, npy, csv, text, costs.parquet or a cost table. Default: a generated set, LVIS-shaped."),
+        typer.Option(
+            help="npz, npy, csv, text, costs.parquet or a cost table. Default: synthetic, with the lengths of LVIS."
+        ),
     ] = None,
-    capacities: Annotated[str, typer.Option(help="Tokens of a pack.")] = "20000,8192,4096",
+    capacities: Annotated[str, typer.Option(help="Packing lengths, in tokens.")] = "20000,8192,4096",
     sizes: Annotated[
-        str, typer.Option(help="Numbers of samples at which time and memory are shown; empty for none.")
+        str, typer.Option(help="Dataset sizes to measure time and memory at; empty for none.")
     ] = "1000000,10000000,100000000",
-    several: Annotated[int, typer.Option(min=1000, help="Samples of the mixtures with several limits.")] = 200_000,
+    several: Annotated[int, typer.Option(min=1000, help="Samples in the mixtures with several limits.")] = 200_000,
     others: Annotated[
-        bool, typer.Option("--others/--no-others", help="Run the packers of other packages that are installed.")
+        bool, typer.Option("--others/--no-others", help="Also run packers of other installed packages.")
     ] = True,
     as_json: Json = False,
 ) -> None:
@@ -74,24 +78,24 @@ def pack(
 
 def loader(
     samples: Annotated[
-        int | None, typer.Option(min=8, help="Samples, one image each, where speed is measured. Default: 64 (16).")
+        int | None, typer.Option(min=8, help="Samples, one image each, for measuring speed. Default: 64 (16).")
     ] = None,
     rows: Annotated[
         int | None,
         typer.Option(
             min=100,
-            help="Rows of the larger of two datasets for start and memory. Default: 1,000,000 (100,000).",
+            help="Rows of the larger dataset for startup time and memory. Default: 1,000,000 (100,000).",
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=2, help="Steps over which memory is measured. Default: 2,000 (300).")
+        int | None, typer.Option(min=2, help="Steps to measure memory over. Default: 2,000 (300).")
     ] = None,
     workers: Annotated[
-        str, typer.Option("--workers", "-w", help="Numbers of workers; memory is measured with the largest.")
+        str, typer.Option("--workers", "-w", help="Worker counts; memory is measured with the largest.")
     ] = "0,1,2",
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: the defaults in brackets.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use smaller sizes: the defaults in brackets.")] = False,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The model whose processor is the yardstick.")
+        str, typer.Option("--model", "-m", help="The model whose processor is the baseline.")
     ] = "tiny:qwen3_vl",
     as_json: Json = False,
 ) -> None:
@@ -125,20 +129,20 @@ def train(
         typer.Option("--model", "-m", help="qwen3-vl-2b, qwen3-8b (text; LoRA, DoRA and QLoRA), tiny or tiny-text."),
     ] = None,
     rows: Annotated[
-        str, typer.Option(help="Words, separated by semicolons: only rows with one of them in their names.")
+        str, typer.Option(help="Only rows whose names contain one of these words, separated by semicolons.")
     ] = "",
     tokens: Annotated[
-        int | None, typer.Option(min=100, help="Real tokens that a row is timed on. Default: 160,000 (60,000).")
+        int | None, typer.Option(min=100, help="Real tokens to time each row on. Default: 160,000 (60,000).")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=0, help="Processes that make batches.")] = 4,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer tokens: the defaults in brackets.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A file for the JSON table, written after each row.")] = None,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=0, help="DataLoader workers.")] = 4,
+    quick: Annotated[bool, typer.Option("--quick", help="Use fewer tokens: the defaults in brackets.")] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the table, written after each row.")] = None,
     as_json: Json = False,
 ) -> None:
     """Training on one GPU: padded and packed, eager and compiled, with and without checkpointing, full and adapters.
 
     By default a model in the shape of Qwen3-VL-2B, and a tiny one where there is no GPU. The memory that `packtrain`
-    predicts stands beside what torch allocated.
+    predicts is shown beside what torch allocated.
 
     Example: packtrain bench train --rows "packed 16,384;padded" --out speed.json
     """
@@ -180,5 +184,5 @@ def _worker_counts(text: str) -> tuple[int, ...]:
     """Different numbers, 0 among them where the loading process itself does the work."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and part.isascii() for part in parts):
-        raise ConfigError("--workers", got=text, expected="numbers from 0 on, such as 0,1,2")
+        raise ConfigError("--workers", got=text, expected="non-negative integers, such as 0,1,2")
     return tuple(sorted({int(part) for part in parts}))

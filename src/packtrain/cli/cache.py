@@ -1,4 +1,4 @@
-"""`packtrain cache`: what lies there, clearing it, and whether it is whole."""
+"""`packtrain cache`: list, clear and verify."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packtrain.cli.common import Json, errors, output, print_json
 from packtrain.core.errors import ConfigError
 
 Root = Annotated[
-    Path | None, typer.Option("--cache-dir", help="The cache to look at. Default: $PACKTRAIN_CACHE or the user's.")
+    Path | None, typer.Option("--cache-dir", help="The cache folder. Default: $PACKTRAIN_CACHE or the user's.")
 ]
 Kinds = Annotated[
     list[str] | None,
@@ -23,7 +23,7 @@ Kinds = Annotated[
 
 
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
-    """What lies in the cache: size, of which dataset and model, when it was used, and whether it is stale and why."""
+    """List the cache: size, dataset and model, last use, and whether an entry is stale and why."""
     from packtrain.app.cache.cached import list_cache
     from packtrain.cli.show.cache import cache_json, show_cache
 
@@ -37,19 +37,19 @@ def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> Non
 
 def clear(
     kind: Kinds = None,
-    older_than: Annotated[float | None, typer.Option(min=0, help="Only what was not used for so many days.")] = None,
-    stale: Annotated[bool, typer.Option("--stale", help="Only what would not be used again.")] = False,
+    older_than: Annotated[float | None, typer.Option(min=0, help="Only entries unused for this many days.")] = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Only entries that would not be reused.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Everything but calibrations, which need their GPU.")
+        bool, typer.Option("--all", help="Everything except calibrations, which need their GPU.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     cache_dir: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Remove from the cache what can be made again: by kind, by age, what is stale, or all of it.
+    """Remove cache entries that can be rebuilt: by kind, by age, stale ones, or all.
 
-    Nothing outside of the cache is touched, nor anything in it that packtrain has not made, nor what measure and pack
-    wrote with --out. Do not clear plans or rows that a running training uses.
+    Files outside the cache, foreign files in it, and what measure and pack wrote with --out are not touched. Do not
+    clear plans or rows that a running job uses.
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
@@ -59,7 +59,7 @@ def clear(
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
-            "packtrain cache clear", got="nothing named", expected="--kind, --older-than, --stale or --all"
+            "packtrain cache clear", got="no selection", expected="--kind, --older-than, --stale or --all"
         )
     root = _root(cache_dir)
     kinds = kind or [one for one in KINDS if one not in KEPT]
@@ -72,12 +72,12 @@ def clear(
         output.print(considered(found), soft_wrap=True)
     if not entries and not as_json:
         what = "nothing stale" if stale else "nothing of these" if kind or older_than is not None else "nothing"
-        output.print(f"{what} in the cache {escape(str(root))}; nothing was removed", soft_wrap=True)
+        output.print(f"{what} in the cache {escape(str(root))}; nothing removed", soft_wrap=True)
         return
     if not as_json:
         show_cache(entries, root, output)
     if entries and not yes and (as_json or not typer.confirm(f"Remove these {len(entries)}?", err=True)):
-        errors.print("nothing was removed" + ("; --yes removes without asking" if as_json else ""))
+        errors.print("nothing removed" + ("; --yes skips the confirmation" if as_json else ""))
         raise typer.Exit(1)
     freed = clear_cache(entries, root)
     if as_json:
@@ -87,7 +87,7 @@ def clear(
 
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
-    """Read everything in the cache and compare it with what it says of itself. Exit code 1: something is broken."""
+    """Check the cache: read every entry and verify its checksums and counts. Exit code 1: an entry is broken."""
     from packtrain.app.cache.cached import verify_cache
     from packtrain.cli.show.cache import cache_json, show_cache
 
@@ -103,7 +103,7 @@ def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) ->
     broken = [entry for entry in entries if entry.faults]
     if broken:
         if not as_json:
-            errors.print(f"[bold red]{len(broken)} broken[/]; remove them, they are made again")
+            errors.print(f"[bold red]{len(broken)} broken[/]; remove them and they are rebuilt")
         raise typer.Exit(1)
 
 

@@ -16,35 +16,35 @@ def calibrate(
         str | None,
         typer.Option("--model", "-m", help="A model folder, a known shape or tiny:FAMILY. Default: several shapes."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer settings: to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer settings, as a smoke test.")] = False,
     held_out: Annotated[
-        bool, typer.Option("--held-out/--no-held-out", help="Measure settings to judge the fit by, too.")
+        bool, typer.Option("--held-out/--no-held-out", help="Also measure held-out settings, to evaluate the fit.")
     ] = True,
-    mode: Annotated[str, typer.Option(help="both, eager or compiled: which layers are measured now.")] = "both",
+    mode: Annotated[str, typer.Option(help="both, eager or compiled: which layers to measure.")] = "both",
     only: Annotated[
         str,
         typer.Option(
-            help="Measure settings with one of these words in their names, separated by ;, and keep the stored others."
+            help="Measure only settings whose names contain one of these words, separated by ;, and keep the others "
+            "as stored."
         ),
     ] = "",
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Default: the GPU.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="The data sheet, where the driver's name is not known.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU's name, if the driver's name for it is unknown.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep a copy of the stored file here; a table .md beside it.")
+        Path | None, typer.Option(help="Also write the result here, and a Markdown table beside it.")
     ] = None,
     again: Annotated[
         Path | None,
-        typer.Option(
-            help="Measure nothing: fit to the measurements of this file, from whichever machine, and store it."
-        ),
+        typer.Option(help="Refit to the measurements in this file, from any machine, without measuring."),
     ] = None,
-    budget: Annotated[float, typer.Option(help="Seconds after which no further setting is begun.")] = 400.0,
+    budget: Annotated[float, typer.Option(help="Time budget in seconds: no setting starts after it.")] = 400.0,
     as_json: Json = False,
 ) -> None:
     """Fit the memory and time models to this GPU, in a few minutes.
 
-    Training steps of random models are measured: full and LoRA, packed and padded, recomputed or not, compiled or not.
-    Plans and runs on this kind of GPU use the result from then on. Exit code 1: nothing could be fitted.
+    Measures training steps of random models: full and LoRA, packed and padded, with and without checkpointing and
+    torch.compile.
+    Later plans and runs on this kind of GPU use the result. Exit code 1: nothing could be fitted.
 
     Example: packtrain calibrate --out calibration.json
 

@@ -145,7 +145,7 @@ def numbers(option: str, text: str) -> list[int]:
     """A list of whole numbers, separated by commas."""
     parts = [part.strip().replace("_", "") for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
-        raise ConfigError(option, got=text, expected="positive whole numbers, such as 8192,16384")
+        raise ConfigError(option, got=text, expected="positive integers, such as 8192,16384")
     return [int(part) for part in parts]
 
 

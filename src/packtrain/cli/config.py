@@ -21,20 +21,18 @@ _File = Annotated[Path, typer.Argument(help="A YAML file, a .py file with datacl
 
 def convert(
     file: _File,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The config to write. Default: it is printed.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The config to write. Default: stdout.")] = None,
     leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Go on without the keys that cannot be; they are listed in the file.")
+        bool, typer.Option("--leave-out", help="Drop unsupported keys; they are listed in the file.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a config of LLaMA-Factory, axolotl, TRL, ms-swift, lmms-engine or nanoVLM in packtrain's own keys.
 
-    Every key is accounted for: what it is read as, why it has no effect, or why it cannot be. Where one cannot be,
-    nothing is written without --leave-out. Several datasets become a mixture in a file beside the config.
+    Every key is accounted for: what it maps to, why it has no effect, or why it is not supported. With unsupported
+    keys, nothing is written without --leave-out. Several datasets become a mixture file beside the config.
 
-    packtrain train and packtrain plan --config take such a file as it is, too.
+    packtrain train and packtrain plan --config also read such a file directly.
 
     Example: packtrain config convert qwen2vl_lora_sft.yaml --out run.yaml
 
@@ -44,8 +42,8 @@ def convert(
 
     found = read(file)
     if found.mixture and out is None:
-        got = f"{len(found.mixture)} datasets, which are a mixture in a file of its own"
-        raise ConfigError("config convert", got=got, fix="name the config's file: --out run.yaml")
+        got = f"{len(found.mixture)} datasets, which need a mixture file of their own"
+        raise ConfigError("config convert", got=got, fix="set the config's path: --out run.yaml")
     mixture = out.with_name(f"{out.stem}.datasets.yaml") if found.mixture and out is not None else None
     if mixture is not None:
         found = replace(found, config=replace(found.config, data=replace(found.config.data, dataset_path=str(mixture))))
@@ -57,8 +55,8 @@ def convert(
     if refused:
         if as_json:
             raise typer.Exit(2)
-        fix = "change these keys, or go on without them: --leave-out"
-        raise ConfigError(str(file), problems=found.refused, expected="keys that mean something here", fix=fix)
+        fix = "change these keys, or drop them with --leave-out"
+        raise ConfigError(str(file), problems=found.refused, expected="keys that packtrain supports", fix=fix)
     text = found.text(of=file.name)
     if out is None:
         if not as_json:
@@ -73,12 +71,10 @@ def convert(
 
 def show(
     file: _File,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the config, such as data.packing=false.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as data.packing=false.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a config says, with all that it extends, in packtrain's own keys.
+    """Print the resolved config, with all that it extends, in packtrain's own keys.
 
     Example: packtrain config show leaf.yaml training.learning_rate=1e-5
     """
@@ -100,7 +96,9 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise ConfigError(str(path), got="a file of that name", fix="name another one; it is not overwritten") from None
+        raise ConfigError(
+            str(path), got="an existing file", fix="choose another name; files are not overwritten"
+        ) from None
 
 
 def _plain(found: Converted) -> dict[str, object]:
@@ -124,8 +122,8 @@ def _show(found: Converted) -> None:
         (f"read as ({' and '.join(found.systems) or 'packtrain'})", found.read_as),
         ("no effect here", [f"{key}: {why}" for key, why in found.no_effect.items()]),
         ("different here", found.notes),
-        ("to be said", found.missing),
-        ("cannot be", found.refused),
+        ("missing", found.missing),
+        ("not supported", found.refused),
     ):
         if lines:
             errors.print(f"[bold]{escape(title)}[/]", soft_wrap=True)

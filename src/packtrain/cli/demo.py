@@ -17,7 +17,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the demo's data and results.")] = Path(
         "packtrain-demo"
     ),
-    pictures: Annotated[int, typer.Option(min=16, help="How many pictures to draw.")] = 320,
+    pictures: Annotated[int, typer.Option(min=16, help="Number of images to draw.")] = 320,
     model: Annotated[str, typer.Option("--model", "-m", help="The model to measure for.")] = "tiny:qwen2_5_vl",
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes.")] = None,
     train: Annotated[
@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Make a small synthetic dataset and run the whole pipeline on it, in about three minutes on two cores.
 
-    It measures, plans and packs, proves that packing is correct, trains a tiny model packed and padded, and compares
+    It measures, plans and packs, checks that packing is correct, trains a tiny model packed and padded, and compares
     the two in report.html.
     """
     from packtrain.cli.show.demo import TrainingBars, show_trained, trained_json

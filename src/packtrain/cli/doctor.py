@@ -11,14 +11,14 @@ from packtrain.cli.common import Json, output, print_json
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what is there: Python, torch, GPU, driver, kernels, packages, cache; and what each missing one would give."""
+    """Check the environment: Python, torch, GPU, driver, kernels, packages, cache; and what each missing one is for."""
     from packtrain.app.doctor import examine
 
     parts = examine()
     if as_json:
         print_json({"parts": [asdict(part) for part in parts]})
         return
-    table = Table(title="What is there", title_justify="left")
+    table = Table(title="Environment", title_justify="left")
     for name in ("", "part", "found"):
         table.add_column(name, overflow="fold")
     for part in parts:
@@ -29,6 +29,6 @@ def doctor(as_json: Json = False) -> None:
     if not missing:
         output.print("Nothing is missing.")
         return
-    output.print("What is not")
+    output.print("Missing")
     for part in missing:  # no table: commands are copied
         output.print(f"  [bold]{part.name}[/]: {escape(part.gives)}\n      {escape(part.get)}", soft_wrap=True)

@@ -25,12 +25,12 @@ def init(
     ] = _DATA,
     output_dir: Annotated[
         str | None,
-        typer.Option("--output-dir", "-o", help="The run's folder. Default: in runs/, by the config's name."),
+        typer.Option("--output-dir", "-o", help="The run's folder. Default: runs/, named after the config."),
     ] = None,
 ) -> None:
-    """Write a config to begin with: every setting, its meaning and its default, as comments.
+    """Write a starter config: every setting, with its meaning and default as comments.
 
-    A step has 16 samples; packtrain plan finds the length and step that suit your data and GPUs.
+    The effective batch size is 16; packtrain plan finds the packing length and batch size for your data and GPUs.
 
     Example: packtrain init run.yaml --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
     """
@@ -45,9 +45,11 @@ def init(
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise ConfigError(str(file), got="a file of that name", fix="name another one; it is not overwritten") from None
+        raise ConfigError(
+            str(file), got="an existing file", fix="choose another name; files are not overwritten"
+        ) from None
     output.print(f"Wrote [bold]{escape(str(file))}[/].", soft_wrap=True)
     if public(data) != data:
-        said = "user, password and signature of the URL are not in it: give data.dataset_path=URL to train"
+        said = "credentials in the URL are not written: pass data.dataset_path=URL to train"
         output.print(f"note: {said}", soft_wrap=True)
     output.print(f"next: packtrain train {escape(str(file))} --dry-run", soft_wrap=True)

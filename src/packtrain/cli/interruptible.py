@@ -11,9 +11,9 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-# What can be said to somebody who stopped a command.
+# What a user who stopped a command is told.
 CONTINUES = "the same command continues from what is complete"
-STARTS_OVER = "nothing was written, and the same command starts over"
+STARTS_OVER = "nothing was written; the same command starts over"
 _AGAIN = 0.02  # seconds after which a signal that was lost is sent again
 
 
@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 class Verbs(TyperGroup):
-    """Commands that answer Ctrl-C in our words also before and behind what they say themselves."""
+    """Commands that answer Ctrl-C in our words also before and after their own output."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -50,7 +50,7 @@ def _meant(error: Any) -> list[str]:
 
 
 def _value_of(option: str) -> str:
-    """What was said behind an option."""
+    """The value given to an option."""
     said = sys.argv[1:]
     for at, one in enumerate(said):
         if one.startswith(option + "="):
@@ -84,7 +84,7 @@ def never_lost() -> Iterator[None]:
     """Send Ctrl-C again where Python had to drop it.
 
     Where compiled code calls back into Python, as compilers do when they have compiled a function, and in finalizers no
-    exception can be raised: Python would print it and go on as if nobody had asked to stop.
+    exception can be raised: Python would print it and continue as if nobody had asked to stop.
     """
     before = sys.unraisablehook
     timers: list[threading.Timer] = []

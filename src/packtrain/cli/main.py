@@ -33,15 +33,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 bench = typer.Typer(
-    help="Benchmarks: each prints ratios measured in one run.", no_args_is_help=True, rich_markup_mode=None
+    help="Benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
-cache = typer.Typer(
-    help="What packtrain keeps to use it again: look, clear, verify.", no_args_is_help=True, rich_markup_mode=None
-)
+cache = typer.Typer(help="The cache: list, clear, verify.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cache, name="cache")
 config = typer.Typer(
-    help="Configs of other systems in packtrain's own keys: convert, show.",
+    help="Convert configs of other systems; show a resolved config.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -63,21 +61,19 @@ def _root(
     """Measure, pack and train multimodal datasets at the speed the GPUs have."""
 
 
-app.command("init", short_help="Write a config to begin with: every setting, explained.")(init)
-app.command("measure", short_help="What every record will cost, exact, from headers alone.")(measure)
-app.command("plan", short_help="The best config for your model, data and GPUs, and a report.")(plan)
-app.command("pack", short_help="Which samples share a pack, under any number of limits.")(pack)
-app.command("inspect", short_help="Look into a plan or a run: one pack, one sample, one step.")(inspect)
-app.command("verify", short_help="Prove that packing is correct for a model and its attention.")(verify)
-app.command("calibrate", short_help="Fit the memory and time models to the GPU at hand.")(calibrate)
-app.command("train", short_help="Train: from a config to a model, a run folder and a report.")(train)
-app.command("report", short_help="The page of a run, or of several side by side.")(report)
-app.command("demo", short_help="Run the whole pipeline on a small dataset made for it.")(demo)
-app.command("doctor", short_help="What is there: GPU, kernels, packages; what missing ones would give.")(doctor)
-config.command("convert", short_help="Another system's config in our own keys, every key accounted for.")(
-    configs.convert
-)
-config.command("show", short_help="What a config says, with all that it extends.")(configs.show)
+app.command("init", short_help="Write a starter config with every setting explained.")(init)
+app.command("measure", short_help="Measure what every record costs, exactly, from headers alone.")(measure)
+app.command("plan", short_help="Find the best config for your model, data and GPUs.")(plan)
+app.command("pack", short_help="Pack samples into sequences, under any number of limits.")(pack)
+app.command("inspect", short_help="Inspect a plan or a run: one pack, one sample, one step.")(inspect)
+app.command("verify", short_help="Check that packing is correct for a model and its attention.")(verify)
+app.command("calibrate", short_help="Fit the memory and time models to this GPU.")(calibrate)
+app.command("train", short_help="Train a model; writes a run folder and a report.")(train)
+app.command("report", short_help="Write the report of a run, or compare several.")(report)
+app.command("demo", short_help="Run the whole pipeline on a small synthetic dataset.")(demo)
+app.command("doctor", short_help="Check the environment: GPU, kernels, packages.")(doctor)
+config.command("convert", short_help="Convert another system's config; every key is accounted for.")(configs.convert)
+config.command("show", short_help="Print the resolved config, with all that it extends.")(configs.show)
 cache.command("ls")(caches.ls)
 cache.command("clear")(caches.clear)
 cache.command("verify")(caches.verify)

@@ -20,7 +20,7 @@ def measure(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="A model folder, a hub name, or tiny:FAMILY for a random small one.")
+        str, typer.Option("--model", "-m", help="A model folder, hub name or tiny:FAMILY (small, random weights).")
     ],
     out: Annotated[
         Path,
@@ -32,15 +32,15 @@ def measure(
     ] = False,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster. Default: one started on this machine.")
+        str | None, typer.Option(help="Address of the Ray cluster. Default: start one on this machine.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure what every record will cost: tokens, patches, images, frames; exact, from headers alone.
+    """Measure what every record costs (tokens, patches, images, frames), exactly, from headers alone.
 
-    Broken records go to ledger.jsonl with the reason. The same command continues an interrupted run, and does nothing
-    when nothing has changed.
+    Broken records go to ledger.jsonl with the reason. Rerunning the command continues an interrupted run, and does
+    nothing if nothing has changed.
 
     Example: packtrain measure train.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --out costs
     """

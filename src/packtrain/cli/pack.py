@@ -19,13 +19,13 @@ def pack(
     costs: Annotated[Path, typer.Argument(help="A folder written by packtrain measure.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the plan. Plans are never overwritten.")],
     settings: dict[str, Any],
-    epochs: Annotated[int, typer.Option(help="Make packs for this many epochs.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Number of epochs to pack.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Put samples into packs: near the bound under any number of limits, deterministic, every sample accounted for.
+    """Pack samples into sequences: near-optimal under any number of limits, deterministic, every sample accounted for.
 
-    The plan says which samples share a pack in which epoch. The same command does nothing when nothing has changed.
+    The plan lists which samples share a pack in each epoch. Rerunning the command does nothing if nothing has changed.
 
     Example: packtrain pack costs --packing-length 16384 --max-images-per-pack 16 --out plan
     """
@@ -36,12 +36,12 @@ def pack(
     from packtrain.packing.packing_config import PackingConfig
 
     if "packing_length" not in settings:
-        raise ConfigError("--packing-length", got="none", expected="tokens of one pack, such as 16384")
+        raise ConfigError("--packing-length", got="none", expected="a number of tokens, such as 16384")
     config = PackingConfig(epochs=epochs, seed=seed, **settings)
     there = (out / PLAN).exists()
 
     def then() -> str:
-        return "the plan was complete already" if not there and (out / PLAN).exists() else STARTS_OVER
+        return "the plan was already complete" if not there and (out / PLAN).exists() else STARTS_OVER
 
     with interruptible(then), PackBar(progress_console(), quiet=as_json) as bar:
         packed = pack_outcome(costs, config, out, bar.update)
@@ -58,12 +58,15 @@ def inspect(
         Path, typer.Argument(help="A folder written by packtrain pack, or by packtrain train: the plan of that run.")
     ],
     pack: Annotated[int | None, typer.Option("--pack", help="Show this pack with its samples.")] = None,
-    sample: Annotated[str | None, typer.Option("--sample", help="Show where the sample with this id went.")] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", help="Of a run: show the packs and samples of this optimizer step, from 1.")
+    sample: Annotated[
+        str | None, typer.Option("--sample", help="Show which packs hold the sample with this id.")
     ] = None,
-    blocked: Annotated[bool, typer.Option("--blocked", help="Show which limit stopped how many placements.")] = False,
-    epoch: Annotated[int | None, typer.Option("--epoch", help="Which epoch --pack counts in. Default: 0.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="For a run: show the packs and samples of this optimizer step, counted from 1."),
+    ] = None,
+    blocked: Annotated[bool, typer.Option("--blocked", help="Show how many placements each limit rejected.")] = False,
+    epoch: Annotated[int | None, typer.Option("--epoch", help="The epoch of --pack. Default: 0.")] = None,
     batch: Annotated[
         bool,
         typer.Option(
@@ -71,19 +74,19 @@ def inspect(
         ),
     ] = False,
     all_tokens: Annotated[
-        bool, typer.Option("--all-tokens", help="With --batch: one line for each media token, too.")
+        bool, typer.Option("--all-tokens", help="With --batch: do not fold runs of media tokens.")
     ] = False,
     attn_implementation: Annotated[
         str | None,
         typer.Option(
-            help="With --batch: the attention implementation it is for, sdpa, eager, flex, varlen, flash_attention_2 or"
-            " flash_attention_3. Default: sdpa, with --step that of the run."
+            help="With --batch: sdpa, eager, flex, varlen, flash_attention_2 or flash_attention_3. Default: sdpa; "
+            "with --step that of the run."
         ),
     ] = None,
-    costs: Annotated[Path | None, typer.Option(help="The cost table, if it has moved since the plan was made.")] = None,
+    costs: Annotated[Path | None, typer.Option(help="The cost table, if it was moved after packing.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look into a plan: its summary, one pack, one sample, the limits; one pack as the model gets it; or into a run.
+    """Inspect a plan (summary, pack, sample, limits), a pack as the model gets it, or a step of a run.
 
     Example: packtrain inspect plan --pack 0 --batch
 
@@ -97,7 +100,7 @@ def inspect(
         names = "--pack, --sample, --step, --blocked"
         raise ConfigError("packtrain inspect", got=f"several of {names}", expected="one of them")
     if epoch is not None and pack is None:
-        raise ConfigError("--epoch", got=epoch, expected="--pack beside it: which pack of that epoch")
+        raise ConfigError("--epoch", got=epoch, expected="--pack as well: the pack of that epoch")
     _check_batch_options(pack, step, batch, all_tokens, attn_implementation)
     if step is not None and batch:
         _inspect_step_batches(plan, step, costs, attn_implementation, all_tokens, as_json)
@@ -134,10 +137,10 @@ def _check_batch_options(
     pack: int | None, step: int | None, batch: bool, all_tokens: bool, attn_implementation: str | None
 ) -> None:
     if batch and pack is None and step is None:
-        raise ConfigError("--batch", got="no --pack", expected="--pack or --step beside it: what to decode")
+        raise ConfigError("--batch", got="no --pack", expected="--pack or --step as well: what to decode")
     for option, given in (("--all-tokens", all_tokens), ("--attn-implementation", attn_implementation is not None)):
         if given and not batch:
-            raise ConfigError(option, got="no --batch", expected="--batch beside it: the pack as the model gets it")
+            raise ConfigError(option, got="no --batch", expected="--batch as well: the pack as the model gets it")
 
 
 def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> None:

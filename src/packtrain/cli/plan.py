@@ -16,51 +16,55 @@ def plan(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and its files.")],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A model folder, hub name or tiny:FAMILY. Default: the one measured for."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="A model folder, hub name or tiny:FAMILY. Default: the one the data were measured for.",
+        ),
     ] = None,
     gpu: Annotated[
         str,
         typer.Option(
-            help="Name of the GPU: h200, h100, a100-80, l40s, 4090, mi300x, ... One that is not listed: the nearest and"
-            " what differs, as in h100,memory_gib=64,tflops=400."
+            help="GPU name: h200, h100, a100-80, l40s, 4090, mi300x, ... For an unlisted one, a similar GPU and what "
+            "differs, such as h100,memory_gib=64,tflops=400."
         ),
     ] = "h200",
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="How many GPUs.", show_default="the config's num_gpus, or 1")
+        int | None, typer.Option(min=1, help="Number of GPUs.", show_default="the config's num_gpus, or 1")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The config you train with today; its choices are kept.")
+        Path | None, typer.Option("--config", "-c", help="Your current training config; its settings are kept.")
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Packing lengths to try, such as 8192,16384. Default: 8,000 to 24,000 and more.")
+        str | None,
+        typer.Option(help="Packing lengths to try, such as 8192,16384. Default: from 8,000 to at least 24,000."),
     ] = None,
-    max_images_per_pack: Annotated[str | None, typer.Option(help="Limits to try beside none, such as 8,16.")] = None,
-    max_patches_per_pack: Annotated[str | None, typer.Option(help="Limits to try beside none.")] = None,
-    max_samples_per_pack: Annotated[str | None, typer.Option(help="Limits to try beside none.")] = None,
+    max_images_per_pack: Annotated[
+        str | None, typer.Option(help="Limits to try in addition to none, such as 8,16.")
+    ] = None,
+    max_patches_per_pack: Annotated[str | None, typer.Option(help="Limits to try in addition to none.")] = None,
+    max_samples_per_pack: Annotated[str | None, typer.Option(help="Limits to try in addition to none.")] = None,
     method: Annotated[str | None, typer.Option(help="full, lora, dora or qlora. Default: full.")] = None,
     sharding: Annotated[str | None, typer.Option(help="ddp, zero1, zero2, zero3 or fsdp. Default: ddp.")] = None,
     checkpointing: Annotated[
         bool | None, typer.Option("--checkpointing/--no-checkpointing", help="Gradient checkpointing. Default: on.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a micro-batch in the padded run of today. Default: 2.")
+        int | None, typer.Option(min=1, help="Micro-batch size of your current padded run. Default: 2.")
     ] = None,
     effective_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples per optimizer step, which are kept. Default: about 128.")
+        int | None, typer.Option(min=1, help="Samples per optimizer step, which the plan keeps. Default: about 128.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs. Default: 1.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of everything that is drawn at random. Default: the config's, or 0.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed. Default: the config's, or 0.")] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write into a folder that holds other files; those stay.")
+        bool, typer.Option("--overwrite", help="Write into a non-empty folder; other files in it are kept.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the best config for your model, data and GPUs, with the reasons, as files and one HTML page.
+    """Find the best config for your model, data and GPUs; writes the config and an HTML report with the reasons.
 
-    Packs the dataset at many lengths, predicts memory and time of each, computes what padding would waste on the
-    batches it would form, and recommends.
+    Packs the dataset at many lengths, predicts memory and throughput of each, and compares them with padded batches.
 
     Example: packtrain plan costs --model Qwen/Qwen3-VL-2B-Instruct --gpu h200 --gpus 4 --out report
     """

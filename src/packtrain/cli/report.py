@@ -12,20 +12,20 @@ from packtrain.cli.common import Json, output, print_json
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs. Several are compared at equal samples.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders. Several are compared at equal samples.")],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
-            help="File for the page. Default: report.html in the first folder, or comparison-OTHERS.html.",
+            help="The HTML file. Default: report.html in the first folder, or comparison-OTHERS.html.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html of a run: loss, speed, memory, warnings; or of several runs side by side.
 
-    A run may still be training: the page has what is there. Packed and padded runs compare at equal samples.
+    Also works while a run is training. Packed and padded runs are compared at equal samples.
 
     Example: packtrain report runs/packed runs/padded --out comparison.html
     """

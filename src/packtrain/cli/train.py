@@ -32,7 +32,7 @@ def train(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the config, such as training.learning_rate=1e-5 data.packing=false."),
+        typer.Argument(help="Overrides, such as training.learning_rate=1e-5 data.packing=false."),
     ] = None,
     model: Annotated[
         str | None,
@@ -43,37 +43,35 @@ def train(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option("--columns", help="Columns under other names, such as query=question,response=answer."),
+        typer.Option("--columns", help="Column mapping, such as query=question,response=answer."),
     ] = None,
     output_dir: Annotated[
         str | None,
-        typer.Option("--output-dir", "-o", help="The run's folder. Default: in runs/, by the config's name."),
+        typer.Option("--output-dir", "-o", help="The run's folder. Default: runs/, named after the config."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in its folder, from the newest complete checkpoint.")
+        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in the run's folder.")
     ] = False,
     clear_cache: Annotated[
-        bool, typer.Option("--clear-cache", help="First remove what this config has made in the cache.")
+        bool, typer.Option("--clear-cache", help="First remove this config's cache entries.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Everything up to the first step: measure, pack, prove, predict.")
+        bool, typer.Option("--dry-run", help="Do everything up to the first step: measure, pack, check, predict.")
     ] = False,
     max_samples: Annotated[
         int | None,
-        typer.Option(min=1, help="A trial run on so many samples, with caches and a run folder of its own."),
+        typer.Option(min=1, help="Trial run on at most this many samples, with its own caches and run folder."),
     ] = None,
-    batch_stats: Annotated[
-        int, typer.Option(min=0, help="Print what the first batches of every rank hold: so many of each.")
-    ] = 0,
+    batch_stats: Annotated[int, typer.Option(min=0, help="Print statistics of the first N batches of every rank.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train: from a config to a model, a run folder and a report. Alone, or under torchrun or accelerate launch.
+    """Train a model; writes a run folder and a report. Works alone or under torchrun or accelerate launch.
 
-    What is not measured or packed yet is measured and packed first. Ctrl-C saves a checkpoint, and --resume
+    Data that are not measured and packed yet are measured and packed first. Ctrl-C saves a checkpoint; --resume
     continues from it exactly.
 
-    Without a config, --model and --data are enough: the data are measured, and length, step and memory savings are
-    chosen for the GPU that is there. packtrain train --resume RUN continues a run from its folder alone.
+    Without a config, --model and --data are enough: packing length, batch size and memory savings are chosen for your
+    GPU. packtrain train --resume RUN continues a run from its folder alone.
 
     Example: packtrain train --model Qwen/Qwen3-VL-2B-Instruct --data train.jsonl
 
@@ -135,14 +133,14 @@ def train(
 def _what_is_lost(started: list[Path]) -> str:
     """Where a run was stopped in the middle of a step, or before it."""
     if not started:
-        return "nothing was trained yet; what is measured and packed is kept, and the same command continues"
+        return "nothing was trained yet; what is measured and packed is kept, so the same command continues"
     from packtrain.training.checkpoints import what_is_lost
 
     return what_is_lost(started[0], _resume(started[0]))
 
 
 def _resume(folder: Path) -> str:
-    """The command that continues a run: whatever it was begun with is in its folder."""
+    """The command that continues a run: its config is in its folder."""
     return shlex.join(["packtrain", "train", "--resume", str(folder)])
 
 

@@ -21,21 +21,21 @@ def verify(
         str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex, sdpa or eager.")
     ] = "auto",
     data: Annotated[
-        str | None, typer.Option(help="Take samples from the beginning of this data. Default: synthetic samples.")
+        str | None, typer.Option(help="Take samples from the start of this data. Default: synthetic samples.")
     ] = None,
-    samples: Annotated[int, typer.Option(help="How many samples of the data to pack.")] = 6,
+    samples: Annotated[int, typer.Option(help="Number of samples to pack.")] = 6,
     dtype: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16. Default: bf16 on a GPU, fp32 on a CPU.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU, if there is one.")] = None,
     shape: Annotated[
         str,
-        typer.Option(help="Of tiny:FAMILY: tiny, or small or medium with heads of 64 or 128."),
+        typer.Option(help="Size of tiny:FAMILY: tiny, or small or medium with head dimension 64 or 128."),
     ] = "tiny",
     media_root: Annotated[
-        Path | None, typer.Option(help="Where relative media paths start. Default: the data file's folder.")
+        Path | None, typer.Option(help="Base folder of relative media paths. Default: the data file's folder.")
     ] = None,
-    dataset_format: Annotated[str | None, typer.Option(help="Format of the data. Default: recognised.")] = None,
+    dataset_format: Annotated[str | None, typer.Option(help="Format of the data. Default: detected.")] = None,
     loss_on: Annotated[
         str | None,
         typer.Option(help="assistant, completion or all. Default: assistant for chats, all for plain text."),
@@ -45,28 +45,26 @@ def verify(
     ] = False,
     plugins: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Modules of your own that register model families (docs/guides/extending.md). They are imported."
-        ),
+        typer.Option(help="Modules to import that register model families (docs/guides/extending.md)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Prove that packing is correct for a model and its attention.
+    """Check that packing is correct for a model and its attention.
 
-    Packed logits, loss and gradients are compared with those of each sample alone, and nothing may move in a sample
-    when its neighbour is changed. Exit code 0: all checks passed, 1: one failed, 3: none failed, but one could not
-    have (a change hardly moves the changed sample itself).
+    Compares packed logits, loss and gradients with those of each sample alone, and checks that changing one sample
+    leaves its neighbours unchanged. Exit code 0: all checks passed, 1: one failed, 3: inconclusive (none failed, but a
+    change hardly affected even the changed sample).
 
     Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --attn-implementation varlen --data train.jsonl
     """
-    from packtrain.app.verify import verify as prove
+    from packtrain.app.verify import verify as verify_model
     from packtrain.cli.show.verify import show_verdict
 
     with interruptible(STARTS_OVER), errors.status("verifying") as status:
         if as_json or not errors.is_terminal:
             status.stop()
-        verdict = prove(
+        verdict = verify_model(
             model,
             attn_implementation=attn_implementation,
             data=data,

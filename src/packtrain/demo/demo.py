@@ -43,10 +43,10 @@ def run_demo(
     progress: Callable[[MeasureProgress], None] = lambda _: None,
     training: Callable[[RunStanding], None] = lambda _: None,
 ) -> DemoResult:
-    """Make the data, measure it, plan for it, pack it, prove the packing and train on it."""
-    say(f"Drawing {pictures} pictures with objects, and a few broken records, into {folder / 'data'}")
+    """Make the data, measure it, plan for it, pack it, check the packing and train on it."""
+    say(f"Drawing {pictures} images of objects, and a few broken records, into {folder / 'data'}")
     data = write_dataset(folder / "data", pictures)
-    say(f"Measuring what each record costs {model}")
+    say(f"Measuring what each record costs for {model}")
     measured = measure_outcome(
         data,
         model=model,
@@ -56,7 +56,7 @@ def run_demo(
         content_hash=True,  # the same data are written again by every run
         progress=progress,
     )
-    say(f"Planning for {GPUS} x {GPU} and a model with three billion parameters")
+    say(f"Planning for {GPUS} x {GPU} and a 3B model")
     shape = str(write_shape(folder / "model"))
     planned = plan(
         measured.table,
@@ -68,12 +68,12 @@ def run_demo(
     )
     _trained_here(planned.files["recommended.yaml"], shape, model)
     chosen = planned.study.simulations[planned.study.recommendation.simulation]
-    say(f"Packing into {chosen.packing_length:,} tokens, as recommended")
+    say(f"Packing with the recommended packing_length {chosen.packing_length:,}")
     config = PackingConfig(packing_length=chosen.packing_length, epochs=2).limited(chosen.limits)
     packed = pack_outcome(measured.table, config, folder / "plan")
     able = train and can_train()
     if train and not able:
-        say("Not training: that needs pip install 'packtrain[train]'")
+        say("Skipping training: it needs pip install 'packtrain[train]'")
     trained = None
     if able:
         trained = train_demo(data, folder, model=model, pictures=pictures, say=say, progress=training)

@@ -46,7 +46,7 @@ class RunStanding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoTraining:
-    """Two runs, the proof before them, and the page that compares them."""
+    """Two runs, the packing check before them, and the page that compares them."""
 
     verdict: Verdict
     folders: tuple[Path, ...]  # of MODES
@@ -71,14 +71,14 @@ def train_demo(
     """Prove packing for the model, train it packed and padded, and compare at equal samples."""
     from packtrain.app.verify import verify
 
-    say(f"Proving that packed samples do not see each other in {model}")
+    say(f"Checking that packed samples do not attend to each other in {model}")
     verdict = verify(model, attn_implementation="varlen", device="cpu", dtype="fp32")
     held_out = write_dataset(folder / "held-out", max(pictures // _HELD_OUT, 4), seed=1)
     name = f"{pictures} pictures"  # other pictures lie in the same files
     configs = {mode: demo_config(data, held_out, folder, model=model, mode=mode, name=name) for mode in MODES}
     reused = all(_complete(config) for config in configs.values())
     if not reused:  # both: one alone would have the machine for itself
-        say(f"Training side by side: packs of {LENGTH:,} tokens, and the samples of each as padded rows")
+        say(f"Training packed ({LENGTH:,} tokens) and padded runs on the same samples")
         _train_all(configs, progress)
     folders = tuple(_run_folder(config) for config in configs.values())
     reported = report(folders, folder / "report.html")

@@ -1,4 +1,4 @@
-"""What of a model learns: whole parts of it, or adapters beside its frozen weights.
+"""What of a model is trained: whole parts of it, or adapters on its frozen weights.
 
 Adapters sit on every matrix of the decoder's layers. Parts that are trained whole beside them become peft's modules to
 save, so that checkpoints and saved adapters hold them without further help; the model then has those weights twice, as
@@ -27,7 +27,7 @@ from packtrain.modeling.patches import is_on, put, set_back
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole
-_CAST = "_cast_adapter_dtype"  # of peft's tuners: called behind every loading
+_CAST = "_cast_adapter_dtype"  # of peft's tuners: called after every loading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class TrainedPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainable:
-    """How much of a model learns, by part; parts that it does not have are left out."""
+    """How much of a model is trainable, by part; parts that it does not have are left out."""
 
     parts: tuple[TrainedPart, ...]
 
@@ -60,7 +60,7 @@ class Trainable:
 
 
 def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = False) -> Any:
-    """Freeze what does not learn and add adapters where they are asked for; the model to train is returned.
+    """Freeze what is not trained and add adapters where requested; the model to train is returned.
 
     `half_adapters`: beside half-precision weights adapters are in half precision too, for an optimizer that keeps fp32
     masters; else they are fp32. DoRA's always are: it takes norms of weights, for which half precision is too coarse.
@@ -84,15 +84,15 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     if not describe_trainable(model).trained:
         raise ConfigError(
             "model",
-            got=f"a {model.config.model_type} model of which every part is frozen",
-            expected="something that learns",
+            got=f"a {model.config.model_type} model with every part frozen",
+            expected="a trainable part",
             fix="set train_language: true",
         )
     return model
 
 
 def describe_trainable(model: Any) -> Trainable:
-    """Count what learns, by part."""
+    """Count trainable parameters, by part."""
     found = {name: [0, 0, 0] for name in PARTS}
     for name, weight in model.named_parameters():
         pieces = name.split(".")
@@ -124,7 +124,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
     if asked and model_parts(model).vision is None:
         raise ConfigError(
             f"model.{asked[0]}",
-            got=f"true, and {model.config.model_type} has no vision encoder",
+            got=f"true, but {model.config.model_type} has no vision encoder",
             expected="a model that takes images",
             fix=f"leave {asked[0]} out",
         )
@@ -132,7 +132,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
         raise ConfigError(
             "model.train_language",
             got="false with the method qlora",
-            expected="adapters on the 4-bit weights, which cannot learn themselves",
+            expected="adapters on the 4-bit weights, which are not trainable",
             fix="use the method full with train_language: false, or train_language: true",
         )
 
@@ -141,7 +141,7 @@ def _require_parts(model: Any, settings: ModelSettings) -> None:
 
 
 def _with_adapters(model: Any, settings: ModelSettings, *, half: bool) -> Any:
-    """Adapters, and what learns already as modules that are trained whole beside them."""
+    """Adapters, and the parts trained in full as modules beside them."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -207,8 +207,8 @@ def _targets(model: Any, settings: ModelSettings) -> str | list[str]:
             raise ConfigError(
                 "model.lora_target_modules",
                 got=given,
-                expected=f"names of modules, or the end of such names, or {ALL_LINEAR}",
-                fix=nearest(given, last) or "leave it out to train every matrix of the decoder's layers",
+                expected=f"module names or their suffixes, or {ALL_LINEAR}",
+                fix=nearest(given, last) or "leave it out for all linear layers of the decoder",
             )
     return list(asked)
 
@@ -223,9 +223,9 @@ def decoder_linear_pattern(model: Any) -> str:
     if not inside:
         raise ConfigError(
             "model.method",
-            got=f"{model.config.model_type}: no linear maps in the layers of its language model",
-            expected="matrices that adapters can be added to",
-            fix="name them in lora_target_modules",
+            got=f"{model.config.model_type}: no linear layers in its language model",
+            expected="linear layers that adapters can be added to",
+            fix="set lora_target_modules",
         )
     return rf"{re.escape(prefix)}\.\d+\.(?:{'|'.join(re.escape(name) for name in sorted(inside))})"
 

@@ -116,12 +116,12 @@ def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.
         return ""
     language = model_parts(model).language
     if not language._can_set_attn_implementation():
-        return "the model's own attention cannot be exchanged for another"
+        return "the model's attention cannot be replaced"
     if backend in ("varlen", "sdpa"):
         if getattr(_text_config(model), "attn_logit_softcapping", None) is not None:
             return "the model caps its attention scores, which this backend cannot express"
         if not language._supports_sdpa:
-            return "the model's attention scores have more to them (sinks, for example) than this backend can express"
+            return "the model modifies attention scores (sinks, for example) in a way this backend cannot express"
     if backend != "flex" and backend != "sdpa" and _windows_only_in_masks(language):
         return "the model's sliding windows are only in its mask, which this backend does not read"
     if backend == "varlen":
@@ -131,7 +131,7 @@ def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.
 
 def _varlen_refusal(model: Any, device: torch.device) -> str:
     if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _AMPERE:
-        return f"its kernel needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, and this has {found[0]}.{found[1]}"
+        return f"its kernel needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, and this GPU has {found[0]}.{found[1]}"
     for name in _DROPOUTS:
         if dropout := getattr(_text_config(model), name, None):
             return f"its kernel has no dropout, and {name} is {dropout}; set it to 0"
@@ -147,7 +147,7 @@ def _flash_refusal(model: Any, backend: str, device: torch.device, dtype: torch.
     if dtype not in (torch.bfloat16, torch.float16):
         return f"it needs bf16 or fp16, and the model is in {str(dtype).removeprefix('torch.')}"
     if not (is_flash_attn_3_available() if number == "3" else is_flash_attn_2_available()):
-        return f"the package of FlashAttention {number} is not installed; varlen needs none"
+        return f"the package of FlashAttention {number} is not installed; varlen needs no package"
     language = model_parts(model).language
     named = getattr(language, "_compatible_flash_implementations", None)
     if not language._supports_flash_attn or (named is not None and backend not in named):
@@ -177,7 +177,7 @@ def _implement(model: Any, *, text: str, vision: str) -> None:
         ) from error
     found = _text_config(model)._attn_implementation
     if found != text:  # transformers only warns
-        raise ConfigError("attn_implementation", got=f"a model whose attention stays {found}", expected=text)
+        raise ConfigError("attn_implementation", got=f"a model that keeps attention {found}", expected=text)
 
 
 def _use_varlen(model: Any, parts: ModelParts) -> None:

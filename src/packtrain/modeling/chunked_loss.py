@@ -119,10 +119,10 @@ def _require_plain(model: Any, head: Any) -> None:
     if type(head) is not nn.Linear:
         why = f"an output head that is a {type(head).__name__}"
     elif getattr(text, "final_logit_softcapping", None) is not None:
-        why = "logits that are capped behind the head"
+        why = "logits that are capped after the head"
     if why:
         raise ConfigError(
-            "chunked_loss", got=why, expected="logits that are hidden states times a matrix", fix="chunked_loss: false"
+            "chunked_loss", got=why, expected="logits = hidden states x weight", fix="chunked_loss: false"
         )
 
 

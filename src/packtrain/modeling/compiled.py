@@ -10,7 +10,7 @@ any pack would be more work than static shapes save, so encoders are compiled fo
 
 A layer that is recomputed must meet the graph that computed it first: another may keep other tensors for the backward
 pass, and checkpointing ends the step. Where several graphs fit, torch prefers the one that ran last, which may be one
-that a later layer had made. Here they are looked at in the order in which they were made, so the first that fits stays
+that a later layer had made. Here they are tried in the order in which they were made, so the first that fits stays
 the first, whatever is compiled later.
 """
 
@@ -70,7 +70,7 @@ def compile_layers(
 
 
 def undo_compile(model: Any) -> None:
-    """Let every layer run as it is written again."""
+    """Run every layer eagerly again."""
     for layer in _layers(model_parts(model).inner):
         take_off(layer, "compiled")
 
@@ -126,7 +126,7 @@ def refuse_uncompiled(error: BaseException) -> None:
         raise ConfigError(
             "attn_implementation or compiled layers",
             got=f"a kernel that could not be compiled here ({in_one_line(cause)[:300]})",
-            expected="an attention that runs on this device",
+            expected="an attn_implementation that runs on this device",
             fix="set training.attn_implementation: varlen or sdpa, since flex is compiled for every model and shape; "
-            "with them, set training.compile: false",
+            "if it persists, set training.compile: false",
         ) from error

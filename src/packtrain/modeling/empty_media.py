@@ -78,7 +78,7 @@ def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype
     """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers."""
     family = find_family(inner.config.model_type)
     make = family.small_image if family is not None else None
-    assert make is not None, "contracts with media come with a small image"
+    assert make is not None, "contracts with media have a small image"
     dummy = {name: torch.from_numpy(value).to(device) for name, value in make(inner.config).items()}
     dummy["pixel_values"] = dummy["pixel_values"].to(dtype)
     outputs = inner.get_image_features(**dummy, return_dict=True)

@@ -1,7 +1,7 @@
 """The trained weights alone, in a folder that transformers or peft loads: with tokenizer and processor, without traces.
 
 Weights are gathered by name first, adapters merged into them where asked for, and written by an empty model of the same
-class. The model that was trained is left as it is, whatever wraps it.
+class. The model that was trained is unchanged, whatever wraps it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def save_final(
         raise ConfigError(
             "merge_adapters",
             got="4-bit weights in a sharded model",
-            expected="adapters alone, or whole 4-bit weights to turn into numbers again",
+            expected="adapters alone, or full 4-bit weights to dequantize",
             fix="save the adapters, and merge them into the original model",
         )
     from safetensors import SafetensorError
@@ -85,7 +85,7 @@ def save_final(
         raise ArtifactError(
             str(folder),
             got=getattr(error, "strerror", None) or str(error),
-            expected=f"a disk that takes about {needed:,} bytes; {free_bytes(folder):,} are free",
+            expected=f"a disk with room for about {needed:,} bytes; {free_bytes(folder):,} are free",
             fix="make room and save again; what was there before is unchanged",
         ) from error
 
@@ -145,7 +145,7 @@ def _save_adapters(adapted: Any, folder: Path, state_dict: Mapping[str, Tensor] 
 def _save_weights(model: Any, folder: Path, original: Path | None, state_dict: Mapping[str, Tensor] | None) -> None:
     base = transformers_model(model)
     given = base.state_dict() if state_dict is None else state_dict
-    assert not any(hasattr(value, "full_tensor") for value in given.values()), "sharded weights: hand whole ones in"
+    assert not any(hasattr(value, "full_tensor") for value in given.values()), "sharded weights: pass full ones"
     weights = _merged(base, given)
     empty = _empty(base, _dtype(weights))
     if _differing(empty, weights):  # a head of its own, whatever the config says
@@ -183,7 +183,7 @@ def _require_all(empty: Any, weights: Mapping[str, Tensor]) -> None:
     missing = sorted(places - set(_names_of_tied(empty)) - set(weights))
     assert not missing, f"no weights for {missing[:3]}"
     lost = sorted(set(weights) - places) + _differing(empty, weights)
-    assert not lost, f"no place for {lost[:3]}"
+    assert not lost, f"no checkpoint names for {lost[:3]}"
 
 
 def _empty(base: Any, dtype: torch.dtype, *, tied: bool = True) -> Any:
@@ -284,7 +284,7 @@ def _with_adapter(named: Mapping[str, Tensor], path: str, layer: Any, weight: Te
         raise ConfigError(
             "merge_adapters",
             got=f"an adapter on {path}, a {type(layer.get_base_layer()).__name__}",
-            expected="adapters on linear maps",
+            expected="adapters on linear layers",
             fix="save the adapters, and merge them with peft",
         )
     down, up = (named[f"{path}.lora_{side}.{_ADAPTER}.weight"].to(weight.device).float() for side in "AB")

@@ -25,8 +25,8 @@ def keep_four_bits(model: Any) -> None:
             raise ConfigError(
                 f"4-bit weights of {name}",
                 got="weights that bitsandbytes has rounded for inference on this CPU",
-                expected="4-bit weights as they were loaded",
-                fix="load the model again, and call prepare_model before it is run",
+                expected="unchanged 4-bit weights",
+                fix="load the model again, and call prepare_model before running it",
             )
         if not is_on(module, "four_bits"):
             put(module, "four_bits", partial(setattr, module, _ALLOWED, getattr(module, _ALLOWED)))

@@ -12,7 +12,7 @@ _TAKEN = 16  # numbers of a weight, from all over it
 
 @torch.no_grad()
 def frozen_state(model: Any) -> dict[str, str]:
-    """A hash of some numbers of every weight that does not learn, by its precision: that may be another elsewhere.
+    """A hash of some numbers of every frozen weight, by its precision: that may be another elsewhere.
 
     Names and order of weights are left to the library, and weights of 4 bits to the GPU: neither is part of it.
     """

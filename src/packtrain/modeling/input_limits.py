@@ -1,4 +1,4 @@
-"""The media limits of a run in a processor's own files, so that whoever loads them makes the same tokens."""
+"""The media limits of a run in a processor's own files, so that loading them gives the same tokens."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool)
         raise ConfigError(
             f"model {name!r}",
             got=str(error) if isinstance(error, WeightsError) else in_one_line(error),
-            expected="a model that transformers can load without remote code, with all of its weights",
+            expected="a model that transformers can load without remote code, with all weights",
         ) from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise _with_adapters(name)
@@ -85,7 +85,7 @@ def require_weights(folder: Path) -> None:
         expected="*.safetensors",
         fix="save the model with save_pretrained(safe_serialization=True)"
         if others
-        else "name a folder with weights, or tiny:FAMILY for a random model",
+        else "use a folder with weights, or tiny:FAMILY for a random model",
     )
 
 
@@ -96,8 +96,8 @@ def _with_adapters(name: str) -> ConfigError:
         got=f"adapters ({ADAPTER_CONFIG})",
         expected="a model without adapters",
         fix="merge them into their model (PeftModel.from_pretrained(MODEL, ADAPTERS).merge_and_unload(), then "
-        "save_pretrained; a run does it with merge_adapters: true) and name the merged one; "
-        f"if they do not belong here, remove {ADAPTER_CONFIG}",
+        "save_pretrained; a run does it with merge_adapters: true) and use the merged model; if they do not belong "
+        f"here, remove {ADAPTER_CONFIG}",
     )
 
 
@@ -121,9 +121,9 @@ def _four_bits(auto: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
     if getattr(config, "quantization_config", None):
         raise ConfigError(
             "model.method qlora",
-            got="weights that are quantised already",
+            got="already quantized weights",
             expected="a checkpoint in bf16, fp16 or fp32",
-            fix="name the original model; it is quantised while it is loaded",
+            fix="use the original model; it is quantized while loading",
         )
     settings = BitsAndBytesConfig(
         load_in_4bit=True,

@@ -1,4 +1,4 @@
-"""Which model is trained, which of its parts learn, and in what precision."""
+"""Which model is trained, which of its parts are trainable, and in what precision."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.predicting.values import CHOICES, Method
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
-LEARNING_DTYPES = "bf16 or fp32; fp16 only for frozen weights beside adapters"
+LEARNING_DTYPES = "bf16 or fp32; fp16 only for frozen weights under adapters"
 INSTEAD_OF_FP16 = "use dtype: bf16, or dtype: fp32 with training.fp16: true"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
-    """A model and what of it is trained. Parts that are None learn when the whole model does, not beside adapters."""
+    """A model and what of it is trained. Parts that are None are trained in full fine-tuning, not beside adapters."""
 
     name: str  # folder, hub name or tiny:FAMILY
     method: Method = "full"
@@ -41,11 +41,11 @@ class ModelSettings:
         if not 0 <= self.lora_dropout < 1:
             raise ConfigError("model.lora_dropout", got=self.lora_dropout, expected="from 0 to below 1")
         if not (self.train_language or self.trains_vision or self.trains_projector):
-            raise ConfigError("model", got="every part frozen", expected="something that learns")
+            raise ConfigError("model", got="every part frozen", expected="a trainable part")
         whole = (self.train_language and not self.has_adapters) or self.trains_vision or self.trains_projector
         if self.dtype == "fp16" and whole:
             raise ConfigError(
-                "model.dtype", got="fp16 for weights that learn", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16
+                "model.dtype", got="fp16 for trainable weights", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16
             )
 
     @property

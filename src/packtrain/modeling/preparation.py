@@ -30,8 +30,8 @@ def prepare_model(
     if getattr(adapter, "is_prompt_learning", False):
         raise ConfigError(
             "adapter",
-            got=f"{type(adapter).__name__}: learned tokens stand in front of a row, and positions are thrown away",
-            expected="an adapter that leaves the inputs of the model alone",
+            got=f"{type(adapter).__name__}: it prepends learned tokens to a row and drops its positions",
+            expected="an adapter that does not change the model's inputs",
             fix="use LoRA, or another adapter of the model's weights",
         )
     keep_four_bits(model)

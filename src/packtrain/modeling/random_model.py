@@ -17,15 +17,15 @@ def build_model(folder: str | Path, seed: int = 0) -> Any:
         model_type = json.loads(path.read_bytes()).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
-            str(path), got=str(error), expected="a model's config.json", fix="name a model folder"
+            str(path), got=str(error), expected="a model's config.json", fix="use a model folder"
         ) from error
     family = find_family(str(model_type))
     if family is not None and not family.in_transformers:
         raise ConfigError(
             str(path),
             got=f"model type {model_type!r}",
-            expected="a model type that transformers knows",
-            fix="its model comes later; measuring, planning and packing work without it",
+            expected="a model type known to transformers",
+            fix="measure, plan and pack work without the model",
         )
     try:
         import torch

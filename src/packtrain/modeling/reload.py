@@ -35,9 +35,9 @@ def reload_weights(model: Any, folder: Path) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
         raise ArtifactError(
             str(folder),
-            got=f"adapters ({ADAPTER_CONFIG}), of a run that trained them alone",
+            got=f"adapters ({ADAPTER_CONFIG}) of a run that trained only them",
             expected="the weights of this model, all of them",
-            fix="resume with the method of that run, or start without resuming",
+            fix="resume with that run's method, or start without resuming",
         )
     own = copy.deepcopy(model.config)  # that of the folder could ask for a model of any size
     try:

@@ -80,7 +80,7 @@ def find_segments(
     if bool(torch.as_tensor(mask_function(rows, heads, after - 1, after)).any()):
         raise ConfigError(
             "attn_implementation: varlen",
-            got="a model whose tokens see tokens behind them",
+            got="a model whose tokens attend to later tokens",
             expected="causal attention inside segments",
             fix="use sdpa or flex",
         )
@@ -161,7 +161,7 @@ def _only_in_mask(module: torch.nn.Module) -> ConfigError:
     return ConfigError(
         "attn_implementation: varlen",
         got=f"{type(module).__name__} with a sliding window that is only in its mask",
-        expected="layers that hand their window on to attention",
+        expected="layers that pass their window to attention",
         fix="use sdpa",
     )
 

@@ -64,8 +64,8 @@ class SplitVision:
         if others:
             raise ConfigError(
                 "training.vision_batch_patches",
-                got=f"a vision encoder that is given {', '.join(others)}",
-                expected="an encoder whose arguments can be cut between images",
+                got=f"a vision encoder called with {', '.join(others)}",
+                expected="an encoder whose arguments can be split between images",
                 fix="leave vision_batch_patches out",
             )
         yield from _rows(whole, self._max_patches) if self._takes_rows else self._tiles(whole)
@@ -102,7 +102,7 @@ def _rows(whole: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Tensor]
 
 
 def grid_pieces(grids: Iterable[Sequence[int]], limit: int) -> Iterator[list[list[int]]]:
-    """Grids in pieces of at most so many patches; videos are cut between frames, which do not see each other.
+    """Grids in chunks of at most this many patches; videos are cut between frames, which do not attend to each other.
 
     >>> list(grid_pieces([(1, 2, 4), (3, 2, 2), (1, 4, 4)], 12))
     [[[1, 2, 4], [1, 2, 2]], [[2, 2, 2]], [[1, 4, 4]]]
@@ -125,7 +125,7 @@ def grid_pieces(grids: Iterable[Sequence[int]], limit: int) -> Iterator[list[lis
 
 
 def split_vision(model: Any, max_patches: int) -> SplitVision | None:
-    """Let a model's vision encoder run on at most so many patches at once; None where there is no encoder.
+    """Let a model's vision encoder run on at most this many patches at a time; None where there is no encoder.
 
     Numbers stay the same up to the order of summation. An earlier split is replaced.
     """
@@ -139,7 +139,7 @@ def split_vision(model: Any, max_patches: int) -> SplitVision | None:
 
 
 def unsplit_vision(model: Any) -> None:
-    """Let the vision encoder run on all images at once again."""
+    """Let the vision encoder run on all images together again."""
     encoder = model_parts(model).vision
     if encoder is not None:
         take_off(encoder, "vision_batches")
@@ -164,7 +164,7 @@ def _most_of_all_ranks(runs: int, device: torch.device) -> int:
 
 
 def _joined(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
-    """What one run on everything would have given: tensors in the same place, one behind the other.
+    """What one run on everything would have given: tensors in the same place, concatenated.
 
     `again` are outputs that must be part of the backward pass just as these are, and change nothing.
     """

@@ -1,7 +1,7 @@
 """Batches -> optimizer steps: the trainer, its checkpoints, metrics and early warnings.
 
 Takes a prepared model, a packed dataset, transformers' TrainingArguments and `StepSettings`; `PackedTrainer.train()`
-leaves checkpoints from which it goes on exactly. `StepMeter` measures steps, `Monitors` warn early.
+leaves checkpoints from which it resumes exactly. `StepMeter` measures steps, `Monitors` warn early.
 """
 
 from __future__ import annotations

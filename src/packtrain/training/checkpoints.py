@@ -4,10 +4,10 @@ A checkpoint is written into a hidden folder beside the others; when every rank 
 all of its files is added, everything is flushed to the disk, and the folder gets its name. Whatever happens on the way,
 the checkpoint before it stays as it was, and what is incomplete has another name. A folder without that list, or with
 files of other sizes, is never resumed from; before one is, its bytes are compared with the checksums in that list, too.
-One that cannot be read at the moment is another matter: nothing is resumed or begun then, since a run that begins again
-writes over what the other left.
+One that cannot be read at the moment is another matter: nothing is resumed or started then, since a run that starts
+over writes over what the other left.
 
-A run that goes on from an earlier step, or begins again where one was, leaves the later checkpoints of the other in
+A run that continues from an earlier step, or starts over in its folder, leaves the later checkpoints of the other in
 folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
 run has a checkpoint of that step or a later one itself; of the others as many stay as of its own.
 """
@@ -35,8 +35,8 @@ from packtrain.training.shared_sums import Sums, shared_sums
 MARKER = "checkpoint.json"
 KIND, VERSION = "checkpoint", 2
 _OLD = (
-    "resume from an earlier one; where all are of an older version, go on with that, or begin a new run from the "
-    "weights: packtrain train CONFIG model.model_name_or_path=CHECKPOINT"
+    "resume from an earlier one; if all are of an older version, continue with that version or start a new run from "
+    "the weights: packtrain train CONFIG model.model_name_or_path=CHECKPOINT"
 )
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE = "set-aside-"
@@ -70,7 +70,7 @@ class UnreadableError(ArtifactError):
 
     @classmethod
     def of(cls, path: Path, error: OSError) -> UnreadableError:
-        expected, fix = "files that can be read", "try again when they can, or move the checkpoint away"
+        expected, fix = "files that can be read", "fix the permissions or the disk, or move the checkpoint away"
         return cls(str(path), got=error.strerror or str(error), expected=expected, fix=fix)
 
 
@@ -84,7 +84,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ArtifactError(
             str(path),
             got=f"a folder without {MARKER}",
-            expected="a checkpoint that was written to its end by this trainer",
+            expected="a complete checkpoint of this trainer",
             fix="resume from an earlier one",
         )
     found = _listed(path)
@@ -108,7 +108,7 @@ def _listed(path: Path) -> Checkpoint:
     try:
         files = {str(name): FileSum.from_plain(one) for name, one in content["files"].items()}
         if any(type(content[name]) is not kind for name, kind in _FACTS.items()):
-            raise ValueError("facts that are none")
+            raise ValueError("invalid fields")
         return Checkpoint(path=path, files=files, **{name: content[name] for name in _FACTS})
     except (KeyError, AttributeError, ValueError) as error:
         expected = f"{', '.join(_FACTS)} and files with their sizes and checksums"
@@ -142,20 +142,20 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def find_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run folder that a run can go on from, unless its bytes have changed."""
+    """The newest checkpoint of a run folder that a run can continue from, unless its bytes have changed."""
     return next((found for found in reversed(complete_checkpoints(folder)) if found.resumable), None)
 
 
 def what_is_lost(folder: Path, resume: str = "resuming") -> str:
-    """What a run that is left in the middle of a step has to do again."""
+    """What a run that stops in the middle of a step loses."""
     found = find_latest(folder)
     if found is None:
-        return f"there is no checkpoint yet: {resume} begins again"
+        return f"there is no checkpoint yet: {resume} starts over"
     return f"what came after step {found.step:,} is lost: {resume} continues from its checkpoint"
 
 
 def refuse_broken(folder: Path) -> None:
-    """Refuse to begin again in a folder whose checkpoints are all broken: their run could still be mended."""
+    """Refuse to start over in a folder whose checkpoints are all broken: the run could still be repaired."""
     broken = []
     for path in sorted(_named(folder)):
         try:
@@ -178,7 +178,7 @@ class CheckpointFolder:
     limit: int | None = None  # checkpoints that are kept
 
     def path(self, step: int) -> Path:
-        """Of the checkpoint after so many steps."""
+        """The path of the checkpoint of a step."""
         return self.folder / f"checkpoint-{step}"
 
     def save(
@@ -203,14 +203,14 @@ class CheckpointFolder:
         return self.path(step)
 
     def clean(self) -> None:
-        """Remove what processes that were killed have left behind."""
+        """Remove what killed processes have left."""
         if self.writes and self.folder.is_dir():
             for path in self.folder.iterdir():
                 if _LEFT.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, resumed: Path | None) -> list[Path]:
-        """Rename complete checkpoints that are not of the run that goes on from this one; where they are now.
+        """Rename complete checkpoints that are not of the run that continues from this one; where they are now.
 
         Without one, or with one of another folder, that is all of them. Machines with disks of their own do it each.
         """
@@ -241,11 +241,11 @@ class CheckpointFolder:
         before = None
         with suppress(UnreadableError):
             before = find_latest(self.folder)
-        kept = f"{before.path} is complete: resume from it" if before is not None else "there is no earlier one"
+        kept = f"{before.path} is complete: resume from it" if before is not None else "no earlier checkpoint"
         raise ArtifactError(
             f"checkpoint {self.path(int(_digits(saving.name)))}",
             got="; ".join(faults),
-            expected=f"a disk that takes about {needed:,} bytes; {free:,} were free",
+            expected=f"a disk with room for about {needed:,} bytes; {free:,} were free",
             fix=f"make room, or save elsewhere. {kept}",
         ) from cause
 
@@ -318,7 +318,7 @@ class CheckpointFolder:
 
 
 def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:
-    """About how large a checkpoint will be: weights, or only those that learn, and the optimizer's states."""
+    """About how large a checkpoint will be: weights, or only trainable ones, and the optimizer's states."""
     weights = [one for one in model.parameters() if one.requires_grad or not only_trained]
     states = getattr(optimizer, "state", None) or {}
     kept = [value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)]
@@ -326,7 +326,7 @@ def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:
 
 
 def _rename(path: Path, name: str) -> Path:
-    """Beside where it was, with a number behind the name where that is taken."""
+    """In the same folder, with a number after the name where that is taken."""
     names = (name if number == 1 else f"{name}.{number}" for number in count(1))
     target = next(path.parent / one for one in names if not (path.parent / one).exists())
     os.rename(path, target)
@@ -340,7 +340,7 @@ def _named(folder: Path) -> list[Path]:
     for path in named:
         if path.is_symlink():  # one that is named by the user may be one
             raise UnreadableError(
-                str(path), got="a link", expected="a folder", fix="put a copy of what it leads to there"
+                str(path), got="a link", expected="a folder", fix="replace the link with a copy of its target"
             )
     return named
 
@@ -352,7 +352,7 @@ def _refuse_links(path: Path) -> None:
     except ArtifactError as error:
         raise UnreadableError(error.where, got=error.got, expected=error.expected, fix=error.fix) from None
     except _NOT_THERE:  # another machine has renamed or removed it meanwhile
-        raise ArtifactError(str(path), got="a folder that is gone by now", expected="a checkpoint") from None
+        raise ArtifactError(str(path), got="a deleted folder", expected="a checkpoint") from None
     except OSError as error:
         raise UnreadableError.of(path, error) from None
 

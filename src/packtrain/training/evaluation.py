@@ -52,7 +52,7 @@ def evaluate(
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Random numbers go on afterwards as if nothing had been drawn, so that looking changes no run."""
+    """Random numbers continue afterwards as if nothing had been drawn, so that looking changes no run."""
     before, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     try:

@@ -39,11 +39,11 @@ def check_first_batch(
 ) -> Verdict:
     """The quick check on samples of this rank's first packs; all ranks end with an error when one of them fails.
 
-    Random numbers go on as if it had not been. A rank whose first pack is empty, or has nothing that can be decoded,
+    Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.
     """
     packs = _first_packs(dataset, rank, world)
-    _together(None if packs else f"nothing to look at in the first {_PACKS} packs")
+    _together(None if packs else f"nothing to check in the first {_PACKS} packs")
     packing = dataset.schedule.plan.config
     patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
@@ -84,8 +84,9 @@ def _together(fault: str | None) -> None:
         raise PacktrainError(
             "the check before the first step",
             problems=faults,
-            expected="packed samples that do not see each other",
-            fix="run `packtrain verify` for the details, try attention sdpa, or turn the check off (first_check=False)",
+            expected="packed samples that do not attend to each other",
+            fix="run `packtrain verify` for details, try attn_implementation sdpa, or turn the check off "
+            "(first_check=False)",
         )
 
 
@@ -116,7 +117,7 @@ def _decoded(dataset: Any, key: PackKey) -> Samples:
 def _more_keys(dataset: Any, seen: Samples) -> Iterator[PackKey]:
     """Of the first epoch, in the order of training: packs with images, videos, text, and that of the longest sample.
 
-    Of a stream only the first packs are looked at: others would have to be fetched.
+    Of a stream only the first packs are checked: others would have to be fetched.
     """
     if isinstance(dataset.schedule.plan, OnlinePlan):
         return

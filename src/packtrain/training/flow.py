@@ -21,7 +21,7 @@ _DUE = "evaluation_due"
 class RunFlow(TrainerCallback):
     """No checkpoint before its time, nothing twice at one step, and an end that all ranks agree on.
 
-    It stands behind the callbacks that decide by steps and epochs, and behind the joint decision of the ranks, with
+    It comes after the callbacks that decide by steps and epochs, and after the joint decision of the ranks, with
     which it asks whether any of them was told to stop.
     """
 
@@ -34,7 +34,7 @@ class RunFlow(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.interrupted = None
-        self._saved = state.global_step  # the checkpoint that it goes on from, or nothing yet
+        self._saved = state.global_step  # the checkpoint that it continues from, or nothing yet
         self._evaluated = -1
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -90,7 +90,7 @@ class RunFlow(TrainerCallback):
 
 
 def is_due(state: TrainerState) -> bool:
-    """Was the evaluation of the step that a run goes on from cut short, or left out?"""
+    """Was the evaluation of the step that a run continues from cut short, or left out?"""
     found = (state.stateful_callbacks or {}).get(_SAVED)
     return bool(state.global_step) and isinstance(found, dict) and found.get(_DUE) == state.global_step
 

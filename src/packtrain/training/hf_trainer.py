@@ -1,7 +1,7 @@
 """Everything private of transformers.Trainer that packtrain overrides or calls, in one place.
 
 The loop is transformers'. It is bent at the methods below, each of which only hands over to a method of our own by a
-public name; the defaults here leave Trainer as it is. So a new release of transformers is this file to look at: a test
+public name; the defaults here leave Trainer unchanged. So a new release of transformers is this file to look at: a test
 compares it with the class, and fails where Trainer has lost or renamed a method, or another module overrides one.
 
     written against    transformers 5.17 to 5.22 (the tests run with the oldest and the newest)
@@ -129,12 +129,12 @@ class HFTrainer(Trainer):
         return super()._prepare_inputs(inputs) if moved is None else moved
 
     def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *rest: Any, **named: Any) -> None:
-        """The only place behind the optimizer's step that has the gradient norm."""
+        """The only hook after the optimizer's step that has the gradient norm."""
         self.after_step(grad_norm)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **named)
 
     def _evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Trainer cannot be told to end an evaluation; `skip_scheduler` marks the one before the first step."""
+        """Trainer has no way to end an evaluation; `skip_scheduler` marks the one before the first step."""
         at_start = bool(options.get("skip_scheduler"))
         evaluate = super()._evaluate
         return self.evaluated(lambda: dict(evaluate(*args, **options)), at_start=at_start)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the end of its step, with a checkpoint; asked once more, it ends at once.
+"""Ctrl-C and SIGTERM end a run at the end of its step, with a checkpoint; a second signal ends it immediately.
 
 Python runs handlers between two lines of the main thread, which does not come to one while it waits in a kernel, a
 compiler or a collective. So another thread hears signals too, as they come.
@@ -23,7 +23,7 @@ _STOPPED = 130  # exit code
 class Interrupts:
     """Takes signals while a run lasts. `asked` names the first that came; ranks agree on it elsewhere.
 
-    `on_first` is called when it has come, in a thread of its own. `lost` says what ending at once costs.
+    `on_first` is called when it has come, in a thread of its own. `lost` says what ending immediately costs.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,8 +90,8 @@ class Interrupts:
     def _insist(self, name: str) -> None:
         if not self._answered.wait(_GRACE):
             _end_process(
-                f"ended by a second {name}: the step under way did not come to its end, nor to a place where it could "
-                f"be left; {self.lost()}"
+                f"ended by a second {name}: the current step neither finished nor reached a safe point to stop; "
+                f"{self.lost()}"
             )
 
 

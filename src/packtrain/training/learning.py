@@ -1,4 +1,4 @@
-"""Does a run still learn? Two warnings that look further back than the last steps: a plateau, and overfitting."""
+"""Is the loss still falling? Two warnings that look further back than the last steps: a plateau, and overfitting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitor_rules import Found
 
 _COMPARED = (3, 6, 12, 24, 48)  # spans, with as many before them
-_CERTAIN = 3.0  # standard errors: it is looked at often
+_CERTAIN = 3.0  # standard errors: it is checked often
 
 
 class Plateau:
@@ -77,9 +77,9 @@ class Plateau:
     def _found(self, number: int, was: float, now: float) -> Found:
         samples = number * self._limits.plateau_samples
         return Found(
-            f"the mean loss over the last {samples:,} samples or more is {now:.4g}, over as many before {was:.4g}",
-            "a higher or decaying learning_rate, more trained parts or a larger lora_rank may help; if validation says "
-            "it is good enough, stop here",
+            f"the mean loss over the last {samples:,} samples or more is {now:.4g}, over as many before that {was:.4g}",
+            "try a higher or decaying learning_rate, more trainable parameters or a larger lora_rank; if the "
+            "evaluation loss is good enough, stop here",
         )
 
 
@@ -114,8 +114,8 @@ class Overfitting:
         return Found(
             f"evaluation loss rose from {losses[0]:.4g} to {losses[2]:.4g} while training loss fell from "
             f"{training[0]:.4g} to {training[2]:.4g}; each sample was seen {metrics.epoch:.1f} times",
-            "stop early (early_stopping_patience) or take the checkpoint of the best evaluation; fewer epochs, more "
-            "data, a smaller lora_rank or lora_dropout keep it from coming back",
+            "stop early (early_stopping_patience) or use the best checkpoint; fewer epochs, more data, a smaller "
+            "lora_rank or lora_dropout prevent overfitting",
         )
 
     def state_dict(self) -> dict[str, Any]:

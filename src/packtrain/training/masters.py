@@ -57,8 +57,8 @@ def make_optimizer(
     if masters:
         raise ConfigError(
             "training.master_weights",
-            got=f"true with {kind.__module__}.{kind.__name__}, which keeps what it needs in its own way",
-            expected="an optimizer of torch or transformers that makes its states in its first step",
+            got=f"true with {kind.__module__}.{kind.__name__}, which keeps its own state",
+            expected="an optimizer of torch or transformers that creates its state in its first step",
             fix="use adamw_torch_fused, or leave it out",
         )
     return without_masters(made)
@@ -67,7 +67,7 @@ def make_optimizer(
 def can_have_masters(optimizer: Optimizer) -> bool:
     """Not those that are made with states of the weights they are given, or compute losses themselves.
 
-    Optimizers of bitsandbytes and torchao quantise states, and stay as they are too.
+    Optimizers of bitsandbytes and torchao quantize states, and are left alone too.
     """
     if type(optimizer).__module__.partition(".")[0] not in _KNOWN or optimizer.state:
         return False
@@ -156,8 +156,8 @@ class MasterWeights(Optimizer):
             raise ConfigError(
                 "training.master_weights",
                 got="sparse gradients",
-                expected="gradients of all numbers of a weight",
-                fix="make embeddings with sparse=False, or set training.master_weights: false",
+                expected="dense gradients",
+                fix="create embeddings with sparse=False, or set training.master_weights: false",
             )
         masters = [self._masters[weight] for weight in weights]
         half = [(weight, master) for weight, master in zip(weights, masters, strict=True) if master is not weight]
@@ -227,8 +227,8 @@ class MasterWeights(Optimizer):
         self._inner.param_groups = []
         if missing:
             warnings.warn(
-                f"the checkpoint has no fp32 masters of {missing} half-precision parameters: they are made of the "
-                "weights, and updates that were rounded away before stay lost",
+                f"the checkpoint has no fp32 masters of {missing} half-precision parameters: they are created from "
+                "the weights, and updates that were rounded away are lost",
                 stacklevel=2,
             )
         self._show()
@@ -257,7 +257,7 @@ def reading(optimizer: Any, checkpoint: Path) -> AbstractContextManager[None]:
     has_masters = any(name.endswith(f".{MASTER}") for name in tensors_in(states[0]))
     if has_masters and found is None:
         warnings.warn(
-            "the checkpoint has fp32 masters, which are left out: the run continues from weights", stacklevel=2
+            "the checkpoint has fp32 masters, which are ignored: the run continues from weights", stacklevel=2
         )
     return nullcontext() if has_masters or found is None else found.as_before_masters()
 

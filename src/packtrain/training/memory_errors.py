@@ -73,11 +73,11 @@ class Failure:
     doing: str  # in words
     batch: BatchInfo
     capacity: int | None = None  # packing_length of the plan
-    fitted: int = 0  # tokens of the largest batch that went through before
+    fitted: int = 0  # tokens of the largest batch that has fitted so far
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Does this error say that memory ended?"""
+    """Is this an out-of-memory error?"""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
     )
@@ -96,7 +96,7 @@ def explain(
     return MemoryLimitError(
         where,
         problems=[line for line in found if line],
-        expected="packs that fit the memory",
+        expected="packs that fit in memory",
         fix=_advice(room, failure),
     )
 
@@ -132,21 +132,22 @@ def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, mod
     if asked and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
         if 0 < share < 1:
-            why = "in proportion to what it asked for, which may be only a part"
+            why = "in proportion to the failed allocation, so it may still be too much"
             return _Room(tokens=int(tokens * share), load=load, why=why)
     if 0 < failure.fitted < tokens:
-        return _Room(tokens=failure.fitted, load=load, why="the largest batch that went through before")
-    return _Room(tokens=int(tokens * _GUESS), load=load, why="a guess: nothing is known about smaller ones")
+        return _Room(tokens=failure.fitted, load=load, why="the largest batch that has fitted so far")
+    return _Room(tokens=int(tokens * _GUESS), load=load, why="a guess: no smaller batch has run")
 
 
 def _advice(room: _Room, failure: Failure) -> str:
     load, capacity = room.load, failure.capacity
     if not load.tokens or not room.tokens:
-        return "free memory: gradient_checkpointing, LoRA, FSDP2, or a smaller model; no pack would have fitted"
+        return "no pack would have fitted: use gradient_checkpointing, LoRA, FSDP2 or a smaller model"
     others = "; or gradient_checkpointing, vision_batch_patches, FSDP2"
     if load.rows > 1 and len(failure.batch.keys) > 1:  # packing_length bounds single samples there
         rows = int(load.rows * room.share)
-        fewer = f"at most {rows} samples a batch instead of {load.rows}" if rows else "shorter samples (packing_length)"
+        fewer = f"at most {rows} samples per batch instead of {load.rows}" if rows else "shorter samples "
+        "(packing_length)"
         return f"{fewer} ({room.why}){others}"
     tokens = room.tokens if capacity is None else min(room.tokens, int(capacity * room.share))
     length = tokens // _ROUND * _ROUND or tokens
@@ -173,7 +174,7 @@ def _packs(batch: BatchInfo) -> str:
 def _held(batch: BatchInfo) -> str:
     patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
     return (
-        f"{batch.tokens:,} tokens and {batch.padding:,} of padding, {patches} patches, {batch.images:,} images, "
+        f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, {batch.images:,} images, "
         f"{batch.videos:,} videos in {batch.samples:,} samples"
     )
 

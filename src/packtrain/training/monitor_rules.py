@@ -37,7 +37,7 @@ def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None
         return None
     return Found(
         "the loss is not a finite number",
-        "go back to the last checkpoint with a lower learning_rate or a longer warm-up; with fp16, train in bf16. "
+        "resume from the last checkpoint with a lower learning_rate or a longer warm-up; with fp16, train in bf16. "
         f"{_INSPECT.format(step=now.step)}",
     )
 
@@ -54,9 +54,11 @@ def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     middle = median(past[-limits.fewest :])
     if len(past) < limits.fewest:
         explodes = now > limits.early_factor * middle and now - middle > 1
-        told = f"the loss is {now:.4g}, and was about {middle:.4g} in the first steps"
+        told = f"the loss is {now:.4g}, up from about {middle:.4g} in the first steps"
         return (
-            Found(told, "stop it: lower learning_rate, lengthen the warm-up, set max_grad_norm") if explodes else None
+            Found(told, "stop the run: lower learning_rate, lengthen the warm-up, set max_grad_norm")
+            if explodes
+            else None
         )
     changes = [after - before for before, after in pairwise(past)]
     sigma = max((_deviation(changes) if changes else 0.0) / math.sqrt(2), 0.01 * abs(middle))
@@ -65,7 +67,7 @@ def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     above = f"{(now - middle) / sigma:.0f} standard deviations above" if sigma else "above"  # exactly 0 until now
     return Found(
         f"the loss is {now:.4g}, {above} the {middle:.4g} before",
-        "if it does not fall back within some steps, lower learning_rate or max_grad_norm, or lengthen the warm-up. "
+        "if it does not recover within a few steps, lower learning_rate or max_grad_norm, or lengthen the warm-up. "
         f"{_INSPECT.format(step=seen[-1].step)}",
     )
 
@@ -76,8 +78,8 @@ def gradient_high(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     if now is None or len(past) < limits.fewest or now <= limits.gradient_factor * median(past):
         return None
     return Found(
-        f"the gradient norm is {now:.4g}, usual is {median(past):.4g}",
-        f"set max_grad_norm (1.0 is common) so that one step cannot undo others. {_INSPECT.format(step=seen[-1].step)}",
+        f"the gradient norm is {now:.4g}, usually {median(past):.4g}",
+        f"set max_grad_norm (1.0 is common) to clip such steps. {_INSPECT.format(step=seen[-1].step)}",
     )
 
 
@@ -85,7 +87,7 @@ def gradient_exploding(seen: Sequence[Seen], limits: MonitorLimits) -> Found | N
     """Not finite three times in a row, or the median of five steps is ten times that of those before."""
     advice = "lower learning_rate, lengthen the warm-up, set max_grad_norm; with fp16, train in bf16"
     if len(seen) >= 3 and all(one.grad_broken for one in seen[-3:]):
-        return Found("the gradient norm was not a finite number three times in a row", advice)
+        return Found("the gradient norm was not finite three times in a row", advice)
     last, past = (_numbers(one.grad_norm for one in part) for part in (seen[-5:], seen[-limits.window - 5 : -5]))
     if len(last) < 5 or len(past) < limits.fewest or median(last) <= limits.gradient_factor * median(past):
         return None
@@ -98,14 +100,14 @@ def gradient_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
         return None
     if not seen[-1].taught:
         return Found(
-            "no token of the step carries loss: the optimizer leaves the weights as they are",
-            "its answers are cut off (overlong: truncate or split, with a packing_length too short for them) or left "
-            f"out of the loss (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+            "the step has no supervised tokens: the weights do not change",
+            "answers are cut off (overlong: truncate or split, with too short a packing_length) or masked out of the "
+            f"loss (loss_on). {_INSPECT.format(step=seen[-1].step)}",
         )
     return Found(
-        "the gradient norm is zero: nothing is learned",
-        "see what is trained (train_language, train_vision, train_projector, lora_target_modules) and where loss is "
-        f"taken (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+        "the gradient norm is zero: nothing is trained",
+        "check the trainable parameters (train_language, train_vision, train_projector, lora_target_modules) and the "
+        f"loss mask (loss_on). {_INSPECT.format(step=seen[-1].step)}",
     )
 
 
@@ -115,7 +117,7 @@ def learning_rate_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | N
     if len(last) < 3 or any(one.rate != 0.0 for one in last):
         return None
     return Found(
-        "every learning rate has been zero for three steps",
+        "all learning rates have been zero for three steps",
         "the schedule is shorter than the run, or learning_rate is 0: compare max_steps, num_train_epochs and warm-up",
     )
 
@@ -127,8 +129,8 @@ def memory_near_limit(seen: Sequence[Seen], limits: MonitorLimits) -> Found | No
         return None
     return Found(
         f"{gib(now.memory)} of {gib(now.memory_limit)} were allocated ({now.memory_share:.0%})",
-        "a fuller pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
-        "gradient_checkpointing or vision_checkpointing on",
+        "a larger pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
+        "on gradient_checkpointing or vision_checkpointing",
     )
 
 
@@ -140,9 +142,9 @@ def data_bound(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     if len(last) < limits.timing_window or share <= limits.wait_share:
         return None
     return Found(
-        f"{share:.0%} of the time of the last {len(last)} steps was waiting for data",
+        f"{share:.0%} of the time of the last {len(last)} steps was spent waiting for data",
         "raise dataloader_num_workers or dataloader_prefetch_factor; when streaming, raise cache_bytes or put the "
-        "cache on a faster disk; smaller media limits make decoding cheaper",
+        "cache on a faster disk; lower media limits make decoding cheaper",
     )
 
 
@@ -154,11 +156,11 @@ def unequal_ranks(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     rank, times = Counter(one.slowest for one in last).most_common(1)[0]
     work = _numbers(one.work_spread for one in last)
     planned = mean(work) if work else None
-    found = f"the slowest rank takes {spread:.2f} times the mean; {times} of {len(last)} times it was rank {rank}"
+    found = f"the slowest rank takes {spread:.2f} times the mean; in {times} of {len(last)} steps it was rank {rank}"
     if planned is not None and planned > (1 + limits.spread) / 2:
-        advice = "the plan gives ranks unequal work: raise packs_per_step, or set balance: strict"
+        advice = "the ranks have unequal work: raise packs_per_step, or set balance: strict"
         return Found(f"{found}; their work differs by {planned:.2f}", advice)
-    return Found(found, f"the plan's work is even: look at the GPU, the host and the disk of rank {rank}")
+    return Found(found, f"their work is equal: check the GPU, host and disk of rank {rank}")
 
 
 def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
@@ -175,36 +177,36 @@ def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
         if now > least and now > limits.variance_factor * was:
             what = "loss" if name == "loss" else "gradient norm"
             return Found(
-                f"the {what} changes by {now:.1%} from step to step, where it was {was:.1%}",
-                "lower learning_rate or raise packs_per_step; a lower max_grad_norm limits what one step can do",
+                f"the {what} changes by {now:.1%} from step to step, up from {was:.1%}",
+                "lower learning_rate or max_grad_norm, or raise packs_per_step",
             )
     return None
 
 
 def time_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
-    """Over 20 steps the time without waiting for data is 1.25 times what was predicted, or the other way round."""
+    """Over 20 steps the time without waiting for data is 1.25 times the predicted time, or the other way round."""
     last = [(one.seconds - one.wait, one.predicted_seconds) for one in _settled(seen, limits)]
     ratios = [real / told for real, told in last if told]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_apart):
         return None
     faster = median(ratios) < 1
     return Found(
-        f"steps take {median(ratios):.2f} times what was predicted",
+        f"steps take {median(ratios):.2f} times the predicted time",
         "`packtrain calibrate` fits the prediction to this machine"
-        + ("" if faster else "; if it was fitted here, something else uses the GPU or the host is too slow for it"),
+        + ("" if faster else "; if already calibrated, something else uses the GPU or the host is too slow"),
     )
 
 
 def memory_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
-    """Over 20 steps the memory is 1.1 times what was predicted for their packs, or the other way round."""
+    """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
     last = [(one.memory, one.predicted_memory) for one in _settled(seen, limits)]
     ratios = [real / told for real, told in last if real and told]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_apart):
         return None
     return Found(
-        f"steps need {median(ratios):.2f} times the memory that was predicted",
-        "`packtrain calibrate` fits the prediction to this machine; until then do not rely on the packing_length that "
-        "it says would fit",
+        f"steps need {median(ratios):.2f} times the predicted memory",
+        "`packtrain calibrate` fits the prediction to this machine; until then do not rely on the predicted "
+        "packing_length",
     )
 
 

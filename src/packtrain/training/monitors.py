@@ -93,6 +93,6 @@ def _tried(rule: Callable[[], Found | None]) -> Found | None:
         return rule()
     except Exception as error:
         return Found(
-            f"this rule could not be applied: {' '.join(f'{type(error).__name__}: {error}'.split())}",
-            "training continues without it; please report this with the lines of metrics.jsonl before",
+            f"this check failed: {' '.join(f'{type(error).__name__}: {error}'.split())}",
+            "training continues without it; please report this with the preceding lines of metrics.jsonl",
         )

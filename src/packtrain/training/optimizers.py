@@ -30,8 +30,8 @@ def optimizer_of(
         if asked:
             raise ConfigError(
                 f"training.{', '.join(asked)}",
-                got=f"optimizer {args.optim}, which makes its own groups",
-                expected="an optimizer that takes groups",
+                got=f"optimizer {args.optim}, which builds its own parameter groups",
+                expected="an optimizer that accepts parameter groups",
                 fix="leave them out, or use adamw_torch_fused",
             )
         return None
@@ -48,7 +48,7 @@ def optimizer_of(
 def _refuse_fp16(groups: Sequence[Mapping[str, Any]]) -> None:
     """One gradient that is too large for fp16 would spoil masters for good, and torch does not unscale fp16 ones."""
     if any(weight.dtype == torch.float16 for group in groups for weight in group["params"]):
-        raise ConfigError("model.dtype", got="fp16 weights that learn", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16)
+        raise ConfigError("model.dtype", got="trainable fp16 weights", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16)
 
 
 def _keep_embeddings_wide(model: nn.Module) -> None:

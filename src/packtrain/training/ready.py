@@ -33,7 +33,7 @@ _TILE = 128  # tokens
 _BOUNDARIES = ("varlen", "flash")  # kernels that take the ends of samples as numbers
 _ON_GPUS = {  # and why not on a CPU
     **dict.fromkeys(("flash_attention_2", "flash_attention_3"), "for which it has no kernel"),
-    "flex": "where torch has no backward pass for it",
+    "flex": "where torch has no backward for it",
 }
 
 
@@ -72,8 +72,8 @@ def require_kernel(attention: str, device: torch.device) -> None:
         raise ConfigError(
             "training.attn_implementation",
             got=f"{attention} on a CPU, {_ON_GPUS[attention]}",
-            expected="an attention that trains here",
-            fix="leave it out to use what runs here, or set training.attn_implementation: sdpa",
+            expected="an attn_implementation that can train here",
+            fix="leave it out for automatic selection, or set training.attn_implementation: sdpa",
         )
 
 

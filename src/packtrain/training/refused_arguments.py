@@ -14,7 +14,7 @@ SHARDED = "SHARDED_STATE_DICT"
 _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
     (
         lambda args: args.torch_compile,
-        "torch_compile: it compiles the whole model again for every shape; use `compile`, which takes its layers",
+        "torch_compile: it recompiles the whole model for every shape; use `compile`, which compiles its layers",
     ),
     (
         lambda args: args.use_liger_kernel,
@@ -26,7 +26,7 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
     ),
     (
         lambda args: args.restore_callback_states_from_checkpoint,
-        "restore_callback_states_from_checkpoint: what a run needs is restored without it",
+        "restore_callback_states_from_checkpoint: everything needed is restored without it",
     ),
     (
         lambda args: args.fsdp and int((args.fsdp_config or {}).get("version", 2)) != 2,
@@ -34,17 +34,17 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
     ),
     (
         lambda args: args.fsdp and (args.fsdp_config or {}).get("state_dict_type", SHARDED) != SHARDED,
-        f"fsdp_config.state_dict_type: only {SHARDED}, where every rank writes its part and any number can read them",
+        f"fsdp_config.state_dict_type: only {SHARDED}, which any number of ranks can load",
     ),
     (
         lambda args: args.fp16_full_eval or args.bf16_full_eval,
-        "fp16_full_eval, bf16_full_eval: they would change the weights that are trained",
+        "fp16_full_eval, bf16_full_eval: they would cast the trained weights",
     ),
 )
 _OPTIONS = {
-    "compute_metrics": "there are no logits to hand on, only a loss",
-    "preprocess_logits_for_metrics": "there are no logits to hand on, only a loss",
-    "model_init": "give a model that is ready for packs",
+    "compute_metrics": "there are no logits, only a loss",
+    "preprocess_logits_for_metrics": "there are no logits, only a loss",
+    "model_init": "pass a model prepared for packs",
 }
 
 
@@ -55,14 +55,14 @@ def refuse_arguments(
     problems = [why for wrong, why in _REFUSED if wrong(args)]
     if packing and args.neftune_noise_alpha:
         problems.append(
-            "neftune_noise_alpha: its noise shrinks with the length of a row, so a sample in a pack gets less of it "
-            "than alone; leave it out, or train padded rows (packing: false)"
+            "neftune_noise_alpha: its noise shrinks with the length of a row, so packed samples get less of it; "
+            "leave it out, or train padded rows (packing: false)"
         )
     problems += [f"{name}: {why}" for name, why in _OPTIONS.items() if options.get(name) is not None]
     if options.get("compute_loss_func") is not None and weighting != "token":
         problems.append(
-            f"compute_loss_func with loss_weighting {weighting!r}: a loss of your own is not given the weights, and "
-            "would be divided by their sum; use loss_weighting 'token', or leave compute_loss_func out"
+            f"compute_loss_func with loss_weighting {weighting!r}: a custom loss does not get the weights, yet would "
+            "be divided by their sum; use loss_weighting 'token', or leave compute_loss_func out"
         )
     if options.get("compute_loss_func") is not None and args.label_smoothing_factor:
         problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
@@ -70,7 +70,7 @@ def refuse_arguments(
         raise ConfigError(
             "training arguments",
             problems=problems,
-            expected="arguments that PackedTrainer can honour",
+            expected="arguments that PackedTrainer supports",
             fix="leave these out",
         )
 
@@ -80,7 +80,7 @@ def refuse_unsharded(args: TrainingArguments, *, is_sharded: bool) -> None:
     if args.fsdp and args.world_size > 1 and not is_sharded:
         raise ConfigError(
             "training.sharding fsdp",
-            got=f"{args.world_size} processes on {args.device.type}, on which accelerate does not share weights out",
+            got=f"{args.world_size} processes on {args.device.type}, on which accelerate does not shard weights",
             expected="processes with a GPU each",
-            fix="leave sharding, or deepspeed, out: each process then has a whole copy (ddp)",
+            fix="leave out sharding or deepspeed: each process then has a full copy (ddp)",
         )

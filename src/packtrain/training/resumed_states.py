@@ -87,8 +87,8 @@ def _refuse_other_groups(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Ma
     raise ArtifactError(
         path,
         got=f"optimizer groups {', '.join(map(str, theirs))}",
-        expected=f"groups of the parts that learn now: {', '.join(map(str, ours))}",
-        fix="let the same parts learn as when it was saved, or begin a new run",
+        expected=f"groups of the trainable parts now: {', '.join(map(str, ours))}",
+        fix="train the same parts as when it was saved, or start a new run",
     )
 
 

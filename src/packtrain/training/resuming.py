@@ -28,7 +28,7 @@ class _Choice:
 
     def __str__(self) -> str:
         if not self.asked:
-            return "is not to resume"
+            return "does not resume"
         if self.fault is not None:
             return self.fault
         return f"has steps {', '.join(map(str, self.steps))}" if self.steps else "has no complete checkpoint"
@@ -87,7 +87,7 @@ def _look_through(checkpoint: Checkpoint) -> None:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         fault = in_one_line(error)
     if fault is not None:
-        expected = f"the state of the trainer at step {checkpoint.step:,}, as it was saved"
+        expected = f"the trainer state of step {checkpoint.step:,}"
         raise ArtifactError(str(path), got=fault, expected=expected, fix="resume from another checkpoint")
 
 
@@ -95,15 +95,15 @@ def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None]
     """Refuse a checkpoint whose bytes are not those that were written. All ranks call it, and all of them raise."""
     now = shared_sums(checkpoint.path, report)
     wrong = [name for name, one in checkpoint.files.items() if now.files.get(name) != one]
-    mine = [*now.faults, *(f"the bytes of {name} are not those that were written" for name in wrong)]
+    mine = [*now.faults, *(f"{name} differs from what was written" for name in wrong)]
     more = f" and {len(mine) - 3} more" if len(mine) > 3 else ""
     faults = dict.fromkeys(words for words in said_by_all("; ".join(mine[:3]) + more) if words)
     if faults:
         raise ArtifactError(
             str(checkpoint.path),
             got="; ".join(faults),
-            expected=f"files whose checksums are those in {MARKER}: a disk, or whatever copied them, has damaged them",
-            fix="resume from an earlier checkpoint, or bring this one back from a copy",
+            expected=f"files with the checksums in {MARKER}; a disk or a copy has damaged them",
+            fix="resume from an earlier checkpoint, or restore this one from a copy",
         )
 
 

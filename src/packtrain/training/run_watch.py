@@ -91,8 +91,9 @@ class RunWatch(TrainerCallback):
 
     def on_interrupt(self) -> None:
         """Ctrl-C is answered at once, however long the step lasts."""
-        kept = f"what came after step {self._saved:,}" if self._saved else "the whole run: there is no checkpoint yet"
-        self._progress.note(f"stopping after this step, with a checkpoint; once more stops now, and loses {kept}")
+        kept = f"what came after step {self._saved:,}" if self._saved else "the whole run, since there is no "
+        "checkpoint yet"
+        self._progress.note(f"stopping after this step, with a checkpoint; again to stop now and lose {kept}")
 
     def _go_on(self, saved: Any) -> None:
         """With what the monitors saw before; a state that cannot be read is no reason to end a run."""
@@ -101,9 +102,7 @@ class RunWatch(TrainerCallback):
         except Exception as error:
             self._monitors = Monitors()
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            self._progress.note(
-                f"early warnings begin again, for the checkpoint's state of them cannot be read: {said}"
-            )
+            self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {said}")
         self._monitors.restarted()
 
     def _keep(self) -> None:

@@ -70,7 +70,7 @@ class SafeCheckpoints(HFTrainer):
         if not isinstance(found, Checkpoint):
             found = checkpoint_to_resume(found, Path(str(self.args.output_dir)))
             for words in found.passed_over if found is not None else ():
-                warnings.warn(f"passed over, the run continues from an earlier step: {words}", stacklevel=3)
+                warnings.warn(f"skipped, the run continues from an earlier step: {words}", stacklevel=3)
         self._resumed = None if found is None else found.path
         return None if found is None else str(found.path)
 
@@ -150,7 +150,7 @@ class SafeCheckpoints(HFTrainer):
         if moved and self._checkpoints.writes:
             begun = "again" if self._resumed is None else f"from {self._resumed.name}"
             names = ", ".join(path.name for path in moved)
-            said = f"the run begins {begun}, so checkpoints of another one were set aside: {names}"
+            said = f"the run starts {begun}, so checkpoints of another run were renamed: {names}"
             warnings.warn(f"{self.args.output_dir}: {said}", stacklevel=2)
 
     @property
@@ -255,8 +255,8 @@ def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
         raise ArtifactError(
             checkpoint,
             got=f"{other} ({in_one_line(error)})",
-            expected="states as this run keeps them for what it trains",
-            fix="resume with the settings and the version it was saved by, or begin a new run from its weights",
+            expected="optimizer states for this run's trainable parameters",
+            fix="resume with the settings and version it was saved with, or start a new run from its weights",
         ) from error
 
 
@@ -267,9 +267,9 @@ def _refuse_unreadable(path: Path) -> None:
     except Exception:  # whose words say how to run it
         raise ArtifactError(
             str(path),
-            got="bytes that torch cannot read as tensors and plain values",
-            expected="states as this trainer saves them",
-            fix="resume from another checkpoint, and only from one that you trust",
+            got="a file that torch cannot load as tensors and plain values",
+            expected="states saved by this trainer",
+            fix="resume from another checkpoint that you trust",
         ) from None
 
 
@@ -290,7 +290,7 @@ def _require_saved(model: Any, path: Path) -> None:
     wanted = "**/adapter_model.safetensors" if _is_peft(model) else "model*.safetensors"
     if not any(path.glob(wanted)):
         found = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
-        way = "" if _is_peft(model) or not _has_adapters(model) else "; adapters have to be added by get_peft_model"
+        way = "" if _is_peft(model) or not _has_adapters(model) else "; add adapters with get_peft_model"
         raise ArtifactError(f"no {wanted.removeprefix('**/')} was written, but {found}{way}")
 
 

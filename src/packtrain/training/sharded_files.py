@@ -44,7 +44,7 @@ def _in_words(path: Path) -> Iterator[None]:
         raise ArtifactError(
             str(path),
             got=in_one_line(error),
-            expected="tensors, plain values and their descriptions, as torch writes them",
+            expected="tensors, plain values and metadata, as torch writes them",
             fix="resume only from checkpoints that you trust",
         ) from None
 
@@ -57,21 +57,21 @@ def _check_values(folder: Path, metadata: _Metadata) -> None:
     for name, place in metadata.places():
         relative = place.path
         if _leaves_folder(relative):
-            raise pickle.UnpicklingError(f"{name} lies outside of the checkpoint, in {relative}")
+            raise pickle.UnpicklingError(f"{name} is outside the checkpoint, in {relative}")
         with open(folder / relative, "rb") as stream:
             size = stream.seek(0, io.SEEK_END)
             if place.offset < 0 or place.length < 0 or place.offset + place.length > size:
-                raise pickle.UnpicklingError(f"{name} lies behind the end of {relative}")
+                raise pickle.UnpicklingError(f"{name} is past the end of {relative}")
             if name in tensors:  # torch reads them with weights_only
                 continue
             stream.seek(place.offset)
             value = stream.read(place.length)
         if not value.startswith(_ARCHIVE):
-            raise pickle.UnpicklingError(f"{name} is no archive of torch")
+            raise pickle.UnpicklingError(f"{name} is not a torch archive")
         try:
             torch.load(io.BytesIO(value), weights_only=True, map_location="cpu")
         except Exception:  # whose words say how to run it
-            raise pickle.UnpicklingError(f"{name} would make more than plain values") from None
+            raise pickle.UnpicklingError(f"{name} would create more than plain values") from None
 
 
 def _leaves_folder(path: str) -> bool:
@@ -105,7 +105,7 @@ class _Description(metaclass=_Fixed):
 
     def __setstate__(self, state: object) -> None:
         if self.state is not None or type(state) is not dict or not set(state) <= set(self.fields):
-            raise pickle.UnpicklingError(f"{type(self).__name__} is not described as torch describes it")
+            raise pickle.UnpicklingError(f"{type(self).__name__} does not have the fields that torch writes")
         object.__setattr__(self, "state", state)
 
     def get(self, name: str, kind: type) -> Any:
@@ -126,21 +126,21 @@ class _Metadata(_Description):
     def read(cls, path: Path) -> _Metadata:
         found = _Descriptions(io.BytesIO(path.read_bytes())).load()
         if type(found) is not cls:
-            raise pickle.UnpicklingError("it describes no checkpoint")
+            raise pickle.UnpicklingError("it is not checkpoint metadata")
         return found
 
     def tensors(self) -> set[str]:
         """Names of what torch reads as tensors."""
         known = self.get("state_dict_metadata", dict)
         if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in known.items()):
-            raise pickle.UnpicklingError("it names something that is neither a tensor nor a value")
+            raise pickle.UnpicklingError("an entry is neither a tensor nor a plain value")
         return {name for name, what in known.items() if type(what) is _Tensor}
 
     def places(self) -> Iterator[tuple[str, _Place]]:
         """Where everything is, by name."""
         for index, place in self.get("storage_data", dict).items():
             if type(index) is not _Index or type(place) is not _Place:
-                raise pickle.UnpicklingError("it gives a place that is none")
+                raise pickle.UnpicklingError("it has an invalid offset")
             yield index.get("fqn", str), place
 
 
@@ -194,7 +194,7 @@ class _Properties(_Description):
 
     def __setstate__(self, state: object) -> None:
         if self.state is not None or type(state) is not tuple:
-            raise pickle.UnpicklingError("properties of a tensor are not described as torch describes them")
+            raise pickle.UnpicklingError("tensor properties are not in torch's format")
         object.__setattr__(self, "state", {})
 
 

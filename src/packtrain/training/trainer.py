@@ -60,7 +60,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
 
     on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
     on_proof      is given what the check before the first step found, where it has passed
-    first_check   whether packing is checked on the samples of the first batch before anything is trained
+    first_check   whether packing is checked on the samples of the first batch before training
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
     on_host       names of what stays on the host when a batch is moved, as `modeling.no_waiting.stop_waiting` says

@@ -73,7 +73,7 @@ def short_samples(
         if replace(room, tokens=room.tokens - beside).holds([*chosen, shortest]):
             chosen.append(shortest)
         else:
-            left_out.append(f"{kind}: the shortest sample of the first packs has {len(shortest):,} tokens, too many")
+            left_out.append(f"{kind}: the shortest sample of the first packs is too long ({len(shortest):,} tokens)")
     rest = replace(room, tokens=min(room.tokens, room.taken(chosen) + MOST_TOKENS))
     for sample in sorted(usable, key=lambda one: (bool(one.media), len(one))):
         fresh = len(chosen) < MOST_SAMPLES and all(sample is not one for one in chosen)

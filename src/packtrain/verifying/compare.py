@@ -91,7 +91,7 @@ class HalfPrecision:
             "loss (sum over supervised tokens / their number): against the root mean square over the tokens' losses",
             "gradients: norm of the difference over the norm, of all parameters as one vector and of each tensor; "
             "where a tensor alone is closer than the average one, the average counts. On a CPU biases and scales are "
-            "judged in the vector only: torch sums their gradients in half precision there",
+            "compared in the vector only: torch sums their gradients in half precision there",
         )
 
     def logits(self, mode: str, found: Sequence[Tensor]) -> list[Finding]:
@@ -173,7 +173,7 @@ def compare_labels(samples: Sequence[EncodedSample], labels: Tensor, firsts: Seq
     across = [at for at in wrong if at in firsts]
     where = ""
     if across:
-        where = f"the first token of {samples[firsts.index(across[0])].id} is predicted from its neighbour"
+        where = f"the first token of {samples[firsts.index(across[0])].id} is predicted from its neighbour (loss mask)"
     elif wrong:
         where = f"token {wrong[0]} of the row: {int(labels[wrong[0]])} instead of {int(expected[wrong[0]])}"
     return Finding(check="labels", difference=float(len(wrong)), allowed=0.0, where=where)

@@ -134,7 +134,7 @@ def moved_neighbours(
             name, now = samples[change.at].id, after(change)
             for at, sample in enumerate(samples):
                 if at != change.at:
-                    gaps.append((f"{sample.id} moves with {name}", _gap(before[at], now[at])))
+                    gaps.append((f"{sample.id} changes with {name}", _gap(before[at], now[at])))
             effects.append((name, _gap(before[change.at], now[change.at])))
         found.append(_others_and_itself(largest(f"neighbours, other {what}", gaps, allowed), effects, needed))
     return found
@@ -142,9 +142,9 @@ def moved_neighbours(
 
 def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], needed: float) -> Finding:
     name, effect = min(effects, key=lambda one: one[1])
-    own = f"{name} moves itself by {effect:.2g}"
+    own = f"{name} changes itself by {effect:.2g}"
     if effect < needed:
-        own += f", and {needed:.2g} is needed to see it elsewhere"
+        own += f", and at least {needed:.2g} is needed to detect it elsewhere"
     return replace(worst, effect=effect, needed=needed, where=", ".join(filter(None, (worst.where, own))))
 
 

@@ -45,7 +45,7 @@ def unreached(config: Any, longest: int) -> str | None:
     if not beyond:
         return None
     named = ", ".join(f"{length:,}" for length in beyond)
-    return f"what the model does beyond {named} tokens (its config names them): the longest sample has {longest:,}"
+    return f"rows beyond {named} tokens (a limit in its config): the longest sample has {longest:,}"
 
 
 def long_rows(

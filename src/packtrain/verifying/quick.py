@@ -1,4 +1,5 @@
-"""The proof before a training run's first step: every modality and the longest sample, in rows as training has them.
+"""The packing check before a training run's first step: every modality and the longest sample, in rows as training "
+"has them.
 
 Every rank runs the same number of forward and backward passes whatever its samples are, because a sharded model hangs
 otherwise. No part needs more memory than a training step: gradients are those of short samples, the longest one is run
@@ -76,13 +77,13 @@ def quick_check(
         with in_mode(model, EVALUATION), torch.no_grad():
             findings += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
         if training is None:
-            left_out.append("the loss and its gradients: the loss is not the trainer's own")
+            left_out.append("the loss and its gradients: the loss is not the trainer's")
         else:
             findings += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
     shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
     return Verdict(
         model=type(model).__name__,
-        attn_implementation="as the model came",
+        attn_implementation="as given",
         device=str(weight.device),
         dtype=str(dtype).removeprefix("torch."),
         samples=tuple(dict.fromkeys(sample_described(sample) for sample in shown)),
@@ -120,7 +121,7 @@ def _without_gradients(
         with stock_attention(model) as used:
             at = longest_of(pack)
             if used == "eager" and len(pack[at]) > _MOST_EAGER:
-                left_out.append(f"{sample_described(pack[at])}: alone, it needs more memory than packed")
+                left_out.append(f"{sample_described(pack[at])}: alone it needs more memory than packed")
                 pack, at = chosen, longest_of(chosen)
             # A rank with fewer samples repeats its last.
             reference = [by_itself(chosen[min(number, len(chosen) - 1)]) for number in range(MOST_SAMPLES)]
@@ -158,11 +159,11 @@ def _with_loss(
 ) -> list[Finding]:
     """The trainer's loss and its gradients, in training mode without dropout, checkpointed as training is."""
     random = is_random_in_training(model, lambda: training.loss(model, as_trained(chosen, collate)))
-    backward, why = training.backward, "gradients: they are not made by the loss alone"
+    backward, why = training.backward, "gradients: they do not come from the loss alone"
     if any(getattr(weight, "_post_accumulate_grad_hooks", None) for weight in model.parameters()):
-        backward, why = False, "gradients: the optimizer steps within the backward pass"
+        backward, why = False, "gradients: the optimizer steps inside the backward pass"
     if random:
-        backward, why = False, "gradients: in training mode the model draws random numbers that are no dropout"
+        backward, why = False, "gradients: in training mode the model is random beyond dropout"
     if not backward:
         left_out.append(why)
     with in_mode(model, EVALUATION if random else AS_TRAINED):
@@ -180,7 +181,7 @@ def _judged(dtype: torch.dtype) -> tuple[str, ...]:
     return (
         "reference: each sample alone, on the model's own attention",
         f"hidden states at supervised positions: norm of packed - alone over that of alone; at most {allowed.hidden:g}",
-        "neighbours: samples changed at a fixed layout, looked at in every token of the others",
+        "neighbours: samples changed at a fixed layout, compared at every token of the others",
         f"training loss per token: at most {allowed.loss:g}; its gradients: at most {allowed.gradients:g}",
         "without dropout",
     )

@@ -55,7 +55,7 @@ def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -
     """Text, one image, several images and a video, where the model takes them, each with its computed cost."""
     settings = request.settings()
     family = load_rule(settings, request.limits)
-    assert family is not None, "the encoder refuses families without a rule"
+    assert family is not None, "families without a rule are refused"
     costs = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
     kinds = set(family.placeholders)
     made = []
@@ -119,8 +119,8 @@ def _cheapest_video(family: Rule) -> MediaHeader:
 def _none(kind: str) -> list[MediaHeader]:
     raise ConfigError(
         f"synthetic {kind}",
-        got="no size that the processor's settings take",
-        fix="name your own data with --data",
+        got="no image size that the processor's settings accept",
+        fix="pass your own data with --data",
     )
 
 

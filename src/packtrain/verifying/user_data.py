@@ -54,8 +54,8 @@ def user_samples(
         raise DataError(
             "--data",
             got=f"{len(chosen)} usable among the first {looked_at:,} records",
-            expected=f"at least two, of no more than {most // 2:,} tokens",
-            fix="packtrain measure says what is wrong with each record; leave --data out for synthetic samples",
+            expected=f"at least two records of at most {most // 2:,} tokens",
+            fix="run packtrain measure for the reasons; leave out --data for synthetic samples",
         )
     return chosen, None if any(one.sample is longest[1] for one in chosen) else longest[1]
 

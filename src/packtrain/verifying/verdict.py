@@ -1,4 +1,4 @@
-"""What a proof says: one finding for each check, and the verdict that they make up."""
+"""The result of a packing check: one finding per check, and the verdict."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class Verdict:
         return tuple(finding for finding in self.findings if finding.outcome == "inconclusive")
 
     def passed_in_words(self) -> tuple[str, ...]:
-        """What a run that may start says: what was looked at, what is inconclusive, and what was not checked."""
+        """Lines for a run that may start: what was checked, what is inconclusive, and what was not checked."""
         apart = max((finding.difference for finding in self.findings), default=0.0)
         looked_at = f"{counted(len(self.samples), 'sample')} ({', '.join(self.kinds)}, longest {self.longest:,} tokens)"
         checks = counted(len(self.findings), "check")
         return (
-            f"passed in {self.seconds:.1f} s: {looked_at} packed and alone, largest difference {apart:.1e} in {checks}",
+            f"passed in {self.seconds:.1f} s: {looked_at} packed vs. alone, largest difference {apart:.1e} in {checks}",
             *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.powerless),
             *(f"not checked: {shown(one, _NAME)}" for one in self.left_out),
         )

@@ -1,4 +1,4 @@
-"""The whole proof for one model and one backend: costs, labels, parity with each sample alone, isolation."""
+"""The whole packing check for one model and one backend: costs, labels, parity with each sample alone, isolation."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def verify_model(
     further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
     """
     if len(samples) < 2:
-        raise ConfigError("samples", got=len(samples), expected="at least two: one has no neighbour")
+        raise ConfigError("samples", got=len(samples), expected="at least two samples")
     started = time.perf_counter()
     weight = next(model.parameters())
     samples = [with_media_as(sample, weight.dtype) for sample in samples]
-    left_out = [] if backward else ["gradients: this backend has no backward pass on this device"]
+    left_out = [] if backward else ["gradients: this backend has no backward on this device"]
     with exact_products():
         say("each sample alone")
         judge, used = _judge(model, samples, contract, attn_implementation, backward)
@@ -131,9 +131,7 @@ def _judge(
     """Runs every sample alone; leaves the model on its backend, and says which one that is."""
     half = next(model.parameters()).dtype != torch.float32
     # What is refused is refused before anything runs.
-    used = (
-        set_attention(model, attn_implementation, contract) if attn_implementation is not None else "as the model came"
-    )
+    used = set_attention(model, attn_implementation, contract) if attn_implementation is not None else "as given"
     with in_full_precision(model) if half else nullcontext(), stock_attention(model):
         reference = _alone(model, samples, contract, backward=backward)
     if not half:
@@ -153,7 +151,7 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
             raise DataError(
                 "a sample alone",
                 got=f"the model failed: {in_one_line(error)[:300]}",
-                expected="a model that takes each sample on its own",
+                expected="a model that runs each sample alone",
                 fix="try the model with its own processor first",
             ) from error
 
@@ -233,8 +231,8 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
         random = False
     if random:
         left_out.append(
-            "training mode: the model draws random numbers there that are no dropout (in a router, say), or keeps "
-            "statistics; packed and alone differ by them, so gradients are those of evaluation mode"
+            "training mode: the model is random beyond dropout (a router, say) or keeps running statistics, so "
+            "gradients are compared in evaluation mode"
         )
         return [EVALUATION]
     if supports_checkpointing(model):
@@ -257,8 +255,8 @@ def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: tor
         said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
     if loss is not None:
         said.append(
-            f"training loss: as the trainer takes it, per token, at most {allowed.loss:g}; taken at supervised tokens "
-            f"only, exactly; its gradients at most {allowed.gradients:g}"
+            f"training loss: as the trainer computes it, per token, at most {allowed.loss:g}; exactly on the "
+            f"supervised tokens; its gradients at most {allowed.gradients:g}"
         )
     return tuple(said)
 
@@ -267,9 +265,9 @@ def _judged_neighbours(model: Any) -> tuple[str, ...]:
     allowed = allowed_movement(model)
     return (
         "neighbours: one sample changed at a fixed layout; the others' logits and the gradients of their loss may move "
-        + (f"by rounding only, {allowed:g} of their size" if allowed else "by exactly nothing")
-        + "; on GPUs, where equal runs differ, gradients by 4 times that, or a unit in the last place",
-        f"a change that moves the sample's own logits by less than {needed_effect(model):.2g} of their size proves "
+        + (f"by rounding only, {allowed:g} of their size" if allowed else "by exactly 0")
+        + "; on GPUs, where runs are not deterministic, gradients by 4 times that, or one unit in the last place",
+        f"a change that moves the sample's own logits by less than {needed_effect(model):.2g} of their size shows "
         "nothing about others: inconclusive",
-        "training mode is looked at without dropout",
+        "training mode is checked without dropout",
     )

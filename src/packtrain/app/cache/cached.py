@@ -1,7 +1,7 @@
-"""What lies in the cache: how large, of what, when used, whether it would still be used and why not; and clearing it.
+"""The contents of the cache: size, source, last use, and whether and why an entry is stale; and clearing it.
 
-Only what has a name that packtrain gives, in a folder that packtrain makes, is ever looked at or removed: a cache may
-stand in a folder with other things. What users wrote with --out is theirs, wherever it lies.
+Only what has a name that packtrain gives, in a folder that packtrain makes, is ever read or removed: a cache may be
+in a folder with other things. What users wrote with --out is theirs, wherever it is.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ WHAT = {
     "plans": "pack plans",
     "rows": "rows for delivery",
     "tokens": "tokenized samples",
-    "studies": "studies that runs were planned by",
+    "studies": "studies that runs were planned with",
     "shards": "data files, unpacked",
     "models": "models made here",
-    "tokenizers": "tokenizers as transformers builds them",
-    "configs": "configs of models as transformers loads them",
+    "tokenizers": "tokenizers built by transformers",
+    "configs": "model configs loaded by transformers",
     "calibration": "what was fitted to a GPU",
 }
 
@@ -187,7 +187,7 @@ def _require_inside(entry: Cached, root: Path) -> None:
     expected = root / entry.kind if entry.kind == "shards" else root / entry.kind / entry.path.name
     inside = entry.path == expected and not expected.is_symlink() and not (root / entry.kind).is_symlink()
     if entry.kind not in NAMES or not inside:
-        raise ConfigError("cache", got=str(entry.path), expected=f"something that lies in {root}")
+        raise ConfigError("cache", got=str(entry.path), expected=f"a path inside {root}")
 
 
 def _clear_shards(folder: Path) -> None:

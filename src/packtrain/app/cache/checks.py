@@ -56,7 +56,7 @@ def staleness(kind: str, path: Path, root: Path) -> list[str]:
 
 def _of_table(path: Path) -> str:
     if not (path / SUMMARY).is_file():
-        return "a measurement that has not ended"
+        return "an unfinished measurement"
     summary = read_summary(path)
     return f"{counted(summary.counts.rows, 'sample')} of {_names(path)}"
 
@@ -107,7 +107,7 @@ def _of_calibration(path: Path) -> str:
 
 def _of_shards(path: Path) -> str:
     entries, members = list_folder(str(path))
-    return f"{sum(one.state == 'ready' for one in entries)} files, wanted by {len(members)} processes"
+    return f"{sum(one.state == 'ready' for one in entries)} files, used by {len(members)} processes"
 
 
 def _of_study(path: Path) -> str:
@@ -131,7 +131,7 @@ _DESCRIBED: dict[str, Callable[[Path], str]] = {
 
 def _stale_table(path: Path, root: Path) -> Faults:
     if not (path / SUMMARY).is_file():
-        yield "not complete; the same command continues it"
+        yield "incomplete; the same command continues it"
         return
     table = CostTable.load(path)
     before = table.summary.inputs
@@ -182,13 +182,13 @@ def _stale_tokens(path: Path, root: Path) -> Faults:
     yield from differences(content["inputs"], token_inputs(CostTable.load(table)))[:5]
     yield from (f"its cost table is stale: {why}" for why in _stale_table(table, root))
     if content["parts"] is None:
-        yield "not complete; the same command continues it"
+        yield "incomplete; the same command continues it"
 
 
 def _stale_tokenizer(path: Path, root: Path) -> Faults:
     del root
     if not (path / "special_tokens.json").is_file():
-        yield f"not complete (transformers {importlib.metadata.version('transformers')})"
+        yield f"incomplete (transformers {importlib.metadata.version('transformers')})"
 
 
 _STALE: dict[str, Callable[[Path, Path], Faults]] = {
@@ -206,7 +206,7 @@ def _check_table(path: Path) -> Faults:
         return
     table = CostTable.load(path)
     if table.summary.content not in (None, content_of(path / COSTS, path / MEDIA)):
-        yield "its rows are not what was measured"
+        yield "its rows differ from what was measured"
     before, now = (asdict(one) for one in (table.summary.statistics, table_statistics(table)))
     yield from (f"statistics differ: {change}" for change in differences(before, now)[:3])
 
@@ -222,7 +222,7 @@ def _check_plan(path: Path) -> Faults:
         if packs.num_entries and not (packs.rows.min() >= 0 and packs.rows.max() < rows):
             yield f"epoch {number}: rows outside of the {rows:,} of its cost table"
         if (np.diff(packs.offsets) < 1).any() or (len(packs.ends) and packs.ends[-1] != packs.num_entries):
-            yield f"epoch {number}: packs that do not follow each other"
+            yield f"epoch {number}: packs are not contiguous"
 
 
 def _check_rows(path: Path) -> Faults:
@@ -233,7 +233,7 @@ def _check_rows(path: Path) -> Faults:
     if len(rows) and (rows.column("tokens") < 1).any():
         yield "rows without tokens"
     if len(rows) and not (rows.column("file").min() >= 0 and rows.column("file").max() < len(rows.files)):
-        yield "rows of files that it does not name"
+        yield "rows of unlisted files"
 
 
 def _check_tokens(path: Path) -> Faults:
@@ -260,7 +260,7 @@ def _check_model(path: Path) -> Faults:
         content = file.read_bytes()
         found.update(f"{file.name}\0{len(content)}\0".encode() + content)
     if not path.name.endswith(f"-{found.hexdigest()[:12]}"):
-        yield "its content is not what its name says"
+        yield "its content does not match its name"
 
 
 def _check_tokenizer(path: Path) -> Faults:

@@ -1,4 +1,4 @@
-"""One pack as the model will get it: read, decoded, encoded and collated as in training, then told token by token."""
+"""One pack as the model will get it: read, decoded, encoded and collated as in training, listed token by token."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SeenBatch:
     videos: int
     patches: int | None  # None where pixels come as tiles of unknown patch size
     arguments: tuple[SeenArgument, ...]
-    boundaries: tuple[int, ...]  # where samples, and padding behind them, begin and end
+    boundaries: tuple[int, ...]  # where samples, and padding after them, start and end
     samples: tuple[SeenSample, ...]
     failures: tuple[LedgerEntry, ...]  # samples that were planned and are not in the batch
     tokens: tuple[SeenToken, ...]
@@ -277,7 +277,7 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
         own = [medium for medium in media if medium.kind == kind.name]
         places = np.flatnonzero(kinds == kind.token_kind)
         counts = [medium.tokens for medium in own]
-        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, its media have {counts}"
+        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, but its media have {counts}"
         numbers[places] = np.repeat([medium.number for medium in own], counts) if own else 0
     return [number or None for number in numbers.tolist()]
 

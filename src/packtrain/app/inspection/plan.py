@@ -66,7 +66,7 @@ def plan_of_run(run: TrainingRun) -> Path:
     if run.about.derived.get("looked_at"):
         raise ConfigError(
             str(run.folder),
-            got="a run over a stream (data.online), whose packs are written down nowhere",
+            got="a run over a stream (data.online), whose packs are not stored",
             expected="a run over data that were measured first",
         )
     if run.about.plan is None:
@@ -80,7 +80,7 @@ def plan_of_run(run: TrainingRun) -> Path:
             str(plan),
             got="no such folder",
             expected="the plan that the run was trained with",
-            fix=f"packtrain train {run.folder / CONFIG} --dry-run makes it again",
+            fix=f"run packtrain train {run.folder / CONFIG} --dry-run to rebuild it",
         )
     return plan
 
@@ -97,7 +97,7 @@ def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPl
         raise ArtifactError(
             str(folder),
             got=f"not the cost table that the plan was made from ({error.got})",
-            fix="name its folder with --costs",
+            fix="pass its folder with --costs",
         ) from error
     limits = found.summary.inputs["limits"]
     table = table.with_limits(**limits) if limits else table

@@ -116,7 +116,7 @@ def step_batches(
     if found.about.mode == "padded":
         raise ConfigError(
             "--batch",
-            got="a padded run, whose batches are no packs",
+            got="a padded run, which has no packs",
             expected="a packed run",
             fix="leave it out: --step names the samples",
         )
@@ -132,7 +132,7 @@ def _schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, Cos
     if about.packs_per_step is None or about.balance not in get_args(Balance):
         raise ArtifactError(
             str(run.folder / RUN),
-            got="no packs_per_step and balance that can be used",
+            got="no valid packs_per_step and balance",
             expected="what packtrain train writes before its first step",
         )
     found, table = open_plan(plan_of_run(run), costs)

@@ -23,7 +23,7 @@ class ElapsedColumn(ProgressColumn):
 
 
 class Bar:
-    """A bar that vanishes at the end; nothing is drawn where nobody watches."""
+    """A bar that vanishes at the end; nothing is drawn without a terminal."""
 
     def __init__(
         self,

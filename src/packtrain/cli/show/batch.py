@@ -71,7 +71,7 @@ def _head(seen: SeenBatch, console: Console) -> None:
         *([counted(seen.images, "image")] if seen.images else []),
         *([counted(seen.videos, "video")] if seen.videos else []),
         *([patches] if seen.images or seen.videos else []),
-        *([f"{seen.padding:,} tokens of padding"] if seen.padding else []),
+        *([f"{seen.padding:,} padding tokens"] if seen.padding else []),
     ]
     title = f"Pack {seen.pack} of epoch {seen.epoch} as {seen.model_type} gets it ({seen.attn_implementation})"
     console.print(f"{escape(title)}: {', '.join(counts)}", soft_wrap=True)
@@ -144,9 +144,9 @@ def _range(run: Sequence[SeenToken], value: Any) -> str:
 
 def _headline(seen: SeenBatch, number: int | None) -> Text:
     if number is None:
-        return Text(f"{_BOUNDARY} padding: fills up, carries no loss, is seen by no sample", "bold")
+        return Text(f"{_BOUNDARY} padding: no loss, not attended to", "bold")
     sample = seen.samples[number]
-    part = f", from its token {sample.start:,} on" if sample.start else ""
+    part = f", from its token {sample.start:,}" if sample.start else ""
     counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} with loss"
     name = shown(sample.id, _ID) + (f" ({shown(sample.origin, _ID)})" if sample.origin != sample.id else "")
     return Text(f"{_BOUNDARY} sample {number}: {name}: {counts}", "bold")
@@ -165,7 +165,7 @@ def _what(seen: SeenBatch, run: Sequence[SeenToken]) -> str:
         return f"{token.kind} {token.medium} of sample {token.sample} ({size}){count}"
     if token.text is not None:
         return quoted(token.text)
-    return f"bytes {token.bytes}, a part of a character" if token.bytes else f"id {token.id}, which has no text"
+    return f"bytes {token.bytes}, part of a character" if token.bytes else f"id {token.id}, which has no text"
 
 
 def _medium(sample: SeenSample, token: SeenToken) -> SeenMedium:

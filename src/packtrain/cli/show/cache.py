@@ -16,9 +16,9 @@ _ABOUT = 160
 
 
 def show_cache(entries: Sequence[Cached], root: Path, console: Console, *, verified: bool = False) -> None:
-    """What lies in the cache, and what of it would not be used again."""
+    """The entries of the cache, and which of them are stale."""
     if not entries:
-        console.print(f"nothing in the cache {escape(str(root))}", soft_wrap=True)
+        console.print(f"empty cache: {escape(str(root))}", soft_wrap=True)
         return
     table = Table(title=escape(str(root)), title_justify="left")
     table.add_column("kind")
@@ -26,7 +26,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Console, *, verif
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("of", overflow="fold")
-    table.add_column("whole" if verified else "state", overflow="fold")
+    table.add_column("intact" if verified else "state", overflow="fold")
     for entry in entries:
         table.add_row(
             entry.kind,
@@ -44,13 +44,13 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Console, *, verif
             console.print(f"{kind}: {total} in {len(found)} ({WHAT[kind]})", highlight=False)
     stale = [entry for entry in entries if entry.stale]
     if stale and not verified:
-        console.print(f"next: packtrain cache clear --stale removes {len(stale)} that would not be used again")
+        console.print(f"next: packtrain cache clear --stale removes {len(stale)} stale entries")
 
 
 def considered(entries: Sequence[Cached]) -> str:
-    """What clearing chooses from."""
+    """What `clear` selects from."""
     kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries)) or "none"
-    return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out stays"
+    return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out is kept"
 
 
 def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:

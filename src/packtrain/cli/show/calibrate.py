@@ -16,10 +16,10 @@ _COLUMNS = ("setting", "", "step s", "predicted", "off", "GiB", "predicted", "of
 def show_calibration(outcome: CalibrationOutcome, console: Console) -> None:
     """Measured beside predicted, and how near that is."""
     if outcome.calibration is None:
-        console.print(f"[yellow]no GPU that torch can use[/]: on one {outcome.gpu} these settings would be measured")
+        console.print(f"[yellow]no GPU that torch can use[/]: on an {outcome.gpu} these settings would be measured")
         for name in outcome.trials:
             console.print(f"  {escape(shown(name))}", soft_wrap=True)
-        console.print("next: run it where the GPU is, or try it with --device cpu --quick")
+        console.print("next: run it on the GPU machine, or try --device cpu --quick")
         return
     known = outcome.calibration
     about = f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}"
@@ -37,7 +37,7 @@ def show_calibration(outcome: CalibrationOutcome, console: Console) -> None:
             f"[yellow]not measured:[/] {escape(shown(one.name))}: {escape(shown(one.error, 400))}", soft_wrap=True
         )
     for name in outcome.skipped:
-        console.print(f"[yellow]no time for:[/] {escape(shown(name))}", soft_wrap=True)
+        console.print(f"[yellow]skipped (out of budget):[/] {escape(shown(name))}", soft_wrap=True)
     console.print(summary(outcome), soft_wrap=True)
     for path in outcome.files if known.fits else ():
         console.print(f"stored in {escape(str(path))}", soft_wrap=True)

@@ -16,7 +16,7 @@ from packtrain.reports.run_page import cell, compared_rows
 
 
 class TrainingBars:
-    """One bar for each run, once it has begun; nothing when quiet or when nobody watches."""
+    """One bar for each run, once it has started; nothing when quiet or without a terminal."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         columns = (
@@ -60,10 +60,10 @@ def show_trained(trained: DemoTraining, console: Console) -> None:
     """The two runs for people."""
     content = trained.reported.content
     if trained.reused:
-        console.print("Nothing has changed since both were trained, so the runs are used as they are.")
+        console.print("Nothing has changed since both were trained: the runs are reused.")
     verdict = trained.verdict
-    said = {"passed": "proven", "failed": "WRONG", "inconclusive": "not proven"}[verdict.outcome]
-    console.print(f"Packing is {said}: {len(verdict.findings)} checks.")
+    said = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[verdict.outcome]
+    console.print(f"Packing check {said}: {len(verdict.findings)} checks.")
     table = Table(title=escape(content["headline"]), title_justify="left")
     table.add_column("")
     for run in content["runs"]:

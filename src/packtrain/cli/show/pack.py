@@ -49,11 +49,11 @@ def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, 
 def show_packed(packed: PackOutcome, balance: Sequence[BalanceLine], console: Console) -> None:
     """A plan that was just made."""
     if packed.reused:
-        console.print("Nothing has changed since this was packed, so the plan is used as it is.")
+        console.print("Nothing has changed since this was packed: the plan is reused.")
     for note in packed.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     show_plan(packed.plan, balance, console)
-    console.print(f"Work is predicted for {escape(packed.work_from)}.", soft_wrap=True)
+    console.print(f"Work per pack is predicted for {escape(packed.work_from)}.", soft_wrap=True)
     if packed.plan.folder is not None:
         console.print(f"next: packtrain inspect {escape(str(packed.plan.folder))} --pack 0", soft_wrap=True)
 
@@ -68,7 +68,7 @@ def show_plan(plan: PackPlan, balance: Sequence[BalanceLine], console: Console) 
         console.print(_balance_table(balance))
     reasons = plan.summary.ledger.reasons
     if reasons:
-        table = Table(title="In no pack", title_justify="left")
+        table = Table(title="Not packed", title_justify="left")
         table.add_column("stage: reason")
         table.add_column("samples", justify="right")
         for reason, count in reasons.items():
@@ -103,7 +103,7 @@ def _epochs_table(plan: PackPlan) -> Table:
 def _limits_table(plan: PackPlan) -> Table:
     table = Table(title="Limits of a pack (first epoch)", title_justify="left")
     table.add_column("limit")
-    for name in ("allowed", "largest pack", "fullest in", "rejects", "only by it"):
+    for name in ("allowed", "largest pack", "tightest in", "rejects", "only this"):
         table.add_column(name, justify="right")
     counts, blocked = plan.summary.epochs[0], plan.summary.blocked
     offers = max(blocked.offers, 1)
@@ -123,21 +123,21 @@ def _limits_table(plan: PackPlan) -> Table:
 def _sentences(plan: PackPlan) -> list[str]:
     counts, blocked = plan.summary.epochs[0], plan.summary.blocked
     found = [
-        f"rejects: share of {counted(blocked.offers, 'probe sample')} that this limit keeps out of finished packs;"
-        " only by it: no other limit does"
+        f"rejects: of {counted(blocked.offers, 'probe sample')}, the share that this limit keeps out of finished packs;"
+        " only this: no other limit rejects them"
     ]
     for resource in plan.config.capacities():
         alone = blocked.limits[resource].alone / max(blocked.offers, 1)
         if resource != "tokens" and counts.fill < _POOR_FILL and alone > _HALF:
             found.append(
-                f"{SETTING_OF[resource]} keeps packs at {counts.fill:.1%} of their tokens: "
+                f"{SETTING_OF[resource]} keeps packs only {counts.fill:.1%} full: "
                 "raise it, or choose a shorter packing_length"
             )
     if counts.cut_rows:
-        lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are used nowhere"
+        lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are not used"
         found.append(f"{counted(counts.cut_rows, 'sample')} cut; {lost}.")
     if counts.waiting:
-        found.append(f"{counted(counts.waiting, 'sample')} left for later epochs: their source is used in part.")
+        found.append(f"{counted(counts.waiting, 'sample')} left for later epochs (mixture weight below 1).")
     total = counts.entries + counts.ledger
     ledger = counts.ledger
     found.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
@@ -146,7 +146,7 @@ def _sentences(plan: PackPlan) -> list[str]:
 
 def _balance_table(balance: Sequence[BalanceLine]) -> Table:
     spread = any(round(one.length_spread) for line in balance for one in (line.random, line.sorted, line.strict))
-    title = "Equal work: slowest rank / mean" + (" (spread of a step's mean sample length)" if spread else "")
+    title = "Load balance: slowest rank / mean" + (" (spread of a step's mean sample length)" if spread else "")
     table = Table(title=title, title_justify="left")
     for name in ("ranks", "packs per step", "steps", "random order", "default: sorted in steps", "balance: strict"):
         table.add_column(name, justify="right")
@@ -193,7 +193,7 @@ def show_places(name: str, places: Sequence[PackPlace], rows: Sequence[int], pla
     """Where a sample went."""
     name = escape(shown(name, _ID))
     if not places:
-        console.print(f"{name} is in no pack; the plan's ledger.jsonl says why.", soft_wrap=True)
+        console.print(f"{name} is not packed; the plan's ledger.jsonl has the reason.", soft_wrap=True)
         return
     console.print(f"{name}: {counted(len(rows), 'row')} of the cost table", soft_wrap=True)
     table = Table()
@@ -206,9 +206,9 @@ def show_places(name: str, places: Sequence[PackPlace], rows: Sequence[int], pla
 
 
 def show_blocked(plan: PackPlan, console: Console) -> None:
-    """Which limit stopped how many placements."""
+    """How many placements each limit rejected."""
     console.print(_limits_table(plan))
     console.print(_sentences(plan)[0], soft_wrap=True)
     blocked = plan.summary.blocked
     taken = blocked.offers - blocked.refused
-    console.print(f"{taken:,} of {blocked.offers:,} offers would still have fitted.", soft_wrap=True)
+    console.print(f"{taken:,} of {blocked.offers:,} probe samples would still have fitted.", soft_wrap=True)

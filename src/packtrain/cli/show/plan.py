@@ -61,9 +61,10 @@ def show_planned(planned: Planned, console: Console, *, then: bool = True) -> No
 
 
 def _sweep_table(study: Study) -> Table:
-    usable = f"{gib(study.memory.usable_bytes)} that may be used"
+    usable = f"{gib(study.memory.usable_bytes)} usable"
     table = Table(
-        title=f"Packings tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
+        title=f"Packing lengths tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, "
+        f"{_layers(study.setup)}",
         caption=f"* {study.recommendation.mark}   - needs more than the {usable}   "
         "idle: share of the GPUs' micro-batches without a pack",
         title_justify="left",
@@ -100,7 +101,7 @@ def _layers(trained: Mapping[str, Any]) -> str:
 
 
 def _padding_table(study: Study) -> Table:
-    name = "today's run first" if study.baseline.get("today") else "a stock setting first"
+    name = "your current run first" if study.baseline.get("today") else "default settings first"
     table = Table(title=f"Without packing, {name}", title_justify="left", box=None)
     for title in ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", ""):
         table.add_column(title, justify="right", no_wrap=title not in ("batches", "kernels"))
@@ -108,7 +109,7 @@ def _padding_table(study: Study) -> Table:
         own = f"{study.baseline['attention']}, {_layers(study.baseline)}"
         table.add_row(
             "random" if run.order == "random" else "grouped by length",
-            own if run.kernels == "own" else "those of packs",
+            own if run.kernels == "own" else "as packed",
             str(run.batch_size),
             f"{run.samples:,}",
             f"{run.steps:,}",

@@ -58,7 +58,7 @@ def show_step(seen: StepSeen, console: Console) -> None:
             table.add_row("", "", "", escape(shown(one.id, _ID)), *numbers, *source)
     console.print(table)
     if not seen.logged:
-        console.print("metrics.jsonl does not have this step: it has not been trained, or was not logged.")
+        console.print("metrics.jsonl does not have this step: not trained yet, or not logged.")
         return
     words = [
         f"{name} {formatted(kind, seen.logged[key]) if math.isfinite(seen.logged[key]) else seen.logged[key]}"
@@ -67,4 +67,4 @@ def show_step(seen: StepSeen, console: Console) -> None:
     ]
     console.print("Logged: " + ", ".join(words), soft_wrap=True, markup=False)
     for warning in seen.warnings:
-        console.print(f"Warned: {shown(warning, 400)}", soft_wrap=True, markup=False)
+        console.print(f"Warning: {shown(warning, 400)}", soft_wrap=True, markup=False)

@@ -39,7 +39,7 @@ class MeasureBar(Bar):
     def update(self, progress: Measured) -> None:
         """Show where the run is, and first of all why it starts over."""
         for change in progress.changed[:5] if not self._told else ():
-            self._bar.console.print(f"[yellow]measuring again because[/] {escape(change)}", soft_wrap=True)
+            self._bar.console.print(f"[yellow]measuring again:[/] {escape(change)}", soft_wrap=True)
         self._told = True
         elapsed = self._bar.tasks[0].elapsed or 0
         rate = f"{progress.entries / elapsed:,.0f}/s" if elapsed > 0.5 else ""
@@ -68,9 +68,9 @@ def show_measured(outcome: MeasureOutcome, console: Console, *, then: bool = Tru
     summary = outcome.table.summary
     counts = summary.counts
     if outcome.reused:
-        console.print("Nothing has changed since this was measured, so the table is used as it is.")
+        console.print("Nothing has changed since this was measured: the table is reused.")
         if any(reason.startswith("media: ") for reason in counts.reasons):
-            console.print("Media are not looked at again: to try those that failed, measure into another folder.")
+            console.print("Media are not checked again: to retry failed ones, measure into another folder.")
     if outcome.resumed_units:
         console.print(f"continued: {counted(outcome.resumed_units, 'part')} already complete")
     for note in outcome.notes:
@@ -85,8 +85,8 @@ def show_measured(outcome: MeasureOutcome, console: Console, *, then: bool = Tru
         console.print(f"read as {escape(', '.join(read))}", soft_wrap=True)
     if counts.cut_short:
         console.print(
-            f"[bold red]{counts.cut_short:,} files could not be read, or not to their end:[/]"
-            " more records are missing than the ledger has lines"
+            f"[bold red]{counts.cut_short:,} files could not be read completely:[/]"
+            " more records are missing than the ledger lists"
         )
     if counts.reasons:
         console.print(_ledger_table(counts.reasons))
@@ -98,7 +98,7 @@ def show_measured(outcome: MeasureOutcome, console: Console, *, then: bool = Tru
 
 
 def _statistics_table(summary: MeasureSummary) -> Table:
-    table = Table(title=f"What a record costs ({summary.model_type})", title_justify="left")
+    table = Table(title=f"Record costs ({summary.model_type})", title_justify="left")
     table.add_column("per record")
     for name in _NUMBERS:
         table.add_column(name, justify="right")
@@ -131,6 +131,6 @@ def _how(summary: MeasureSummary) -> str:
     how = (
         f"Computed by the rule of {family}, from headers alone"
         if summary.measured_by == "rule"
-        else f"Measured by running the processor on every record: exact but slow, since {family} has no rule"
+        else f"Measured by running the processor on every record (exact but slow: {family} has no rule)"
     )
     return f"{how}; {checked}. Measuring took {summary.seconds:,.1f} s"

@@ -25,7 +25,7 @@ _STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing",
 
 
 class PrepareBar(Bar):
-    """A bar over measuring, packing and tokenizing, whichever is going on; without a terminal, a line for each."""
+    """A bar over measuring, packing and tokenizing, whichever is running; without a terminal, a line for each."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         super().__init__("preparing", console, quiet=quiet, counts=(MofNCompleteColumn(),))
@@ -86,31 +86,31 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     ledger += f"; {numbers.held_out:,} held out for evaluation (eval_size)" if numbers.held_out else ""
     ledger += _in_the_ledger(numbers.left_out)
     if numbers.too_large:
-        ledger += f", {numbers.too_large:,} of them too large for a pack"
+        ledger += f", {numbers.too_large:,} of them too long for a pack"
     if numbers.unlabelled:
-        ledger += f", {numbers.unlabelled:,} of them pieces that were cut to no label"
+        ledger += f", {numbers.unlabelled:,} of them pieces left without labels"
     if numbers.cut:
-        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are trained nowhere"
-        to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "the length of a pack"
+        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are not trained on"
+        to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "packing_length"
         ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
     if numbers.looked_at is not None:
         data, ledger = f"about {data} in the run", f"; estimated from the first {numbers.looked_at} packs of a stream"
     if numbers.waiting:
-        ledger += f"; {numbers.waiting:,} wait for later epochs, their source is used in part"
+        ledger += f"; {numbers.waiting:,} wait for later epochs (mixture weight below 1)"
     yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
-        yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples in one"
+        yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples per pack"
         first = ", ".join(f"{samples} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
-        yield "packing is on", f"samples that share each of the first packs: {first}"
+        yield "packing is on", f"samples in the first packs: {first}"
         yield "packing check", _proof(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"
         if run.data.pad_packs:
-            each = f"the samples of a pack each, {numbers.samples_per_pack:.1f} of them"
+            each = f"the samples of a pack each, on average {numbers.samples_per_pack:.1f}"
         yield "batches", f"{each}, padded to the longest: {padding}"
-        yield "packing is off", "every sample has a row of its own"
+        yield "packing is off", "one sample per row"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
     if numbers.looked_at is None:
@@ -120,7 +120,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     yield "learning rate", f"{_rates(course)}; {course.schedule} schedule, {warmup}"
     clipped = f"gradients clipped at {course.max_grad_norm:g}" if course.max_grad_norm else "gradients not clipped"
     decay = f"weight decay {course.weight_decay:g}"
-    yield "optimizer", f"{course.optimizer}, {decay}, {clipped}; computing in {course.precision}"
+    yield "optimizer", f"{course.optimizer}, {decay}, {clipped}; compute dtype {course.precision}"
     yield "checkpoints", course.saves
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
@@ -243,22 +243,22 @@ def _proof(ready: ReadyRun) -> str:
     proof = ready.proof
     if proof is None:
         waits = ready.run.quick_check and ready.run.shares_weights
-        return "made by all processes before the first step" if waits else "turned off (quick_check: false)"
+        return "run by all processes before the first step" if waits else "off (quick_check: false)"
     return "\n".join(proof.passed_in_words())
 
 
 def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     found = ready.expected
     if found is None:
-        why = "no GPU, or one that is not known"
+        why = "no GPU, or an unknown one"
         if ready.numbers.looked_at is not None:
-            why = "the data are not measured (data.online)"
+            why = "the data are not measured in advance (data.online)"
         yield "expected", f"no prediction of speed and memory: {why}"
         return
     by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
-    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s a step"
-    yield "expected speed", f"{speed}, {duration(found.run_seconds)} in all on {found.gpu} ({by})"
-    host = f"{gib(found.host_bytes)} of host memory a node"
+    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s/step"
+    yield "expected speed", f"{speed}, {duration(found.run_seconds)} in total on {found.gpu} ({by})"
+    host = f"{gib(found.host_bytes)} of host memory per node"
     yield "expected memory", f"{gib(found.memory_bytes)} of {gib(found.gpu_bytes)}; {host}"
 
 
@@ -294,7 +294,7 @@ def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
     """How a run ended, and what to do next; `again` is the command that continues it."""
     ended = outcome.outcome
     if ended.status == "not trained":
-        console.print("nothing was trained; the same command without --dry-run trains", soft_wrap=True)
+        console.print("dry run: nothing was trained; run the same command without --dry-run to train", soft_wrap=True)
         return
     which = "final loss" if ended.status == "complete" else "loss"
     mean = f" (mean of the last {counted(ended.loss_samples, 'sample')})" if ended.loss_samples else ""

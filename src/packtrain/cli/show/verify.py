@@ -19,7 +19,7 @@ def show_verdict(verdict: Verdict, console: Console, data: str | None = None) ->
     """What was checked, how far apart packed and alone are, and how that was judged."""
     model = shown(verdict.model, _WHERE)
     about = ", ".join((model, verdict.attn_implementation, verdict.dtype, verdict.device))
-    table = Table(title=escape(f"Packed against alone, largest differences: {about}"), title_justify="left")
+    table = Table(title=escape(f"Packed vs. alone, largest differences: {about}"), title_justify="left")
     table.add_column("check", no_wrap=True)
     table.add_column("difference", justify="right")
     table.add_column("allowed", justify="right")
@@ -36,7 +36,7 @@ def show_verdict(verdict: Verdict, console: Console, data: str | None = None) ->
     console.print(table)
     samples = ", ".join(shown(sample, _NAME) for sample in verdict.samples)
     console.print(f"one row of {verdict.tokens:,} tokens: {escape(samples)}", soft_wrap=True)
-    console.print("How it was judged:")
+    console.print("Tolerances:")
     for line in verdict.judged:
         console.print(f"  {escape(line)}", soft_wrap=True)
     for line in verdict.left_out:
@@ -51,14 +51,14 @@ def show_verdict(verdict: Verdict, console: Console, data: str | None = None) ->
         weak = ", ".join(finding.check for finding in verdict.powerless)
         console.print(
             f"[bold yellow]inconclusive[/]: {len(verdict.findings)} checks {took}, none failed; {escape(weak)}: the "
-            "change hardly moves the changed sample itself, so nothing is known about its neighbours",
+            "change hardly affects the changed sample itself, so nothing follows for its neighbours",
             soft_wrap=True,
         )
-        console.print("next: use trained weights, or data whose media matter (--data)", soft_wrap=True)
+        console.print("next: use trained weights, or your own data (--data)", soft_wrap=True)
         return
     console.print(
         f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks {took};"
-        " packed training with this model and backend would be wrong",
+        " packed training with this model and attn_implementation would be wrong",
         soft_wrap=True,
     )
     other = (

@@ -22,13 +22,14 @@ def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) ->
     positions = 4 if contract.positions == "mrope" else 1
     for sample in samples:
         tokens = len(sample)
-        assert tokens > 0, f"{sample.id}: a sample without tokens"
+        assert tokens > 0, f"{sample.id}: sample without tokens"
         assert sample.labels.shape == sample.token_kinds.shape == (tokens,), f"{sample.id}: lengths differ"
         assert sample.position_ids.shape == (positions, tokens), f"{sample.id}: positions of another family"
         assert int(sample.position_ids[0, 0]) == 0, f"{sample.id}: positions do not start at 0"
-        assert int(sample.labels[0]) == IGNORED, f"{sample.id}: its first token is predicted from its neighbour"
+        assert int(sample.labels[0]) == IGNORED, f"{sample.id}: its first token carries loss, so it would be "
+        "predicted from its neighbour"
         unknown = set(sample.media) - set(contract.media)
-        assert not unknown, f"{sample.id}: {sorted(unknown)} are no media of {contract.model_type}"
+        assert not unknown, f"{sample.id}: {sorted(unknown)} are not media of {contract.model_type}"
     limit = contract.longest_together
     if limit is None or len(samples) < 2:
         return
@@ -43,8 +44,8 @@ def too_long_together(found: str, limit: int) -> DataError:
     return DataError(
         "rotary positions",
         got=found,
-        expected=f"at most {limit} tokens: beyond them this model turns all samples of the row by other frequencies",
-        fix=f"pack with packing_length {limit} or less, or train with packing: false and one sample a batch",
+        expected=f"at most {limit} tokens: beyond, this model's rotary frequencies change for the whole row",
+        fix=f"pack with packing_length {limit} or less, or train with packing: false and batch size 1",
     )
 
 
@@ -112,7 +113,7 @@ def _alike(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor])
         raise DataError(
             f"{name} of one pack",
             got=found,
-            expected="the same number of frames in all videos, which this model takes as one block",
+            expected="the same number of frames in all videos, since this model batches them",
             fix="set num_frames in processor_config, then measure and pack again",
         )
     return parts
@@ -130,7 +131,7 @@ def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:
 
 
 def _grown(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
-    """Zeros behind the ends of some dimensions."""
+    """Zeros after the ends of some dimensions."""
     behind = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
     if not any(behind):
         return part

@@ -5,7 +5,7 @@
     labels        . a a a | . b | . c c | . . . . . .    (. carries no loss: nothing is predicted across a boundary)
     cu_seq_lens   0         4     6       9           15
 
-With an alignment padding stands behind each sample too, as a segment of its own.
+With an alignment, padding follows each sample too, as a segment of its own.
 There is no attention_mask and no cache: with either of them models stop looking for these restarts.
 """
 
@@ -90,8 +90,8 @@ class PackCollator:
             raise ConfigError(
                 "batch size",
                 got=f"{len(rows)} packs in one batch",
-                expected="one: a pack is a whole row already",
-                fix="use a longer capacity instead of several rows",
+                expected="one: a pack is a whole row",
+                fix="use a longer packing_length instead of several rows",
             )
         samples = rows[0].samples
         checked_sample(samples, self._contract)
@@ -106,13 +106,13 @@ class PackCollator:
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples]
             batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in behind]))[None]
-        batch["use_cache"] = False  # a cache would hide the restarts, and models make one unless told not to
+        batch["use_cache"] = False  # a cache would hide the restarts, and models make one by default
         patches = count_patches(samples, self._patch_size)
         info = batch_info(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
         return Batch(batch, info)
 
     def _behind(self, row: PackedRow) -> list[int]:
-        """Tokens that fill up behind each sample, and behind the last; after a last look at the length of the pack."""
+        """Padding tokens after each sample, and after the last; checks the length of the pack."""
         gaps = [-len(sample) % self.alignment for sample in row.samples]
         tokens = sum(len(sample) for sample in row.samples) + sum(gaps)
         limits = [self._capacity, self._constant.tokens if self._constant is not None else None]
@@ -127,7 +127,7 @@ class PackCollator:
             raise DataError(
                 pack_name(row),
                 got=f"a row of {whole} positions, padding included",
-                expected=f"at most {most}: {self._contract.model_type} has no room for more in a row",
+                expected=f"at most {most}: {self._contract.model_type} supports no longer rows",
                 fix=f"pack with packing_length {most} or less",
             )
         return [*gaps, whole - tokens]
@@ -155,7 +155,7 @@ class PackCollator:
             if image_blocks_touch(before, after):
                 raise DataError(
                     f"{pack_name(row)}, samples {before.id!r} and {after.id!r}",
-                    got="one ends and the next begins with an image, which the model would see as one image",
+                    got="one ends and the next starts with an image, which the model would see as one image",
                     expected="text between the images of two samples, as the model's own template writes it",
                     fix="use the model's chat template, or put text in front of the image",
                 )
@@ -172,7 +172,7 @@ class PackCollator:
                     pack_name(row),
                     got=f"{len(row.samples)} samples" + (" and padding" if any(behind) else ""),
                     expected=f"at most {self._constant.segments} segments",
-                    fix="raise the number of segments of the static shapes, or limit the samples of a pack",
+                    fix="raise the segments of the static shapes, or limit the samples per pack",
                 )
             # Segments of no length, behind the last.
             lengths += [0] * (self._constant.segments - len(lengths))
@@ -188,7 +188,7 @@ def offsets_of(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int
 
 
 def _between(parts: Sequence[Any], behind: Sequence[Any]) -> list[Any]:
-    """Each part and what stands behind it; then what stands behind the last."""
+    """Each part with what follows it; then what follows the last."""
     return [one for pair in zip(parts, behind, strict=False) for one in pair] + [behind[-1]]
 
 

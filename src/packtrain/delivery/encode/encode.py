@@ -70,8 +70,8 @@ class SampleEncoder:
         if family is None:
             raise ConfigError(
                 settings.folder,
-                got=f"{settings.model_type} with a processor whose costs only running it tells",
-                expected="the image and video processors that the family is published with, with resizing",
+                got=f"{settings.model_type} with a processor whose costs are only known by running it",
+                expected="the family's published image and video processors, with resizing",
                 fix="change the processor's settings, then measure and pack again",
             )
         self._family = family
@@ -131,14 +131,14 @@ class SampleEncoder:
                 image = image.resize(size[::-1])
             return Decoded.image(image, medium.ref.name, medium.limits)
         if medium.kind not in self._family.placeholders:
-            raise RecordError("family", f"this model takes no {medium.kind}")
+            raise RecordError("family", f"this model does not accept {medium.kind}")
         header = media_header(store, medium)
         indices = self.frame_indices(header)
         frames = decode_frames(store, medium.ref, indices)
         return Decoded(header=header, pixels=frames, indices=indices, name=medium.ref.name)
 
     def _headers(self, record: Record, store: MediaStore) -> tuple[Decoded, ...]:
-        """For a piece behind the first: its media count, but are not shown."""
+        """For a piece after the first: its media count, but are not shown."""
         return tuple(Decoded(header=media_header(store, m), name=m.ref.name) for m in record.media())
 
     def _media(self) -> MediaProcessor:

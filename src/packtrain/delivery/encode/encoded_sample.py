@@ -75,4 +75,4 @@ class PackedRow:
     key: PackKey
     samples: tuple[EncodedSample, ...] = ()
     failures: tuple[LedgerEntry, ...] = ()
-    stream: Mapping[str, object] | None = None  # of packs that were not measured: the state behind this one
+    stream: Mapping[str, object] | None = None  # of packs that were not measured: the state after this one

@@ -52,14 +52,14 @@ def require_as_planned(
     again = "measure and pack again"
     if named:
         shown = "; ".join(named[:_MOST_NAMED]) + (f"; {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else "")
-        fix = f"these settings have changed since measuring: {shown}. Put them back, or {again}"
+        fix = f"these settings have changed since measuring: {shown}. Restore them, or {again}"
     else:
         known = (
             "no setting has changed since measuring, so the sample has"
             if measured_settings is not None
             else ("the sample or the model's settings have")
         )
-        fix = f"{known} changed: put it back, or {again}"
+        fix = f"{known} changed: restore it, or {again}"
     sizes = _sizes(media, planned.headers)
     raise DriftError(
         f"sample {record.id} ({record.origin})",
@@ -82,4 +82,4 @@ def _sizes(media: Sequence[Decoded], measured: tuple[MediaHeader, ...] | None) -
 
 def _size(header: MediaHeader) -> str:
     size = f"{header.width}x{header.height}"
-    return size if header.kind == "image" else f"{size}, {header.frames} frames at {header.fps:g} a second"
+    return size if header.kind == "image" else f"{size}, {header.frames} frames at {header.fps:g} fps"

@@ -61,7 +61,7 @@ def _save_in_another_process(source: str, folder: Path) -> None:
         raise ConfigError(
             source,
             got=str(error),
-            expected="a tokenizer that transformers can load and that is backed by the tokenizers library",
+            expected="a fast tokenizer (of the tokenizers library) that transformers can load",
             fix="check the folder with AutoTokenizer.from_pretrained",
         ) from None
 

@@ -84,8 +84,8 @@ def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder}/config.json",
             got=f"a config that transformers cannot load: {said}",
-            expected="a model of transformers, without code of its own",
-            fix="check the folder with AutoConfig.from_pretrained; a newer transformers may know the model",
+            expected="a model of transformers without remote code",
+            fix="check the folder with AutoConfig.from_pretrained; a newer transformers may support the model",
         ) from None
     found: dict[str, Any] = json.loads(text)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time only

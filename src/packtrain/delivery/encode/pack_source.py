@@ -135,7 +135,7 @@ class PackSource:
                 f"sample {row.id} ({row.origin})",
                 got=f"the folder of its media, {root}, is not there",
                 expected="the folder that was there when the data were measured",
-                fix="bring it back, or see whether the disk that holds it is mounted, then resume",
+                fix="restore it, or check that its disk is mounted, then resume",
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,5 +165,5 @@ def media_read(read: Callable[[], Answer], id: str, origin: str) -> Answer:
             f"sample {id} ({origin})",
             got=f"{type(error).__name__}: {error}",
             expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
-            fix="see whether the disk or the network that holds the media works, then resume",
+            fix="check the disk or network of the media, then resume",
         ) from error

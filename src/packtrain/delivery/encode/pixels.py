@@ -155,7 +155,7 @@ def load_processor(settings: ProcessorSettings, *, multimodal: bool, fix: str = 
 
 
 def sampling_settings(processor: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the video processor is told when it chooses frames; None where all are taken, or there are no videos."""
+    """Arguments for the video processor's frame sampling; None where all are taken, or there are no videos."""
     video = getattr(processor, "video_processor", None)
     given = {**kwargs, **kwargs.get("videos_kwargs", {})}
     if video is None or given.get("do_sample_frames") is False:
@@ -167,7 +167,7 @@ def sampling_settings(processor: Any, kwargs: Mapping[str, Any]) -> dict[str, An
 def frame_indices(processor: Any, sampling: Mapping[str, Any] | None, header: MediaHeader) -> list[int]:
     """The frames that the processor itself chooses.
 
-    Some processors count in floats and choose one frame behind the last; it is left out.
+    Some processors count in floats and choose one frame past the last; it is left out.
     """
     if sampling is None:
         return list(range(header.frames))

@@ -63,7 +63,7 @@ def model_shell(folder: str) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            folder, got=str(error), expected="a model's config.json", fix="put it beside the processor's files"
+            folder, got=str(error), expected="a model's config.json", fix="put it next to the processor's files"
         ) from error
     for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
         if part is not None:

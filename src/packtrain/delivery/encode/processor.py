@@ -42,7 +42,7 @@ def load_reference(request: Request) -> RealProcessor | str:
     settings = request.settings()
     known = find_family(settings.model_type)
     if known is not None and not known.in_transformers:
-        return "skipped: this family's processor is packtrain's own rule"
+        return "skipped: this family's processor is packtrain's rule"
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
@@ -84,8 +84,9 @@ class RealProcessor:
         if family is None and request.limits.given():
             raise ConfigError(
                 "processor_config",
-                got=", ".join(request.limits.given()) + f" for {settings.model_type}, whose costs its processor tells",
-                expected="no limit: what they mean is known for families with a rule only",
+                got=", ".join(request.limits.given()) + f" for {settings.model_type}, whose costs come from its "
+                "processor",
+                expected="no limits: they apply to families with a rule only",
                 fix="write them into the model folder's processor settings",
             )
         self._parts = PartFamilies(settings, family) if family is not None else None
@@ -204,7 +205,7 @@ class RealProcessor:
 
     def _limits_of(self, part: Media) -> PartFamilies:
         if self._parts is None:
-            raise RecordError("family", "a limit in a part", "they are read for families with a rule only")
+            raise RecordError("family", "a limit in a part", "they apply to families with a rule only")
         return self._parts
 
     def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class RecordReader:
         """What tells an entry from the measured one; empty where nothing does."""
         if entry.error is not None:
             return str(entry.error)
-        return "another text at that place" if entry.check != row.check else ""
+        return "other text at that position" if entry.check != row.check else ""
 
     def _entry(self, row: SampleRow, stack: ExitStack, keep: bool) -> Entry:
         """The entry at a row's place, after as many attempts as are worth it; its file stays open with the stack."""
@@ -104,7 +104,7 @@ class RecordReader:
             f"data file {self._rows.files[row.file].file}",
             got=str(error),
             expected=f"sample {row.id} ({row.origin})",
-            fix="bring the file back, or see whether the disk or the network that holds it works; then resume",
+            fix="restore the file, or check its disk or network; then resume",
         ) from error
 
     def _changed(self, row: SampleRow, found: str) -> NoReturn:
@@ -112,7 +112,7 @@ class RecordReader:
             f"data file {self._rows.files[row.file].file} has changed since it was measured",
             got=found,
             expected=f"sample {row.id} ({row.origin})",
-            fix="bring the measured file back, or measure and pack again",
+            fix="restore the measured file, or measure and pack again",
         )
 
     @cached_property

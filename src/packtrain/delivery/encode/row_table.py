@@ -23,7 +23,7 @@ from packtrain.core.locks import alone
 from packtrain.measuring.table import COSTS, CostTable, DataFile
 
 KIND, VERSION = "rows", 2
-_AGAIN = "delete it (packtrain cache clear --kind rows), it is made again"
+_AGAIN = "delete it (packtrain cache clear --kind rows); it is rebuilt"
 ROWS_PER_BATCH = 65_536  # in memory at a time while the file is written
 SUMS = "sums"
 _FINGERPRINT, _FILES = b"packtrain.fingerprint", b"packtrain.files"

@@ -35,7 +35,7 @@ class SampleTokens:
     """Tokens of one whole sample. It depends on its text and on the expansions of its media, and on no pixel."""
 
     ids: np.ndarray  # (tokens,) int32, a run of media tokens as one of them
-    learned: np.ndarray  # (spans, 2) int32: tokens that carry loss, first and behind the last
+    learned: np.ndarray  # (spans, 2) int32: tokens that carry loss, start and end
     runs: np.ndarray  # (runs, 3) int32: which token, how often, of which kind
     media: int  # `expansions_code` of the media that it was made with
     record: int  # `record_code` of the record that it was made from
@@ -55,7 +55,9 @@ class SampleTokens:
         for run in layout.runs:
             at = encoding.char_to_token(run.at)
             if at is None or at in taken:
-                raise RecordError("template", "a media token is not a token of its own", f"at character {run.at}")
+                raise RecordError(
+                    "template", "a media token is merged with its neighbours by the tokenizer", f"at character {run.at}"
+                )
             taken.add(at)
             supervised[at] = False
             runs.append((at, run.count, _KINDS[run.kind]))

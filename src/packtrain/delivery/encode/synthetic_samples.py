@@ -79,7 +79,7 @@ def made_sample(
     row: int = -1,
     position_rows: int = 1,
 ) -> EncodedSample:
-    """A sample of these ids: images stand behind its first token, and its last tokens carry loss."""
+    """A sample of these ids: images follow its first token, and its last tokens carry loss."""
     ids, kinds = ids.clone(), torch.full_like(ids, TEXT)
     seen = slice(1, 1 + images.tokens)
     ids[seen], kinds[seen] = images.token_id, IMAGE
@@ -107,11 +107,11 @@ class Mix:
 
     mean_tokens: int = 1300
     patches_per_token: float = 1.0  # rows of the vision encoder for each token; 0 without images
-    supervised: float = 0.9  # of the text behind the prompt
+    supervised: float = 0.9  # of the text after the prompt
 
 
 def pack_lengths(tokens: int, mix: Mix, seed: int = 0) -> list[int]:
-    """Lengths of samples that fill a pack of so many tokens to the last."""
+    """Lengths of samples that fill a pack of this many tokens completely."""
     draw = stream(seed, "synthetic lengths")
     lengths: list[int] = []
     least = max(2 * _PROMPT, mix.mean_tokens // 4)
@@ -164,7 +164,7 @@ class MadeUpSamples:
             )
 
     def sample(self, number: int, tokens: int) -> EncodedSample:
-        """One sample of so many tokens."""
+        """One sample of this many tokens."""
         noise = torch.Generator().manual_seed(number)
         ids = noise_ids(self._config, tokens, noise)
         images = self._images(tokens, noise)

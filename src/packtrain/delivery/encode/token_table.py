@@ -38,7 +38,7 @@ PART_SCHEMA = pa.schema(
     ]
 )
 _LISTS = {"ids": (-1,), "learned": (-1, 2), "runs": (-1, 3)}
-FIX = "packtrain cache clear --kind tokens removes it; it is made again"
+FIX = "packtrain cache clear --kind tokens removes it; it is rebuilt"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class TokenTable:
         content = read_json(folder / TOKENS, KIND, VERSION)
         try:
             if content["parts"] is None:
-                raise ArtifactError(str(folder), got="tokens that are not complete", fix="run the same command again")
+                raise ArtifactError(str(folder), got="incomplete tokens", fix="run the same command again")
             made = cls(folder, digest(content["inputs"]), tuple(TokenPart(**part) for part in content["parts"]))
         except (KeyError, TypeError) as error:
             raise ArtifactError(str(folder / TOKENS), got=in_one_line(error), expected="its parts", fix=FIX) from None
@@ -150,7 +150,7 @@ class TokenTable:
             raise self._damaged(number, str(error)) from None
 
     def _require_size(self, number: int) -> None:
-        """Before it is mapped: reading behind the end of a mapped file would kill the process."""
+        """Before it is mapped: reading past the end of a mapped file would kill the process."""
         path, expected = self.folder / part_name(number), self.parts[number].bytes
         if wrong := wrong_size(path, expected):
             raise self._damaged(number, wrong)
@@ -180,7 +180,7 @@ def read_part(path: Path, fingerprint: str, rows: int) -> PartColumns:
             raise ValueError("other columns")
         found = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
         if found != fingerprint:
-            raise ValueError(f"tokens of other inputs ({found or 'unknown'}): they were made again meanwhile")
+            raise ValueError(f"tokens of other inputs ({found or 'unknown'}): rebuilt in the meantime")
         batch = batches.get_batch(0)
         batch.validate()
     except (OSError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError too

@@ -124,12 +124,12 @@ def make_tokens(
 
 def _not_written(folder: Path, error: OSError) -> ArtifactError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    first = "make room" if full else "see whether its disk works, and whether something else removes files there"
+    first = "make room" if full else "check its disk, and whether another process removes files there"
     return ArtifactError(
         str(folder),
         got=f"{type(error).__name__}: {error}",
-        expected="room for the tokens of the dataset" if full else "a folder into which tokens can be written",
-        fix=f"{first}; then run the same command again, what is complete is kept; or set data.cache_tokens: false",
+        expected="space for the tokens of the dataset" if full else "a writable folder",
+        fix=f"{first}; then run the same command again (finished parts are kept); or set data.cache_tokens: false",
     )
 
 

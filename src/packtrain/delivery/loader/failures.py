@@ -179,14 +179,14 @@ class _Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_open = False  # has what a former run left behind been looked at
+        self.is_open = False  # has what a former run left been read
 
     def forget(self) -> None:
         """Look at the file again before the next line."""
         self.is_open = False
 
     def append(self, lines: Sequence[_Line], kept: int) -> int | str:
-        """Write behind the first `kept` bytes; the new size, or what went wrong."""
+        """Write after the first `kept` bytes; the new size, or what went wrong."""
         try:
             return self._append(lines, kept)
         except OSError as error:

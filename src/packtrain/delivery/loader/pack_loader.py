@@ -1,7 +1,7 @@
 """Batches in the order of a schedule, with a state that is a position: a DataLoader over packs.
 
 The state says which packs the caller has been given. What workers have prepared beyond that does not count, and going
-on from a state reads nothing that lies before it, so it takes as long at the end of an epoch as at its beginning.
+from a state reads nothing before it, so it takes as long at the end of an epoch as at its start.
 
     for batch in loader:
         model(**batch).loss.backward()
@@ -113,15 +113,15 @@ class PackLoader(DataLoader):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration delivers, or goes on with."""
+        """The epoch that the next iteration delivers or continues."""
         return self.batch_sampler.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        """Deliver this epoch next, from its start; the epoch of a loaded state continues from there."""
         self._standing.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The LoaderState as plain values: behind the last batch that was handed out."""
+        """The LoaderState as plain values: after the last delivered batch."""
         return self._standing.state() | ({} if self._stream is None else {_STREAM: self._stream})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,12 +163,12 @@ class _Delivery:
         return self
 
     def __next__(self) -> Any:
-        if self._broken:  # torch would go on behind the batch that failed, which then nobody gets
+        if self._broken:  # torch would continue after the failed batch, which then is lost
             raise DataError(
                 f"loader of rank {self._loader.batch_sampler.rank}",
-                got="asked for more after an error",
-                expected="a new iteration; the batch that failed has not been handed out",
-                fix="give state_dict() to load_state_dict(), and iterate again",
+                got="next batch requested after an error",
+                expected="a new iteration; the failed batch was not delivered",
+                fix="pass state_dict() to load_state_dict(), and iterate again",
             )
         self._broken = True  # until there is a batch, or the end
         batch = self._next()
@@ -225,7 +225,7 @@ class _Delivery:
             f"loader of rank {loader.batch_sampler.rank}"
             + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
             got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
-            f" were in the making, of {', '.join(files[:MOST_FILES])}{more}",
+            f" were being built, from {', '.join(files[:MOST_FILES])}{more}",
             expected="workers that live as long as the loader",
             fix=what_to_do(codes),
         )

@@ -28,12 +28,12 @@ class LoaderProgress:
 
     def advance(self) -> None:
         """One more batch was handed out."""
-        assert self.next is not None, "as many batches as turns"
+        assert self.next is not None, "one batch per turn"
         self.position = (self.next.epoch, self.next.next_pack)
         self.next = next(self._turns, None)
 
     def ahead(self, number: int) -> list[PackKey]:
-        """The keys of so many batches that come next; only for messages, since it uses the turns up."""
+        """The keys of the next batches; only for messages, since it uses the turns up."""
         turns = (self.next, *islice(self._turns, number - 1))
         return [key for turn in turns if turn is not None for key in turn.keys]
 
@@ -53,7 +53,7 @@ class Standing:
         self.over = False  # has the last epoch been delivered?
 
     def set_epoch(self, epoch: int) -> None:
-        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        """Deliver this epoch next, from its start; the epoch of a loaded state continues from there."""
         epochs = self.sampler.schedule.plan.num_epochs
         if not 0 <= epoch < epochs:
             raise _no_such_epoch(epoch, epochs)
@@ -67,7 +67,7 @@ class Standing:
         self.sampler.set_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
-        """The LoaderState as plain values: behind the last batch that was handed out."""
+        """The LoaderState as plain values: after the last delivered batch."""
         here = (self.sampler.epoch, self.sampler.next_pack)
         epoch, next_pack = self._newest.position if self._newest is not None else here
         return asdict(replace(self._start, epoch=epoch, next_pack=next_pack))

@@ -27,10 +27,10 @@ class PackSampler(Sampler[list[PackKey]]):
     """The packs of each micro-batch of this rank: one, or `rows_per_batch` of them where a batch is padded.
 
     Knows nothing of what is in the packs, and draws no random numbers. How many rows a batch has is no part of the
-    position: a run may go on with another number.
+    position: a run may continue with another number.
 
     epoch  the micro-batches of one epoch. The last step of an epoch may have fewer than others, and so may a step that
-           goes on with another number of ranks: `PackKey.last` says where a step ends.
+           continues with another number of ranks: `PackKey.last` says where a step ends.
     run    all epochs, one after the other, for callers that count: every step has `accumulation` micro-batches, filled
            up with some in which no rank has a pack. Those are no progress: a state saved among them leads back to the
            first of them.
@@ -57,7 +57,7 @@ class PackSampler(Sampler[list[PackKey]]):
         return self.schedule.accumulation(self.world, self.rows_per_batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch; the one that is under way is not begun again."""
+        """Go to the start of another epoch; the current one is not restarted."""
         if self.span == "epoch" and epoch != self.epoch:
             self.seek(epoch, 0)
 
@@ -76,7 +76,7 @@ class PackSampler(Sampler[list[PackKey]]):
         return (list(turn.keys) for turn in self.turns())
 
     def turns(self) -> Iterator[Turn]:
-        """What is left from the position on; moving the position later does not change an iteration that has begun."""
+        """What is left from the position on; moving the position does not change an iteration that has started."""
         epoch, next_pack = self.epoch, self.next_pack
         yield from self._epoch(epoch, next_pack)
         if self.span == "run":
@@ -124,6 +124,6 @@ def check_ranks(rank: int, world: int) -> None:
             "ranks",
             got=f"rank {rank} of {world} in the trainer, rank {there[0]} of {there[1]} as launched",
             expected="the same in both",
-            fix="without GPUs say so: TrainingArguments(use_cpu=True), Accelerator(cpu=True), "
+            fix="without GPUs, set it: TrainingArguments(use_cpu=True), Accelerator(cpu=True), "
             "lightning.Trainer(accelerator='cpu', strategy='ddp', devices=...); or start one process",
         )

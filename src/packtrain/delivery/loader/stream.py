@@ -58,11 +58,11 @@ class PackStream(IterableDataset[PackedRow]):
         return len(self._standing.sampler) * self._standing.sampler.rows_per_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Deliver this epoch next, from its beginning; the epoch that a loaded state is in goes on from there."""
+        """Deliver this epoch next, from its start; the epoch of a loaded state continues from there."""
         self._standing.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The LoaderState as plain values: behind the last pack that was handed out."""
+        """The LoaderState as plain values: after the last delivered pack."""
         return self._standing.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -75,8 +75,8 @@ def shared_memory_full(error: Exception) -> MemoryLimitError | None:
     free = f"; {size.free:,} of its {size.total:,} bytes are free" if size is not None else ""
     return MemoryLimitError(
         f"shared memory ({_SHM})",
-        got=f"too little for the batches that workers hand over{free}",
-        expected="room for workers x prefetch_factor batches",
+        got=f"too small for the batches of the workers{free}",
+        expected="space for workers x prefetch_factor batches",
         fix="give the container more (docker run --shm-size=16g, or --ipc=host), or use fewer workers: with "
         "dataloader_num_workers: 0 (num_workers=0) none is needed",
     )
@@ -91,8 +91,8 @@ def what_to_do(codes: Sequence[int]) -> str:
     """The way out, by what the workers died of."""
     crashes = [code for code in codes if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)]
     if crashes:
-        return "a library has crashed: look at these files, with num_workers 0 to see it happen, and please report it"
-    return "mostly the system has killed it for its memory: use fewer workers or a smaller prefetch_factor"
+        return "a library crashed: reproduce it on these files with num_workers 0, and please report it"
+    return "usually the system killed it (out of memory): use fewer workers or a smaller prefetch_factor"
 
 
 # ---- signals

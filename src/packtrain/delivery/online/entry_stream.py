@@ -40,7 +40,7 @@ class EntryStream(Protocol):
     """Entries in an order that is the same in every process and every time. It must pickle."""
 
     def read(self, start: EntryPlace) -> Iterator[Arrival]:
-        """All entries from a place on; where it lies between entries, from the next one on."""
+        """All entries from a position on; if it is between entries, from the next one."""
         ...
 
 

@@ -59,7 +59,7 @@ class OnlineSource:
 
     Packs are numbered through all passes over the stream. A number that lies before the place where this object stands
     is made again from where it began: from the first entry, or from the state that was loaded. What cannot be used is
-    in `failures` of the next pack. Every row carries the state behind its pack, from which later packs are reached
+    in `failures` of the next pack. Every row carries the state after its pack, from which later packs are reached
     without reading the stream from its beginning; states do not change what the packs are.
     """
 
@@ -103,7 +103,7 @@ class OnlineSource:
         self._forget_reading()
 
     def _forget_reading(self) -> None:
-        """What was read but not yet taken in is read again: it is behind the place."""
+        """What was read but not yet taken in is read again: it is after the position."""
         self._arrivals: Iterator[Arrival] | None = None
         self._priced: deque[tuple[Arrival, Measured | LedgerEntry]] = deque()
 
@@ -265,7 +265,7 @@ class OnlineSource:
             "data.online",
             got=f"{len(wanted)} entries that waited when the state was saved are not there, as that at {min(wanted)}",
             expected="the same stream",
-            fix="bring the data back as they were, or begin again",
+            fix="restore the data, or start over",
         )
 
     @cached_property
@@ -307,9 +307,9 @@ class OnlineSource:
                 "state of the stream",
                 got=f"version {found[0]}, inputs {found[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
-                fix="it belongs to other data, another model or other limits: use those, or begin again"
+                fix="it belongs to other data, another model or other limits: use those, or start over"
                 if state.get("template_date") == self._request.template_date
-                else f"set template_date: {state.get('template_date')}, or begin again",
+                else f"set template_date: {state.get('template_date')}, or start over",
             )
         self._take(state)
         self._began = dict(state)

@@ -35,8 +35,8 @@ class Evaluated:
             raise DataError(
                 "evaluation",
                 got=f"{samples:,} samples without a supervised token; {failures:,} could not be decoded",
-                expected="at least one that carries loss",
-                fix="look into the ledger of the evaluation data",
+                expected="at least one supervised token",
+                fix="check the ledger of the evaluation data",
             )
         return cls(loss=losses / weight, samples=samples, tokens=tokens, batches=batches, failures=failures)
 
@@ -57,8 +57,8 @@ class Evaluated:
         """A loss over fewer samples is another number, and must not pass for the same. The first rank says it."""
         if first and self.failures:
             warnings.warn(
-                f"{prefix}: {self.failures:,} of {self.samples + self.failures:,} samples could not be decoded, so the "
-                f"loss is that of the others; evaluations with other {prefix}_failures cannot be compared with it",
+                f"{prefix}: {self.failures:,} of {self.samples + self.failures:,} samples could not be decoded, so "
+                f"the loss covers only the others; evaluations with other {prefix}_failures cannot be compared with it",
                 stacklevel=2,
             )
 

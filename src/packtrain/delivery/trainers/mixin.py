@@ -73,7 +73,7 @@ def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_
 
 
 def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch: int = 1) -> TrainingArguments:
-    """A copy in which what was left at its default follows from the schedule; what was set stays as it is.
+    """A copy in which what was left at its default follows from the schedule; what was set is kept.
 
     Epochs that were set are steps of the plan, unless steps were set, which count before them.
     """
@@ -93,14 +93,14 @@ def _set(args: TrainingArguments) -> set[str]:
 
 
 def _steps_of(epochs: float, schedule: Schedule) -> int:
-    """Optimizer steps of so many epochs of a plan."""
+    """Optimizer steps of a number of epochs of a plan."""
     planned = schedule.plan.num_epochs
     if not 0 < epochs <= planned:
         raise ConfigError(
             "training arguments",
             got=f"num_train_epochs {epochs:g}, and a dataset with a plan of {planned}",
             expected=f"epochs up to {planned}",
-            fix=f"DatasetConfig(epochs={math.ceil(epochs)}, ...) plans them" if epochs > 0 else "",
+            fix=f"set DatasetConfig(epochs={math.ceil(epochs)}, ...)" if epochs > 0 else "",
         )
     whole = math.floor(epochs)
     part = epochs - whole
@@ -117,7 +117,7 @@ def check_arguments(
     packing: bool = True,
     own_loss: bool = False,
 ) -> None:
-    """Refuse arguments under which packs would be lost, trained twice or weighed wrongly; all of them at once.
+    """Refuse arguments under which packs would be lost, trained twice or weighted wrongly; all of them in one error.
 
     Also those of Trainer and TRL that would do nothing, or something else, on packs. `packing`: rows may hold several
     samples. `own_loss`: the loss is one of the user's.
@@ -132,7 +132,7 @@ def check_arguments(
         if getattr(args, name) != value
     ]
     if not 0 < args.max_steps <= steps:
-        problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (so many steps has the plan)")
+        problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (the steps of the plan)")
     problems += [why for wrong, why in _REFUSED if wrong(args)]
     problems += [
         f"{name}: {getattr(args, name)} ({why})"
@@ -148,7 +148,7 @@ def check_arguments(
             "training arguments",
             problems=problems,
             expected="arguments that agree with the schedule of packs",
-            fix=f"TrainingArguments(**trainer_arguments(schedule{given}), ...) sets them",
+            fix=f"use TrainingArguments(**trainer_arguments(schedule{given}), ...)",
         )
 
 
@@ -158,32 +158,32 @@ _WHY: Mapping[str, str] = {
     "remove_unused_columns": "batches are made by the collator, not by columns",
     "ignore_data_skip": "a resumed run would train the first packs again and never the last",
     "dataloader_drop_last": "nothing is dropped at delivery; packing_drop_last decides it in the plan",
-    "logging_nan_inf_filter": "a loss that is not a number must be seen",
+    "logging_nan_inf_filter": "a NaN loss must be visible",
 }
 _REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
     (
         lambda args: args.n_gpu > 1,
-        "one process for several GPUs: a pack cannot be divided; start one process for each GPU, as torchrun does",
+        "one process for several GPUs: a pack cannot be split; start one process per GPU, as torchrun does",
     ),
     (
         lambda args: bool(args.auto_find_batch_size),
-        "auto_find_batch_size: the size of a batch is that of a pack; pack with a shorter packing_length",
+        "auto_find_batch_size: a batch is a pack; pack with a shorter packing_length",
     ),
     (
         lambda args: getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential"),
-        "train_sampling_strategy: the schedule has the order; its `balance` evens out the work of ranks",
+        "train_sampling_strategy: the schedule sets the order; its `balance` balances the work of ranks",
     ),
     (
         lambda args: not 0 <= args.label_smoothing_factor < 1,
-        "label_smoothing_factor: a share from 0 to below 1",
+        "label_smoothing_factor: from 0 to below 1",
     ),
     (
         lambda args: bool(set(getattr(args, "dataset_kwargs", None) or {}) - {"skip_prepare_dataset"}),
-        "dataset_kwargs: only skip_prepare_dataset, since the dataset is built already",
+        "dataset_kwargs: only skip_prepare_dataset, since the dataset is already built",
     ),
     (
         lambda args: args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches,
-        "accelerator_config: split_batches and dispatch_batches are of loaders that accelerate shares out",
+        "accelerator_config: split_batches and dispatch_batches need a loader that accelerate shards",
     ),
     (
         lambda args: args.label_names not in (None, ["labels"]),
@@ -194,30 +194,30 @@ _REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
             (getattr(getattr(args, "parallelism_config", None), f"{kind}_size", 1) or 1) > 1
             for kind in ("tp", "cp", "sp")
         ),
-        "parallelism_config: ranks that have to share a batch would each be given packs of their own",
+        "parallelism_config: ranks that share a batch would each get their own packs",
     ),
     (
         lambda args: args.world_size > 1 and not args.average_tokens_across_devices,
-        "average_tokens_across_devices: False would weigh the tokens of ranks with short packs more",
+        "average_tokens_across_devices: False would overweight tokens of ranks with short packs",
     ),
 )
 
 
-OWN_LOSS = "a loss of your own does not know of it: give it there"
-_LABELS = "labels come with the packs: where loss is taken is decided when the dataset is built"
-_ROWS = "rows are packs of the dataset; its config decides what they hold"
-_ORDER = "the schedule has the order"
+OWN_LOSS = "a custom loss does not see it: apply it there"
+_LABELS = "labels come with the packs: the loss mask is set when the dataset is built"
+_ROWS = "rows are packs of the dataset; its config decides their contents"
+_ORDER = "the schedule sets the order"
 _TEXTS = "texts were rendered when the dataset was built"
 _AT_DEFAULT: Mapping[str, str] = {  # or off; behind the line: TRL's
-    "neftune_noise_alpha": "its noise shrinks with the length of a row, so a sample in a pack gets less than alone",
-    "batch_eval_metrics": "the loader of packs does not tell Trainer which batch is the last",
-    "use_liger_kernel": "it replaces forward passes, which are not checked with packs",
+    "neftune_noise_alpha": "its noise shrinks with the length of a row, so packed samples get less",
+    "batch_eval_metrics": "the pack loader does not tell Trainer which batch is last",
+    "use_liger_kernel": "it replaces forward passes, which were not checked with packs",
     "data_seed": _ORDER,
     "length_column_name": _ORDER,
     "dataloader_in_order": _ORDER,
     # ---- TRL's
     "loss_type": "the loss is token_loss; give a compute_loss_func for another",
-    "router_aux_loss_coef": "token_loss has no loss of routers",
+    "router_aux_loss_coef": "token_loss has no router loss",
     "completion_only_loss": _LABELS,
     "assistant_only_loss": _LABELS,
     "packing": _ROWS,
@@ -271,7 +271,7 @@ class PackedTraining:
                 "train_dataset",
                 got=type(train_dataset).__name__,
                 expected="a dataset of packs",
-                fix="give a MultiModalDataset or a MultiModalIterableDataset that is built",
+                fix="pass a built MultiModalDataset or MultiModalIterableDataset",
             )
         rows = getattr(train_dataset, "rows_per_batch", 1)
         if args is not None:
@@ -307,7 +307,7 @@ class PackedTraining:
         if LOSS_WEIGHTS in inputs:
             raise ConfigError(
                 "data_collator",
-                got="a loss_weighting whose weights this loss does not take",
+                got="a loss_weighting whose weights this loss ignores",
                 expected="loss_weighting 'token'",
                 fix="use PackedTrainer with StepSettings(loss_weighting=...)",
             )
@@ -337,7 +337,7 @@ class PackedTraining:
                 "eval_dataset",
                 got=type(dataset).__name__,
                 expected="a dataset of packs",
-                fix="give a MultiModalDataset that is built, with packing: false for padded rows",
+                fix="pass a built MultiModalDataset, with packing: false for padded rows",
             )
         collator = self._eval_collator if self._eval_collator is not None else self._collator_to_evaluate(dataset)
         return self._loader(dataset, collator, span="epoch", persistent_workers=False)
@@ -389,7 +389,7 @@ class PlanProgress(TrainerCallback):
     def __init__(self, schedule: Schedule, dataset: Any = None) -> None:
         self._schedule, self._dataset = schedule, dataset
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: where the last batch ended
-        self.begun = 0  # the step that this call of `train` began from
+        self.begun = 0  # the step that this call of `train` started from
         ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
         self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
 
@@ -401,7 +401,7 @@ class PlanProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """A checkpoint goes on with the schedule that it was made with, where it stopped."""
+        """A checkpoint continues with its own schedule, where it stopped."""
         self.begun = state.global_step
         if state.global_step:
             saved = (state.stateful_callbacks or {}).get(_SAVED)
@@ -459,8 +459,8 @@ class JointDecision(TrainerCallback):
 
     A rate needs some samples to mean anything; the end of an epoch, and that of the run, are judged in any case.
 
-    That is where the host waits for the other ranks; whoever has a question to all of them asks it there, by `vote`,
-    and callbacks behind this one find in `votes` how many ranks said yes.
+    That is where the host waits for the other ranks; a question to all of them is asked there, by `vote`, and callbacks
+    after this one find in `votes` how many ranks said yes.
     """
 
     def __init__(self, failures: FailureWatch, epoch_ends: Collection[int] = ()) -> None:
@@ -482,6 +482,6 @@ class JointDecision(TrainerCallback):
         state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Runs that end before their first epoch does; one that was asked to stop goes on later."""
+        """Runs that end before their first epoch does; one that was asked to stop continues later."""
         if not self.votes:
             self._failures.finish()

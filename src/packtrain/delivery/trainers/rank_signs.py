@@ -14,7 +14,7 @@ _NOWHERE = (NOT_BEGUN, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """What one rank last said of itself."""
+    """The last heartbeat of one rank."""
 
     number: int  # grows with every sign, so that nobody's clock is compared with another's
     host: str
@@ -47,7 +47,7 @@ class Patience:
 
     silence: float  # without a sign
     behind: float  # at a step that others have left
-    start: float  # until the first sign, and until the first step once others have begun
+    start: float  # until the first sign, and until the first step once others have started
 
 
 class SignJudge:
@@ -83,7 +83,7 @@ class SignJudge:
     def _judge_running(self, now: float, rank: int, sign: Sign, most: tuple[int, int]) -> list[tuple[int, int, str]]:
         silent = self._lasts(now, rank, "silent", sign.number)
         if silent > self.patience.silence:
-            return [(1, rank, f"{_name(rank, sign)} is gone: no sign of life for {silent:.1f} s")]
+            return [(1, rank, f"{_name(rank, sign)} is gone: no heartbeat for {silent:.1f} s")]
         behind = self._lasts(now, rank, "behind", (sign.place, sign.place < most))
         limit = self.patience.start if sign.step == NOT_BEGUN else self.patience.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
@@ -91,7 +91,7 @@ class SignJudge:
             return []
         others = f"while others are at step {most[0]}"
         at = f"; it is at {sign.at}" if sign.at else ""
-        return [(2, rank, f"{_name(rank, sign)} has not got on for {behind:.1f} s {others}{at}")]
+        return [(2, rank, f"{_name(rank, sign)} has made no progress for {behind:.1f} s {others}{at}")]
 
     def _lasts(self, now: float, rank: int, what: str, value: object) -> float:
         """For how long this has been seen to be so."""

@@ -1,7 +1,7 @@
 """The loss of an optimizer step: the sum of its token losses over the number of its supervised tokens.
 
 A mean of the means of batches would weigh the tokens of short batches more, and would change with packing, accumulation
-and the number of ranks. Many models compute just that themselves, whatever they are told.
+and the number of ranks. Many models compute just that themselves, whatever arguments they get.
 """
 
 from __future__ import annotations

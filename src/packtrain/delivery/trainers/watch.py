@@ -31,14 +31,14 @@ _JUDGE = 0  # the rank that looks at all others
 _ROUNDS = 20  # signs within a deadline
 _LONGEST_INTERVAL = 5.0
 _RESERVE = 8  # intervals between noticing something and the last rank's end
-_SOONEST = 0.25  # seconds between signs of steps; longer steps are told one by one
+_SOONEST = 0.25  # seconds between heartbeats of steps; longer steps are sent one by one
 _ACKNOWLEDGED_WITHIN = 4  # intervals
-_HURRIED = 2  # intervals without a sign after which a rank is gone, once this one was told to end
+_HURRIED = 2  # intervals without a heartbeat after which a rank is gone, once this one was told to end
 _BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connection reset", "broken pipe")
 
 
 def end_process(message: str, *, code: int = 1) -> None:
-    """End this process at once: its main thread may wait in a collective that nothing can interrupt."""
+    """End this process immediately: its main thread may wait in a collective that nothing can interrupt."""
     os.write(2, f"{visible(message)}\n".encode("utf-8", "backslashreplace"))  # sys.stderr may be locked by that thread
     for child in multiprocessing.active_children():
         child.kill()
@@ -67,7 +67,7 @@ class RankWatch:
         *,
         deadline: float = 120.0,  # seconds until all ranks have ended
         step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
-        start_deadline: float = 1800.0,  # until every rank has begun its first step
+        start_deadline: float = 1800.0,  # until every rank has started its first step
         host: str | None = None,
         action: Callable[[str], None] = end_process,
     ) -> None:
@@ -230,9 +230,9 @@ class RankWatch:
     def _lost(self) -> str:
         first = self._seen[_JUDGE]
         if self._rank == _JUDGE or first is None:
-            return f"the store of the rank watch does not answer; rank {_JUDGE} may be gone"
+            return f"the watchdog store does not answer; rank {_JUDGE} may be gone"
         step = f"last step {first.step}" if first.step >= 0 else "before its first step"
-        return f"rank {_JUDGE} on {first.host} ({step}) is gone, or the store of the rank watch that it keeps"
+        return f"rank {_JUDGE} on {first.host} ({step}) is gone, or its watchdog store"
 
     # ---- small parts
 
