@@ -210,8 +210,8 @@ def test_the_same_said_twice_is_no_contradiction(load: Load, text: str, given: d
     ("text", "words"),
     [
         ("max_pixels: 9\nimage_max_pixels: 8", "set twice"),
-        ("fps: 2\ndata: {processor_config: {fps: 3}}", "says another"),
-        ("data: {max_length: 9, sequence_len: 9}", "say which"),
+        ("fps: 2\ndata: {processor_config: {fps: 3}}", "which differs"),
+        ("data: {max_length: 9, sequence_len: 9}", "keep one"),
     ],
 )
 def test_what_two_names_mean_and_contradicts(load: Load, text: str, words: str) -> None:
@@ -263,7 +263,9 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
     found = load(text)
     assert {name: value for section in found.sections().values() for name, value in section.items()} == given
     assert len([note for note in found.notes if note.startswith("no effect here: ")]) <= 1
-    refused = any("a folder that holds a run is refused: name another output_dir" in note for note in found.notes)
+    refused = any(
+        "a folder that holds a run is never overwritten: use another output_dir" in note for note in found.notes
+    )
     assert refused == ("overwrite_output_dir" in text)
 
 
@@ -271,25 +273,25 @@ def test_what_other_systems_mean(load: Load, text: str, given: dict[str, Any]) -
     ("text", "words"),
     [
         ("stage: dpo", "only supervised fine-tuning"),
-        ("template: vicuna", "is not the template of a model: leave it out to use the model's own"),
+        ("template: vicuna", "is not a model's template: leave it out to use the model's own"),
         ("dataset: 3", "3 instead of a dataset, or a list of them"),
         ("val_size: 1.5", "a share below 1, or a whole number of records"),
         ("load_in_8bit: true", "load_in_4bit is"),
-        ("datasets: [{path: a/b}, {path: c/d}]", "2 datasets are a mixture, which is a file of its own"),
+        ("datasets: [{path: a/b}, {path: c/d}]", "2 datasets are a mixture, which needs its own file"),
         ("datasets: [{path: a/b, shards: 3}]", "shards: columns are named by data.columns"),
         ("saves_per_epoch: -4", "instead of a number of times"),
         ("freeze_modules: [layer_3]", "instead of visual, "),
-        ("lora_modules_to_save: [embed_tokens]", "beside adapters, train_vision and train_projector"),
+        ("lora_modules_to_save: [embed_tokens]", "with adapters, train_vision and train_projector"),
         ("special_tokens: {bos_token: x}", "tokenizers are not changed here"),
-        ("relevance_min_rating: 3", "not chosen by their ratings"),
+        ("relevance_min_rating: 3", "not filtered by ratings"),
         ("data:\n  packing: true\n\n  neat_packing: 3", "run.yaml:4: data.neat_packing: 3 instead of true or false"),
         ("custom: {coord_offset: {enabled: true}}", "not supported"),
         ("neat_packing: true\npacking: false", "are the same setting"),
-        ("task_type: seq_cls", "language models are trained here"),
+        ("task_type: seq_cls", "only language models are trained"),
         ("use_chat_template: false", "dataset_type: fineweb_edu"),
-        ("plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin is not here"),
+        ("plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin is not supported"),
         ("base_model: a/b\ntokenizer_config: c/d", "the model's own tokenizer is used"),
-        ("deepspeed: ds_z3_offload_config.json", "nothing is offloaded to the CPU"),
+        ("deepspeed: ds_z3_offload_config.json", "neither is CPU offload"),
         ("datasets: [{path: a/b, roles: {user: [narrator]}}]", "roles: {'user': ['narrator']}: columns are named by"),
     ],
     ids=lambda value: value.partition("\n")[0],
@@ -327,9 +329,7 @@ class TestPythonFiles:
             **{"max_images_per_pack": 8, "max_images_per_sample": 3, "packing_length": 4096},
             "processor_config": {"max_img_size": 1536},
         }
-        assert "VLMConfig.vit_inter_dim, VLMConfig.vlm_extra_tokens (part of the model, which has its own)" in " ".join(
-            found.notes
-        )
+        assert "VLMConfig.vit_inter_dim, VLMConfig.vlm_extra_tokens (defined by the model)" in " ".join(found.notes)
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize(
@@ -508,10 +508,10 @@ class TestOverrides:
         for words in (
             "data.packing_lenght: unknown key. did you mean 'packing_length'?",
             "seed instead of section.key=value",
-            "data=3: data is said in two ways",
+            "data=3: data is set in two ways",
             "=3 instead of section.key=value",
             "training.=1 instead of section.key=value",
-            "a.b=[: no YAML value",
+            "a.b=[: not a YAML value",
             "training.learning_rate: 'high' instead of a number",
         ):
             assert words in str(caught.value)
@@ -573,12 +573,12 @@ class TestExtends:
         (tmp_path / "a.yaml").write_text("extends: b.yaml")
         (tmp_path / "b.yaml").write_text("extends: a.yaml")
         (tmp_path / "c.yaml").write_text("seed: 1")
-        assert "a chain that ends" in problems(load, text.format(folder=tmp_path.name))
+        assert "no cycle" in problems(load, text.format(folder=tmp_path.name))
 
     def test_a_chain_without_end(self, load: Load, tmp_path: Path) -> None:
         for number in range(40):
             (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml")
-        assert "a chain that ends" in problems(load, "extends: 0.yaml")
+        assert "no cycle" in problems(load, "extends: 0.yaml")
 
     @pytest.mark.parametrize("value", ["3", "[a.yaml]", "[3]", "{a: b}", "nowhere.yaml", "/"])
     def test_what_is_no_config(self, load: Load, value: str) -> None:
@@ -622,9 +622,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        *((f"{use}: *f", "more values than a config has") for use in ("data", "extends", "lists", "max_pixels")),
-        *((f"{use}: *f}}", "more values than a config has") for use in ("data: {packing", "report: {title")),
-        ("report: {title: &r [*r]}", "more values than a config has"),
+        *((f"{use}: *f", "too many values") for use in ("data", "extends", "lists", "max_pixels")),
+        *((f"{use}: *f}}", "too many values") for use in ("data: {packing", "report: {title")),
+        ("report: {title: &r [*r]}", "too many values"),
         ("*f : 3", "unhashable key"),
     ],
 )
@@ -643,7 +643,7 @@ def test_merged_references_that_blow_up(load: Load) -> None:
         f"{name}: &{name} {{<<: [{', '.join([f'*{below}'] * 10)}]}}"
         for below, name in zip("abcde", "bcdef", strict=True)
     ]
-    assert "more keys" in problems(load, "\n".join(lines))
+    assert "too many keys" in problems(load, "\n".join(lines))
     assert load("training: {<<: {seed: 1, bf16: false}, bf16: true}").training.given() == {"seed": 1, "bf16": True}
 
 
@@ -734,7 +734,7 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(base: RunConfig) -> Non
     [
         ('training.bf16="false"', "training.bf16: 'false' instead of true or false"),
         ("training.max_grad_norm=banana", "training.max_grad_norm: 'banana' instead of a number of at least 0"),
-        ("training.adam_beta1=.nan", "training.adam_beta1: nan instead of a number from 0 to below 1"),
+        ("training.adam_beta1=.nan", "training.adam_beta1: nan instead of a number of at least 0 and below 1"),
         ("training.adam_epsilon=-1", "training.adam_epsilon: -1 instead of"),
         ("training.dataloader_num_workers=1.5", "training.dataloader_num_workers: 1.5 instead of a whole number"),
         ("training.log_level=banana", "training.log_level: 'banana' instead of passive, detail"),
@@ -743,19 +743,19 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(base: RunConfig) -> Non
         ("training.data_seed=-1", "training.data_seed: -1 instead of a whole number from 0"),
         (f"training.max_steps={10**30}", "training.max_steps: 1000"),
         (f"training.learning_rate={10**30}", "training.learning_rate: 1000"),
-        ("training.metric_for_best_model=5", "training.metric_for_best_model: 5 instead of a text"),
+        ("training.metric_for_best_model=5", "training.metric_for_best_model: 5 instead of a string"),
         ("training.accelerator_config=banana", "training.accelerator_config: 'banana' instead of a section"),
         ("training.parallelism_config={a: 1}", "training.parallelism_config: "),
         ("training.save_total_limit=-1", "training.save_total_limit: -1 instead of a positive whole number"),
-        ("training.run_name={a: 1}", "training.run_name: a dict instead of a text"),
-        ('training.output_dir="a\\0b"', "training.output_dir: 'a\\x00b' instead of a folder of this machine"),
-        ("training.output_dir=s3://bucket/run", "'s3://bucket/run' instead of a folder of this machine"),
-        ('data.cache_dir="a\\0b"', "data.cache_dir: 'a\\x00b' instead of a folder of this machine"),
-        ("data.columns=banana", "data.columns: 'banana' instead of a section of names"),
+        ("training.run_name={a: 1}", "training.run_name: a dict instead of a string"),
+        ('training.output_dir="a\\0b"', "training.output_dir: 'a\\x00b' instead of a local folder"),
+        ("training.output_dir=s3://bucket/run", "'s3://bucket/run' instead of a local folder"),
+        ('data.cache_dir="a\\0b"', "data.cache_dir: 'a\\x00b' instead of a local folder"),
+        ("data.columns=banana", "data.columns: 'banana' instead of a section of name: name"),
         ("data.coord_tokens={a: 1}", "data.coord_tokens"),
-        ('data.eval_path=""', "data.eval_path: '' instead of a word"),
-        ("report.title=[1]", "report.title: a list instead of a word"),
-        ("report.out=5", "report.out: 5 instead of a word"),
+        ('data.eval_path=""', "data.eval_path: '' instead of a non-empty string"),
+        ("report.title=[1]", "report.title: a list instead of a non-empty string"),
+        ("report.out=5", "report.out: 5 instead of a non-empty string"),
     ],
 )
 def test_values_that_were_once_taken(base: RunConfig, setting: str, words: str) -> None:
@@ -769,7 +769,7 @@ def test_a_file_has_no_parts(base: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{}")
     for key in ("split", "subset"):
         run = with_overrides(base, [f"data.dataset_path={tmp_path / 'x.jsonl'}", f"data.{key}=train"])
-        with pytest.raises(ConfigError, match=f"data.{key}: train of the file"):
+        with pytest.raises(ConfigError, match=f"data.{key}: train of file"):
             resolve_run(run)
 
 

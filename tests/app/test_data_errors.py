@@ -20,7 +20,7 @@ BROKEN = {
     "bad.jsonl": ('{"a": 1\n{"b"\n', "not valid JSON"),
     "empty.jsonl": ("", "an empty dataset"),
     "silent.jsonl": (json.dumps({"messages": LONG["messages"][:1]}) + "\n", "no supervised tokens"),
-    "long.jsonl": (json.dumps(LONG) + "\n", "no pack at all"),
+    "long.jsonl": (json.dumps(LONG) + "\n", "no packs"),
 }
 
 

@@ -271,7 +271,7 @@ class TestKeys:
         assert bare.mode == "padded", "what its users mean where they leave it out"
 
     def test_a_with_the_experiment_switched_on(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="an experiment that is not supported"):
+        with pytest.raises(ConfigError, match="experimental, and not supported"):
             resolved(tmp_path, "A", "data.coord_tokens={enabled: true}")
 
     def test_b(self, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ class TestKeys:
         for words in (
             "section TrainConfig is training",
             "section VLMConfig is model",
-            "samples that share a pack do not see each other here",
+            "samples in a pack never attend to each other here",
             "vit_lr is 0, so the vision encoder is frozen",
             "more than max_sample_length 2000 tokens go to the ledger",
         ):
@@ -298,10 +298,10 @@ class TestKeys:
         assert (run.data.group_by_length, run.data.order, run.data.rows_per_batch) == (True, "length", 3)
         assert run.model.name == "tiny:qwen2_5_vl"
         assert run.data.overlong == "drop"
-        assert "what lmms-engine means where it is left out; data.packing: true packs" in " | ".join(run.notes)
+        assert "the default of lmms-engine; data.packing: true packs" in " | ".join(run.notes)
         packed = resolved(tmp_path, "C", "dataset.packing=true", "training.group_by_length=null")
         assert (packed.mode, packed.data.packing_strategy) == ("packed", "first_fit")
-        assert "first_fit looks at every open pack here" in " | ".join(packed.notes)
+        assert "first_fit searches all open packs here" in " | ".join(packed.notes)
         grouped = resolved(tmp_path, "C", "dataset.packing=true")
         assert (grouped.mode, grouped.data.order) == ("packed", "strict")
 
@@ -337,7 +337,7 @@ class TestKeys:
         assert run.evaluation is not None
         assert run.evaluation.max_samples == 5
         assert "samples are cut to cutoff_len 48 tokens" in " | ".join(run.notes)
-        apart = "samples that share a pack do not see each other here"
+        apart = "samples in a pack never attend to each other here"
         assert apart in run.notes
         with written(tmp_path, "E").open("a") as stream:
             stream.write("neat_packing: true\n")
@@ -352,7 +352,7 @@ class TestKeys:
         assert resolved(tmp_path, "E", "packing_length=99").data.packing_length == 99
         left_out = resolved(tmp_path, "E", "packing=null")
         assert (left_out.mode, left_out.size.samples) == ("padded", run.size.samples)
-        assert "packing: false: what LLaMA-Factory means where it is left out" in " | ".join(left_out.notes)
+        assert "packing: false: the default of LLaMA-Factory" in " | ".join(left_out.notes)
 
 
 def outcome(run: Run, folder: Path, system: str, *more: object) -> dict[str, Any]:
@@ -680,7 +680,7 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             **{"dataset_path": "data/debug", "train_vision": False, "train_projector": False, "sharding": "fsdp"},
             **{"packing_length": 16384, "processor_config": {"video_max_pixels": 50176}},
         },
-        ("first_fit looks at every open pack", "processor_config.processor_type"),
+        ("first_fit searches all open packs", "processor_config.processor_type"),
     ),
     "lmms-engine, list": (
         *("run.yaml", LMMS_LIST),
@@ -729,7 +729,7 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, object], tuple[str, ...]]] = {
             "eval_split": "test",
             "bf16": True,
         },
-        ("TRL trains every token of a chat", "TRL cuts samples to max_length 1024", "launcher"),
+        ("TRL trains every token of a chat", "TRL truncates to max_length 1024", "launcher"),
     ),
     "CoordExp": (
         *("run.yaml", COORDEXP),
@@ -833,7 +833,7 @@ def test_limits_that_a_model_has_not(tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text(limits)
     found, notes = own_limits(load_config(tmp_path / "theirs.yaml"), settings)
     assert found.data.processor_config == {"max_pixels": 262144}
-    assert notes == ("qwen3_vl has no such limit of media, left out: video_max_pixels 16384",)
+    assert notes == ("qwen3_vl has no such media limit, ignored: video_max_pixels 16384",)
     ours = load_config(tmp_path / "ours.yaml")
     assert own_limits(ours, settings) == (ours, ())
     assert unknown_limits(ours, settings) == {"video_max_pixels": 16384}

@@ -73,7 +73,7 @@ def test_help_teaches(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("given", "code", "words"),
     [
-        ({"-n": 10}, 1, ["no pack at all: 200 of 200 entries fit none", "raise the limits"]),
+        ({"-n": 10}, 1, ["no packs: 200 of 200 entries do not fit", "raise the limits"]),
         ({"-n": 0}, 2, ["packing_length", "a positive whole number"]),
         ({"-n": -4}, 2, ["packing_length"]),
         ({"-n": "8k"}, 2, ["--packing-length"]),
@@ -85,7 +85,7 @@ def test_help_teaches(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> N
         ({"-n": 600, "--overlong": "error"}, 1, ["samples fit no pack", "packing_length 600", "overlong: drop"]),
         *(({f"--{name.replace('_', '-')}": 0}, 2, [name]) for name in LIMITS if name != "packing_length"),
         ({"--max-images-per-pack": -1}, 2, ["leave it out for no limit"]),
-        ({"--max-attention-per-pack": 10}, 1, ["no pack at all", "attention 10"]),
+        ({"--max-attention-per-pack": 10}, 1, ["no packs", "attention 10"]),
         ({"--max-image-per-pack": 3}, 2, ["--max-images-per-pack"]),
         ({"--packing-min-fill-ratio": "nan"}, 2, ["a share from 0 to 1"]),
         ({"--packing-min-fill-ratio": 1.5}, 2, ["a share from 0 to 1"]),

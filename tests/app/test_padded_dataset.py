@@ -270,7 +270,7 @@ def test_a_trial_run_draws_samples_by_the_seed_and_has_its_own_caches(lines: Pat
     assert len({folder for _, folder, _ in drawn.values()}) == len(drawn)
     again = built(config(lines, cache, max_samples=7))
     assert again.plan.folder == drawn[7, 5][1]
-    assert again.describe().left_out == {"filter: not drawn by limit": SAMPLES - 7}
+    assert again.describe().left_out == {"filter: not drawn by max_samples": SAMPLES - 7}
 
 
 # ---- what is printed

@@ -51,7 +51,7 @@ def test_json_is_all_there_is_on_stdout(run: Run, costs: CostTable, shape: Path,
     assert [Path(path).exists() for path in said["files"].values()] == [True] * len(FILES)
     assert said["understood"][:2] == [
         "read as: section custom is data; custom.max_length is data.packing_length, overlong: truncate",
-        "packing: false: what ms-swift means where it is left out; data.packing: true packs",
+        "packing: false: the default of ms-swift; data.packing: true packs",
     ]
     assert [one["packing_length"] for one in said["simulations"]] == [4096], "the config's choice is kept"
     stored = json.loads((tmp_path / "r" / "recommendations.json").read_text())
@@ -136,7 +136,7 @@ def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path
         ({"--model": "no/such/model"}, 2, ["no folder of that name"]),
         ({"--model": "nobody/such-a-model"}, 2, ["nobody/such-a-model"]),
         ({"--model": "tiny:qwen9"}, 2, ["did you mean 'qwen"]),
-        ({"--model": "{empty}"}, 2, ["none of the files of a model"]),
+        ({"--model": "{empty}"}, 2, ["no model files"]),
         ({"--config": "nowhere.yaml"}, 2, ["nowhere.yaml"]),
         ({"--no-such-option": 1}, 2, ["--no-such-option"]),
     ],

@@ -199,7 +199,7 @@ def test_other_templates_are_known_by_no_date(home: Path, day: Clock) -> None:
     given = with_template_date(resolve_run(load_config(config), overrides=[f"data.template_date={LONG_AGO}"]))
     assert (given.config.data, given.data) == (plain.config.data, plain.data)
     assert [note for note in given.notes if note not in plain.notes] == [
-        f"data.template_date {LONG_AGO} changes nothing: the model's chat template writes no date"
+        f"data.template_date {LONG_AGO} changes nothing: the model's chat template has no date"
     ]
 
 
@@ -291,7 +291,7 @@ def test_an_unused_date_is_noted(home: Path, run: Run) -> None:
     code, out, err = run(*measure, "--template-date", LONG_AGO, "--json")
     assert (code, json.loads(out)["notes"]) == (
         0,
-        [f"template_date {LONG_AGO} changes nothing: the model's chat template writes no date"],
+        [f"template_date {LONG_AGO} changes nothing: the model's chat template has no date"],
     ), err
 
 

@@ -163,11 +163,11 @@ class TestContradictions:
             (("vit_lr=1e-5", "train_vision=false"), "training.vit_lr 1e-05 and model.train_vision false"),
             (("aligner_lr=1e-5", "train_projector=false"), "training.aligner_lr"),
             (("warmup_ratio=0.1", "warmup_steps=10"), "warmup_ratio and training.warmup_steps"),
-            (("warmup_ratio=1.5",), "a number from 0 to below 1"),
+            (("warmup_ratio=1.5",), "a number of at least 0 and below 1"),
             (("early_stopping_patience=2",), "early_stopping_patience without data.eval_path"),
             (("load_best_model_at_end=true",), "load_best_model_at_end without data.eval_path"),
             (("deepspeed=ds.json",), "deepspeed is not installed"),
-            (("deepspeed={zero_optimization: {stage: 3}}",), "training.sharding: fsdp shares out the same"),
+            (("deepspeed={zero_optimization: {stage: 3}}",), "training.sharding: fsdp shards the same"),
             (("sharding=fsdp", "deepspeed=ds.json"), "training.sharding fsdp and training.deepspeed"),
             (("sharding=ddp", "fsdp=full_shard"), "training.sharding ddp and training.fsdp"),
             (("master_weights=true", "optim=adamw_bnb_8bit"), "training.master_weights true and training.optim adamw"),
@@ -182,22 +182,22 @@ class TestContradictions:
             (("balance=sortd",), "did you mean 'sorted'?"),
             (("optim=adamw_torch_fusd",), "did you mean 'adamw_torch_fused'?"),
             (("loss_weighting=tokn",), "did you mean 'token'?"),
-            (("lora_target_modules=3",), "a word or a list of words"),
+            (("lora_target_modules=3",), "a non-empty string or a list of strings"),
             (("dataset_path=null",), "data.dataset_path: none"),
             (("model_name_or_path=null",), "model.model_name_or_path: none"),
             (("torch_compile=true",), "use training.compile"),
-            (("dataloader_drop_last=true",), "data.packing_drop_last decides it"),
+            (("dataloader_drop_last=true",), "data.packing_drop_last does this"),
             (("resume_from_checkpoint=x",), "use --resume"),
-            (("gradient_checkpointing_kwargs={use_reentrant: true}",), "without re-entering autograd"),
+            (("gradient_checkpointing_kwargs={use_reentrant: true}",), "need non-reentrant checkpointing"),
             (("neftune_noise_alpha=5",), "training.neftune_noise_alpha with packed rows"),
             (("fp16=true", "bf16=true"), "training.fp16 and training.bf16"),
             (("fp16=true", "dtype=bf16"), "training.fp16 and model.dtype bf16"),
             (("max_steps=1.5",), "a whole number of steps"),
-            (("max_steps=0",), "training.max_steps: 0 instead of a whole number of steps from 1 on"),
+            (("max_steps=0",), "training.max_steps: 0 instead of at least 1 step"),
             (("max_steps=-2",), "training.max_steps: -2 instead of"),
             (("max_steps=true",), "training.max_steps: True instead of"),
             (("seed=1.5",), "a whole number from 0 to"),
-            (("num_train_epochs=0",), "a number above zero"),
+            (("num_train_epochs=0",), "a number above 0"),
         ],
         ids=lambda value: "+".join(value)[:60] if isinstance(value, tuple) else "",
     )
@@ -266,9 +266,9 @@ class TestArguments:
     def test_sharding_with_four_bits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config_arguments, "find_spec", lambda _: object())
         given = ("method=qlora", "sharding=fsdp")
-        assert any("4-bit weights stay whole" in note for note in resolved(*given, world=2).notes)
-        resolved(*given, "merge_adapters=true")  # alone nothing is shared out
-        with pytest.raises(ConfigError, match="save the adapters, and merge them into the original"):
+        assert any("4-bit weights are not sharded" in note for note in resolved(*given, world=2).notes)
+        resolved(*given, "merge_adapters=true")  # alone nothing is sharded
+        with pytest.raises(ConfigError, match="save the adapters, and merge them into the base model"):
             resolved(*given, "merge_adapters=true", world=2)
 
     def test_measuring(self) -> None:

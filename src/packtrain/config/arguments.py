@@ -35,21 +35,21 @@ _NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
 # Arguments that would lose data or change the loss without a word: the value that cannot be, and the way out.
 _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "ignore_data_skip": (bool, "a resumed run would train its first packs again and never the last"),
-    "dataloader_drop_last": (bool, "nothing is dropped at delivery; data.packing_drop_last decides it in the plan"),
+    "ignore_data_skip": (bool, "a resumed run would repeat its first packs and never reach the last"),
+    "dataloader_drop_last": (bool, "the loader drops nothing; data.packing_drop_last does this in the plan"),
     "remove_unused_columns": (bool, "batches are made by the collator, not by columns"),
-    "logging_nan_inf_filter": (bool, "a loss that is not a number must be seen"),
-    "auto_find_batch_size": (bool, "the size of a batch is that of a pack; use a shorter data.packing_length"),
-    "torch_compile": (bool, "rows of other lengths would be compiled again and again; use training.compile"),
+    "logging_nan_inf_filter": (bool, "a NaN loss must not be hidden"),
+    "auto_find_batch_size": (bool, "the batch size is that of a pack; use a shorter data.packing_length"),
+    "torch_compile": (bool, "rows of varying length would recompile all the time; use training.compile"),
     "use_liger_kernel": (bool, "it replaces the loss; training.chunked_loss saves the same memory"),
     "resume_from_checkpoint": (bool, "use --resume"),
-    "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would weigh more"),
+    "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would get more weight"),
     "gradient_checkpointing_kwargs": (
         lambda value: value not in (None, {}, {"use_reentrant": False}),
-        "layers are recomputed without re-entering autograd, which adapters and frozen parts need; leave it out",
+        "adapters and frozen parts need non-reentrant checkpointing; leave it out",
     ),
-    "parallelism_config": (bool, "packs are not split over GPUs"),
-    "prediction_loss_only": (lambda value: not value, "evaluation is the loss over tokens"),
+    "parallelism_config": (bool, "packs are not split across GPUs"),
+    "prediction_loss_only": (lambda value: not value, "evaluation computes only the loss"),
 }
 
 
@@ -132,13 +132,13 @@ def _notes(config: RunConfig, world: int) -> list[str]:
         rates = ", ".join(training.given("learning_rate", "vit_lr", "aligner_lr"))
         found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
     if sharding(config) == "fsdp" and world == 1:
-        found.append("sharding fsdp: there is one process, so nothing is shared out")
+        found.append("sharding fsdp: there is one process, so nothing is sharded")
     elif world == 1 and uses_deepspeed(config):
         found.append(
-            "deepspeed wants a launcher, also for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
+            "deepspeed needs a launcher, even for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
         )
     elif sharding(config) == "fsdp" and model_settings(config).method == "qlora":
-        found.append("sharding fsdp with qlora: the 4-bit weights stay whole on every GPU; the others are shared out")
+        found.append("sharding fsdp with qlora: 4-bit weights are not sharded; the others are")
     return found
 
 
@@ -156,7 +156,7 @@ def _contradictions(config: RunConfig) -> list[str]:
     for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_projector")):
         given = getattr(training, rate)
         if given and getattr(model, part) is False:
-            found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or let it learn")
+            found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or train that part")
     if training.warmup_ratio and training.warmup_steps:
         found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
     if data.eval_path and data.eval_size:
@@ -165,20 +165,20 @@ def _contradictions(config: RunConfig) -> list[str]:
         found.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
     if not config.evaluates:
         found += [
-            f"training.{name} without data.eval_path or data.eval_size: there is nothing to judge by"
+            f"training.{name} without data.eval_path or data.eval_size: nothing is evaluated"
             for name, value in training.given(*_NEED_EVALUATION).items()
             if value
         ]
     if training.neftune_noise_alpha and data.packing is not False:
         found.append(
-            "training.neftune_noise_alpha with packed rows: its noise shrinks with the length of a row, so a sample "
-            "would get less of it than alone: leave it out, or set data.packing: false"
+            "training.neftune_noise_alpha with packed rows: its noise shrinks with row length, so packed "
+            "samples would get less of it: leave it out, or set data.packing: false"
         )
     metric = training.metric_for_best_model
     if metric not in (None, "loss", "eval_loss"):
-        found.append(f"training.metric_for_best_model {metric}: evaluation gives the loss over tokens alone: eval_loss")
+        found.append(f"training.metric_for_best_model {metric}: evaluation computes only the loss: eval_loss")
     if training.greater_is_better:
-        found.append("training.greater_is_better true: what is evaluated is the loss, of which less is better")
+        found.append("training.greater_is_better true: the metric is the loss: lower is better")
     if training.fp16 and training.bf16:
         found.append("training.fp16 and training.bf16: leave one of them out")
     if training.fp16 and model.dtype in ("bf16", "bfloat16"):
@@ -186,7 +186,7 @@ def _contradictions(config: RunConfig) -> list[str]:
     optim = training.optim or MULTIMODAL
     if training.master_weights and optim not in WITH_MASTERS:
         found.append(
-            f"training.master_weights true and training.optim {optim}, which stores weights and states in its own way: "
+            f"training.master_weights true and training.optim {optim}, which has its own format of weights and states: "
             f"use one of {', '.join(WITH_MASTERS)}, or leave it out"
         )
     how = training.sharding
@@ -203,7 +203,7 @@ def _unmerged(config: RunConfig, world: int) -> list[str]:
         return []
     if model_settings(config).method != "qlora":
         return []
-    return ["model.merge_adapters with qlora and sharding fsdp: save the adapters, and merge them into the original"]
+    return ["model.merge_adapters with qlora and sharding fsdp: save the adapters, and merge them into the base model"]
 
 
 def _missing_packages(config: RunConfig) -> list[str]:
@@ -220,12 +220,12 @@ def _missing_packages(config: RunConfig) -> list[str]:
     if training.deepspeed and zero_stage(config) is None and not has_deepspeed():
         found.append(
             f"training.deepspeed {training.deepspeed}: deepspeed is not installed: pip install 'packtrain[deepspeed]',"
-            " or leave it out and set training.sharding: fsdp, which shares out weights and states without it"
+            " or leave it out and set training.sharding: fsdp, which shards weights and states without it"
         )
     if _own_stage(training.deepspeed) == 3:
         found.append(
-            "training.deepspeed with ZeRO stage 3: models are loaded and saved whole here; training.sharding: fsdp"
-            " shares out the same"
+            "training.deepspeed with ZeRO stage 3: models are loaded and saved unsharded here; training.sharding: fsdp"
+            " shards the same"
         )
     return found
 

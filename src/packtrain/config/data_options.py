@@ -41,9 +41,9 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
         if missing:
             said = ", ".join(f"{name}: {str(value).lower()}" for name, value in missing.items())
             way = "; data.packing: true packs" if "packing" in missing else ""
-            notes.append(f"{said}: what {system} means where it is left out{way}")
+            notes.append(f"{said}: the default of {system}{way}")
     if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
-        notes.append("packing_strategy first_fit looks at every open pack here; next_fit looks at the last alone")
+        notes.append("packing_strategy first_fit searches all open packs here; next_fit searches only the last")
     for system in sure:
         notes += [
             said
@@ -89,14 +89,14 @@ def _meanings(config: RunConfig) -> list[str]:
                 " measured first; this dataset is measured and packed as a whole, so it changes nothing"
             )
         if data.packing_min_fill_ratio and data.packing_window is None:
-            drops = "drops nothing: emptier packs of a window join the next; there is no window"
+            drops = "drops nothing: emptier packs are packed again with the next window, and there is no window"
             if data.packing_drop_last:
                 drops = (
-                    f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are left out of an epoch"
+                    f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are dropped from an epoch"
                 )
             found.append(f"packing_min_fill_ratio {drops}")
         if not _MIXES.isdisjoint(systems_of(config.written_as)) and "neat_packing" not in config.written_as:
-            found.append("samples that share a pack do not see each other here")
+            found.append("samples in a pack never attend to each other here")
     if data.max_sample_length is not None:
         found.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
     how = f"{'on the left, ' if data.truncate_side == 'left' else ''}never inside an image or a video"
@@ -114,8 +114,10 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
         raise ConfigError("data.dataset_path", got="none", expected="a file or folder, or a hub name")
     for name, given in data.given("split", "subset").items():
         if os.path.isfile(data.dataset_path):
-            got = f"{given} of the file {data.dataset_path}"
-            raise ConfigError(f"data.{name}", got=got, expected="a dataset that has parts", fix="leave it out")
+            got = f"{given} of file {data.dataset_path}"
+            raise ConfigError(
+                f"data.{name}", got=got, expected="a dataset that has configurations or splits", fix="leave it out"
+            )
     unused = data.given(*_PACKS_ONLY)
     length, said = _pack_length(config)
     made = _dataset(
@@ -140,7 +142,7 @@ def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
         return {"packing_length": data.cutoff_len}, ()
     length = rows * data.cutoff_len
     said = f"packs have up to {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
-    return {"packing_length": length}, (f"{said}; data.packing_length says another",)
+    return {"packing_length": length}, (f"{said}; data.packing_length differs",)
 
 
 def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetConfig | None:

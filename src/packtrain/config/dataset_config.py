@@ -74,18 +74,18 @@ class DatasetConfig(DatasetSection):
     All settings of section `data` that are about one dataset, by the same names; None is their default.
     """
 
-    model: str | None = key(WORD, "The model whose processor is used; may stand in processor_config instead.")
-    plugins: list[str] | None = key(WORDS, "Modules of your own that register model families. They are imported.")
-    filter_overlong: bool | None = key(FLAG, "false: a sample that is longer than a pack is an error.")
-    rows_per_batch: int = key(COUNT, "Samples of a padded batch; a pack is a whole batch.", default=1)
-    group_by_length: bool = key(FLAG, "Padded: similar lengths share a step; packs: similar work.", default=False)
-    epochs: int = key(COUNT, "Epochs that packs are made for.", default=1)
-    packs_per_step: int = key(COUNT, "Of an optimizer step, over all ranks; when padded, its samples.", default=1)
-    max_steps: int | None = key(COUNT, "With online: optimizer steps that packs are made for.")
-    part: str = key(
-        choice("train", "eval"), "With eval_size: the records that are held out, or the others.", default="train"
+    model: str | None = key(WORD, "The model whose processor is used; can be given in processor_config instead.")
+    plugins: list[str] | None = key(WORDS, "Your own modules that register model families. They are imported.")
+    filter_overlong: bool | None = key(FLAG, "false: a sample longer than a pack is an error.")
+    rows_per_batch: int = key(COUNT, "Samples per padded batch; a pack is a whole batch.", default=1)
+    group_by_length: bool = key(
+        FLAG, "Put padded samples of similar length, or packs of similar work, in one step.", default=False
     )
-    seed: int = key(SEED, "Of everything that is drawn at random.", default=0)
+    epochs: int = key(COUNT, "Number of epochs to pack.", default=1)
+    packs_per_step: int = key(COUNT, "Packs (padded: samples) per optimizer step, over all ranks.", default=1)
+    max_steps: int | None = key(COUNT, "With online: optimizer steps to pack.")
+    part: str = key(choice("train", "eval"), "With eval_size: the held-out records, or the others.", default="train")
+    seed: int = key(SEED, "Random seed.", default=0)
     # Settings that were given, with whatever value; it stays when some are replaced.
     said: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
@@ -174,7 +174,7 @@ class DatasetConfig(DatasetSection):
                 "chat_template",
                 got=got,
                 expected="a file with a Jinja template, in UTF-8",
-                fix="leave it out to use the model's own: templates are not known by name here",
+                fix="leave it out to use the model's own: templates cannot be given by name",
             ) from None
         if not text.strip():
             raise ConfigError("chat_template", got=f"{self.chat_template}, which is empty", expected="a Jinja template")
@@ -241,7 +241,7 @@ def _take_model(config: DatasetConfig) -> Iterator[str]:
         named = [given[PROCESSOR_CLASS]]
     found = {str(name) for name in (config.model, *named) if name}
     if len(found) > 1:
-        yield f"model: {' and '.join(sorted(found))} are not the same"
+        yield f"model: {' and '.join(sorted(found))} differ"
     elif named and config.model is None:
         object.__setattr__(config, "model", str(named[0]))
     limits = {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
@@ -285,13 +285,13 @@ def _padded(config: DatasetConfig) -> Iterator[str]:
             f"a batch: set packs_per_step to {rows} or more"
         )
     if config.pad_packs and config.packing:
-        yield "pad_packs: true with packing: true. Packs are trained as they are or padded: leave one of them out"
+        yield "pad_packs: true with packing: true. pad_packs only applies to padded batches: leave one of them out"
     elif config.pad_packs and rows > 1:
-        yield f"rows_per_batch: {rows} with pad_packs: true. A batch has the samples of one pack: leave it out"
+        yield f"rows_per_batch: {rows} with pad_packs: true. Each batch holds the samples of one pack: leave it out"
     elif config.pad_packs and config.group_by_length:
-        yield "group_by_length: true with pad_packs: true. Packs say who shares a batch: leave one of them out"
+        yield "group_by_length: true with pad_packs: true. Packs determine the batches: leave one of them out"
     if config.group_by_length and config.balance not in (None, "strict" if config.packing else "length"):
-        yield f"group_by_length: true with balance: {config.balance}. Both are the order: leave one of them out"
+        yield f"group_by_length: true with balance: {config.balance}. Both set the order: leave one of them out"
 
 
 def _packing(config: DatasetConfig) -> Iterator[str]:
@@ -315,7 +315,7 @@ def _online(config: DatasetConfig) -> Iterator[str]:
     if not config.online:
         return
     if config.max_steps is None:
-        yield "max_steps: none with online: true. How many steps a pass has is not known before it is read: set them"
+        yield "max_steps: none with online: true. The number of steps of a stream is not known in advance: set it"
     if not config.packing:
         yield "packing: false with online: true. Streams are packed: measure the data first, or leave packing out"
     usual = DatasetConfig.known()
@@ -326,7 +326,7 @@ def _online(config: DatasetConfig) -> Iterator[str]:
         found.append("shuffle")
     for name in found:
         value = getattr(config, name)
-        yield f"{name}: {value} with online: true. It needs all samples to be known: leave it or online out"
+        yield f"{name}: {value} with online: true. It needs all samples in advance: leave it or online out"
 
 
 # Settings of a dataset that decide between samples or packs that are all known.

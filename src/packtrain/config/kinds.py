@@ -26,7 +26,7 @@ class Kind:
     inside: Mapping[str, Kind] | None = None  # of a section whose keys are known
 
     def holds(self, value: object) -> bool:
-        """Is this such a value? What is true or false is no number here, though Python takes it for one."""
+        """Whether a value is of this kind. bool does not count as a number."""
         known = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
         return known and self.fits(value)
 
@@ -57,7 +57,7 @@ def number(said: str, fits: Callable[[Any], bool]) -> Kind:
 
 
 def choice(*names: str) -> Kind:
-    """One of some words."""
+    """One of these words."""
     return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), (str,), lambda value: value in names)
 
 
@@ -82,10 +82,10 @@ def _plain(value: Any) -> bool:
 
 FLAG = Kind("true or false", (bool,))
 COUNT = whole("a positive whole number", 1)
-WHOLE = whole("a whole number from 0 on", 0)
+WHOLE = whole("a whole number of at least 0", 0)
 SEED = whole("a whole number from 0 to 4294967295", 0, 2**32 - 1)
-STEPS = whole("a whole number of steps up to a billion", -1, 10**9)
-PLACE = whole("a whole number from -1 on", -1)
+STEPS = whole("a whole number of steps, at most a billion", -1, 10**9)
+PLACE = whole("a whole number of at least -1", -1)
 AMOUNT = number("a number of at least 0", lambda value: value >= 0)
 POSITIVE = number("a number above 0", lambda value: value > 0)
 RATE = number("a number from 0 to 1000", lambda value: 0 <= value <= 1000)
@@ -93,13 +93,13 @@ SHARE = number("a share from 0 to 1", lambda value: 0 <= value <= 1)
 HELD = number(
     "a share below 1, or a whole number of records", lambda value: value >= 0 and (value < 1 or value == int(value))
 )
-BELOW_ONE = number("a number from 0 to below 1", lambda value: 0 <= value < 1)
-TEXT = Kind("a text", (str,), lambda value: "\0" not in value)
-WORD = Kind("a word", (str,), lambda value: bool(value.strip()) and "\0" not in value)
-FOLDER = Kind("a folder of this machine", (str,), lambda value: WORD.holds(value) and "://" not in value)
-WORDS = Kind("a list of words", (list,), _texts)
+BELOW_ONE = number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)
+TEXT = Kind("a string", (str,), lambda value: "\0" not in value)
+WORD = Kind("a non-empty string", (str,), lambda value: bool(value.strip()) and "\0" not in value)
+FOLDER = Kind("a local folder", (str,), lambda value: WORD.holds(value) and "://" not in value)
+WORDS = Kind("a list of strings", (list,), _texts)
 SECTION = Kind("a section", (dict,), _plain)
-NAMES = Kind("a section of names", (dict,), lambda value: _texts(value) and _texts(value.values()))
+NAMES = Kind("a section of name: name", (dict,), lambda value: _texts(value) and _texts(value.values()))
 SWITCH = Kind(
     "true, false, or a section with enabled",
     (bool, dict),
@@ -112,7 +112,7 @@ LIMITS = Kind("a section of limits", (dict,), _plain, inside=_LIMITS)
 
 
 def nearest_key(name: object, names: Iterable[str]) -> str:
-    """A hint for a misspelt key: only what is really near, since names share many words.
+    """A hint for a misspelt key: only close matches, since names share many words.
 
     >>> nearest_key("packing_lenght", ["packing_length"]), nearest_key("saves_per_epoch", ["max_videos_per_pack"])
     ("did you mean 'packing_length'?", '')
@@ -121,6 +121,6 @@ def nearest_key(name: object, names: Iterable[str]) -> str:
 
 
 def brief_name(name: object) -> str:
-    """A name as it may stand in a message."""
+    """A name, shortened for a message."""
     text = str(name)
     return text if len(text) <= 100 else text[:99] + "…"

@@ -73,7 +73,7 @@ def _value(node: ast.expr, known: Mapping[str, Any], depth: int) -> Any:
     48
     """
     if depth > _DEEPEST:
-        raise ValueError("deeper than any config")
+        raise ValueError("nested too deeply")
 
     def inner(one: ast.expr) -> Any:
         return _value(one, known, depth + 1)
@@ -106,8 +106,8 @@ def _computed(op: type[ast.operator], left: int | float, right: int | float) -> 
     """A result that no config has is not computed at all."""
     size = left.bit_length() if isinstance(left, int) else 1
     if op is ast.Pow and abs(right) * size > _MOST_BITS:
-        raise ValueError("a number longer than any config has")
+        raise ValueError("a number with too many digits")
     found = _number(_OPERATORS[op](left, right))
     if isinstance(found, int) and found.bit_length() > _MOST_BITS:
-        raise ValueError("a number longer than any config has")
+        raise ValueError("a number with too many digits")
     return found

@@ -105,7 +105,7 @@ class _Understood:
         kept = [f"{other}: {_plainly(given)}" for other, given in self.brings.items() if values.get(other) == given]
         named = [f"{self.home}.{self.name}"] if self.name else []
         why = f" ({self.why})" if self.why else ""
-        return f"{self.at} is {', '.join([*named, *kept])}{why}" if named or kept else f"{self.at} is overruled"
+        return f"{self.at} is {', '.join([*named, *kept])}{why}" if named or kept else f"{self.at} is overridden"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +152,9 @@ class Reading:
                 value = {"model_name_or_path": value}
             if not isinstance(value, Mapping):
                 if value is not None:
-                    way = ". Say data.dataset_path, or --data" if section == "data" and isinstance(value, str) else ""
+                    way = (
+                        ". Set data.dataset_path, or use --data" if section == "data" and isinstance(value, str) else ""
+                    )
                     found.problem(str(key), f"{key}: {type(value).__name__} instead of a section{way}")
                 continue
             if section != key:
@@ -252,7 +254,7 @@ class _File:
         if meant is not None and (self._theirs(at, meant, value) if value is not None else name not in HOMES):
             return
         if isinstance(value, RuntimeValue):
-            self.problem(at, f"{at}: {value.text}: only literals and arithmetic are read, nothing is run")
+            self.problem(at, f"{at}: {value.text}: only literals and arithmetic are evaluated; no code is run")
             return
         if name in _NO and value is False:
             value = "no"
@@ -275,7 +277,7 @@ class _File:
             if (home, other) in self.said:
                 continue
             if _contradict(self.values[home].setdefault(other, given), given):
-                self.problem(at, f"{at} means {other}: {given}, another key {self.values[home][other]}: say which")
+                self.problem(at, f"{at} means {other}: {given}; another key sets {self.values[home][other]}: keep one")
 
     def finished(self) -> dict[str, dict[str, object]]:
         """All values, with the limits of media in their section, over those of the files that are extended."""
@@ -289,7 +291,7 @@ class _File:
         if isinstance(given, Mapping) and (self.limits or given):
             for name in self.limits.keys() & given.keys():
                 if _contradict(given[name], self.limits[name]):
-                    self.problem("", f"{name} beside data.processor_config, which says another")
+                    self.problem("", f"{name} beside data.processor_config, which differs")
             below = self.reading.merged.get("data", {}).get("processor_config")
             said = {name: given.get(name) if value is None else value for name, value in self.limits.items()}
             data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **said}
@@ -324,7 +326,7 @@ class _File:
             self.problem(at, f"{at}: {meaning}")
         elif meaning.mixture and not self.reading.takes_mixture:
             way = "packtrain config convert writes both"
-            self.problem(at, f"{at}: {len(meaning.mixture)} datasets are a mixture, which is a file of its own: {way}")
+            self.problem(at, f"{at}: {len(meaning.mixture)} datasets are a mixture, which needs its own file: {way}")
         elif meaning.mixture:
             self.reading.mixture = meaning.mixture
         elif not meaning.settings:
@@ -349,7 +351,7 @@ class _File:
             if given.get(name):  # published examples leave it empty
                 self.place("model", "name", given[name], at=f"{at}.{name}")
         if given.get(PROCESSOR_CLASS) and not model:
-            self.reading.unused[f"{at}.{PROCESSOR_CLASS}"] = "the model says it"
+            self.reading.unused[f"{at}.{PROCESSOR_CLASS}"] = "the model defines it"
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
     def _unknown(self, section: str | None, key: str, value: Any, at: str) -> None:
@@ -445,7 +447,7 @@ def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, object]:
         for part in parts[:-1]:
             inside = inside.setdefault(part, {}) if isinstance(inside, dict) else None
         if not isinstance(inside, dict) or isinstance(inside.get(parts[-1]), dict):
-            problems.append(f"command line: {brief_name(one)}: {parts[0]} is said in two ways")
+            problems.append(f"command line: {brief_name(one)}: {parts[0]} is set in two ways")
         else:
             inside[parts[-1]] = value
     return content
@@ -455,7 +457,11 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[_Written]:
     """The file after those that it extends, each of them after its own: what comes later counts."""
     paths = [*above, path]
     if path.resolve() in {one.resolve() for one in above} or len(paths) > _MOST_EXTENDS:
-        raise ConfigError(f"{paths[0]}: extends", got=" -> ".join(map(str, paths)), expected="a chain that ends")
+        raise ConfigError(
+            f"{paths[0]}: extends",
+            got=" -> ".join(map(str, paths)),
+            expected=f"no cycle, and at most {_MOST_EXTENDS} levels",
+        )
     written = _read(path)
     given = written.content.get("extends")
     names = given if isinstance(given, list) else [given] if given is not None else []
@@ -490,6 +496,6 @@ def _read(path: Path) -> _Written:
     classes, lines = read_python(path)
     known = {name: fields for name, fields in classes.items() if SECTION_ALIASES.get(name, name) in SECTIONS}
     if not known:
-        expected = "a class that is a section: " + ", ".join(name for name in SECTION_ALIASES if name[0].isupper())
+        expected = "a class for a section: " + ", ".join(name for name in SECTION_ALIASES if name[0].isupper())
         raise ConfigError(str(path), got=f"class {', '.join(classes)[:100]}", expected=expected)
     return _Written(name=path.name, content=known, lines=lambda: lines)

@@ -23,7 +23,7 @@ _HEAD = """\
 # A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults stand beside them.
 # Any of them may also be set on the command line: packtrain train FILE training.learning_rate=1e-5
 """
-_TAIL = "Every setting of transformers.TrainingArguments may stand here too."
+_TAIL = "Every setting of transformers.TrainingArguments can be set here too."
 
 
 def sample_config(given: Mapping[str, object]) -> str:

@@ -68,7 +68,7 @@ def _value(path: Path, name: str, text: str) -> Any:
     """One value, as YAML has it; what only a shell would know is not guessed."""
     if "$" in text or "`" in text:
         got = f"{name}: {text[:100]}"
-        raise ConfigError(str(path), got=got, expected="values, since the script is not run", fix="write the value")
+        raise ConfigError(str(path), got=got, expected="literal values: the script is not run", fix="write the value")
     try:
         return read_value(text)
     except ValueError:

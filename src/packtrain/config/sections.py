@@ -59,66 +59,68 @@ SCHEDULES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection(Section):
-    """Which model, and what of it is trained."""
+    """The model, and which of its parts are trained."""
 
     model_name_or_path: str | None = key(
         WORD,
-        "A model folder, a hub name, or tiny:FAMILY for a random small one. `model: NAME` alone is enough.",
+        "A model folder, a hub name, or tiny:FAMILY for a small random model. `model: NAME` is enough.",
         aliases=("model_name", "name", "model", "load_from_pretrained_path", "base_model"),
         resume="place",
     )
     method: str | None = key(
         WORD,
-        "What is trained: full (all weights), lora, dora or qlora (adapters).",
+        "Fine-tuning method: full (all weights), lora, dora or qlora (adapters).",
         default="full",
         aliases=("finetuning_type", "train_type", "tuner_type", "adapter"),
         resume="refused",
     )
-    lora_rank: int | None = key(COUNT, "Rank of the adapters.", default=16, aliases=("lora_r",), resume="refused")
-    lora_alpha: float | None = key(AMOUNT, "Scale of the adapters.", shown="twice the rank", resume="refused")
-    lora_dropout: float | None = key(BELOW_ONE, "Dropout before the adapters.", default=0.0)
+    lora_rank: int | None = key(COUNT, "Rank of the LoRA matrices.", default=16, aliases=("lora_r",), resume="refused")
+    lora_alpha: float | None = key(AMOUNT, "Alpha of the LoRA scaling.", shown="twice the rank", resume="refused")
+    lora_dropout: float | None = key(BELOW_ONE, "Dropout of the LoRA layers.", default=0.0)
     lora_target_modules: str | list[str] | None = key(
         either(WORD, WORDS),
-        "Modules with adapters, by the ends of their names.",
-        shown="every matrix of the decoder",
+        "Modules that get adapters, by the end of their names.",
+        shown="every linear layer of the decoder",
         aliases=("lora_target", "target_modules"),
         resume="refused",
     )
     train_vision: bool | None = key(
-        FLAG, "Train the vision encoder.", shown="true in full training, false beside adapters", resume="refused"
+        FLAG, "Train the vision encoder.", shown="true in full training, false with adapters", resume="refused"
     )
     train_projector: bool | None = key(
-        FLAG, "Train the projector.", shown="true in full training, false beside adapters", resume="refused"
+        FLAG, "Train the projector.", shown="true in full training, false with adapters", resume="refused"
     )
     train_language: bool | None = key(
         FLAG, "Train the language model, or its adapters.", default=True, resume="refused"
     )
     dtype: str | None = key(
         WORD,
-        "Dtype of the weights: bf16, fp32, or fp16 for frozen ones beside adapters. auto is bf16 on a GPU that has it, "
-        "else fp32, also with training.fp16. training.bf16 only matters for fp32 weights, over which it computes in "
-        "bf16.",
+        "Dtype of the weights: bf16, fp32, or fp16 for weights frozen under adapters. auto is bf16 on a GPU that "
+        "supports it, else fp32; with training.fp16 it is fp32. training.bf16 only matters for fp32 weights: it "
+        "computes in bf16.",
         default="auto",
         aliases=("torch_dtype",),
     )
-    quantization_bit: int | None = key(COUNT, "4 is another way to say method: qlora.", resume="refused")
-    use_dora: bool | None = key(FLAG, "true is another way to say method: dora.", resume="refused")
-    merge_adapters: bool | None = key(FLAG, "Merge adapters into the weights of `final`.", default=False)
+    quantization_bit: int | None = key(COUNT, "4 is the same as method: qlora.", resume="refused")
+    use_dora: bool | None = key(FLAG, "true is the same as method: dora.", resume="refused")
+    merge_adapters: bool | None = key(FLAG, "Merge the adapters into the weights saved in `final`.", default=False)
     plugins: list[str] | None = key(
         WORDS,
-        "Modules of your own that register model families (docs/guides/extending.md). They are imported and run.",
+        "Your own modules that register model families (docs/guides/extending.md). They are imported and run.",
         shown="none",
         verbs=_MEASURE,
         options=("--plugins",),
         resume="plan",
     )
-    vit_img_size: int | None = key(COUNT, "Compared with the model's own tiles, and refused where they differ.")
-    mp_image_token_length: int | None = key(COUNT, "Compared with the model's own, and refused where it differs.")
+    vit_img_size: int | None = key(COUNT, "Checked against the model's tile size; a different value is an error.")
+    mp_image_token_length: int | None = key(
+        COUNT, "Checked against the model's own value; a different one is an error."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSection(Section):
-    """A dataset: where it is, how its records are read, and how samples share packs."""
+    """A dataset: where it is, how its records are read, and how samples are packed."""
 
     dataset_path: str | None = key(
         WORD,
@@ -135,83 +137,83 @@ class DatasetSection(Section):
     dataset_format: str | None = key(
         WORD,
         "Format of the files: json, jsonl, csv, tsv, parquet, arrow, hf_dataset, webdataset, yaml.",
-        shown="recognised",
+        shown="detected",
         verbs=_MEASURE,
     )
     media_root: str | None = key(
-        WORD, "Where relative media paths start.", shown="the data file's folder", verbs=_MEASURE
+        WORD, "Folder that relative media paths start from.", shown="the data file's folder", verbs=_MEASURE
     )
     split: str | None = key(
         WORD,
-        "Which split of a Hugging Face dataset, or of a folder whose files are named after splits.",
+        "Split of a Hugging Face dataset, or of a folder whose files are named after splits.",
         default="train",
         aliases=("dataset_train_split",),
         verbs=_MEASURE,
     )
-    subset: str | None = key(WORD, "Which configuration of a Hugging Face dataset that has several.", verbs=_MEASURE)
+    subset: str | None = key(WORD, "Configuration of a Hugging Face dataset that has several.", verbs=_MEASURE)
     sources: list[str] | None = key(
-        WORDS, "Only these sources of a mixture.", shown="all", verbs=_MEASURE, options=("--source",)
+        WORDS, "Use only these sources of a mixture.", shown="all", verbs=_MEASURE, options=("--source",)
     )
-    schema: str | None = key(WORD, "Chat schema of the records.", shown="recognised for each record", verbs=_MEASURE)
+    schema: str | None = key(WORD, "Chat schema of the records.", shown="detected for each record", verbs=_MEASURE)
     columns: dict[str, str] | None = key(
         NAMES,
-        "Columns under other names: {name in the data: name here}; as an option query=question,response=answer.",
+        "Column mapping: {name in the data: name here}; on the command line query=question,response=answer.",
         verbs=_MEASURE,
     )
     strict_columns: bool | None = key(
-        FLAG, "Refuse records with columns or keys that nothing reads.", default=False, verbs=_MEASURE
+        FLAG, "Refuse records with unused columns or keys.", default=False, verbs=_MEASURE
     )
     formatting_func: str | None = key(
         WORD,
-        "Your own module:function, or FILE.py:function, that turns a raw record into messages. It is imported and run.",
+        "Your own module:function, or FILE.py:function, that maps a raw record to messages. It is imported and run.",
         verbs=_MEASURE,
     )
     object_ordering: str | None = key(
         WORD, "Order of annotated objects: sorted, random or as_is.", default="sorted", verbs=_MEASURE
     )
     emit_norm: str | None = key(
-        WORD, "Coordinates of objects: none (as they are), norm100, norm1000.", default="none", verbs=_MEASURE
+        WORD, "Coordinates of objects: none (unchanged), norm100, norm1000.", default="none", verbs=_MEASURE
     )
     object_template: str | None = key(
-        WORD, "Your own Jinja template for objects; as an option, the file with it.", verbs=_MEASURE
+        WORD, "Your own Jinja template for objects; on the command line, a file that holds it.", verbs=_MEASURE
     )
     object_prompt: str | None = key(TEXT, "What the user message asks about the image; empty for the image alone.")
     coord_tokens: bool | dict[str, object] | None = key(SWITCH, "Not supported: must be false.", default=False)
     loss_on: str | None = key(
         WORD,
-        "What carries loss: assistant, completion (the last answer alone) or all.",
+        "Tokens that carry loss: assistant, completion (only the last answer) or all.",
         shown="assistant for chats, all for plain text",
         verbs=_MEASURE,
     )
     add_eos: bool | None = key(
         FLAG,
-        "Append the end token, unless it is there already.",
-        shown="where the text is plain",
+        "Append the EOS token unless the text already ends with it.",
+        shown="true for plain text",
         verbs=_MEASURE,
         options=("--add-eos/--no-add-eos",),
     )
     template_date: str | None = key(
         DAY,
-        "The day, YYYY-MM-DD, for chat templates that write the date of today (`strftime_now`, at midnight); kept in "
+        "Date, YYYY-MM-DD, for chat templates that write today's date (`strftime_now`, at midnight); saved in "
         "run.yaml, so that a resumed run has the same texts.",
         shown="today",
         verbs=_MEASURE,
     )
     chat_template: str | None = key(
         WORD,
-        "A file with a chat template of your own (Jinja), used instead of the model's and saved with `final`.",
+        "File with your own chat template (Jinja), used instead of the model's and saved in `final`.",
         shown="the model's own",
         verbs=_MEASURE,
     )
     processor_config: dict[str, float] | None = key(
         LIMITS,
-        "Limits of media: min_pixels, max_pixels, video_min_pixels, video_max_pixels, max_img_size, num_frames, fps, "
+        "Media limits: min_pixels, max_pixels, video_min_pixels, video_max_pixels, max_img_size, num_frames, fps, "
         "max_frames.",
         shown="the model's own",
     )
     max_samples: int | None = key(
         COUNT,
-        "Take so many records, drawn at random by the seed.",
+        "Use this many records, drawn at random with the seed.",
         shown="all",
         aliases=("max_train_samples",),
         verbs=_MEASURE,
@@ -219,67 +221,67 @@ class DatasetSection(Section):
     )
     eval_size: float | None = key(
         HELD,
-        "Hold out a share of the records, or so many, and evaluate those; they are drawn by the seed.",
+        "Share (below 1) or number of records to hold out for evaluation, drawn at random with the seed.",
         shown="none",
         aliases=("val_size", "val_set_size", "split_dataset_ratio", "val_ratio"),
         verbs=_MEASURE,
         resume="plan",
     )
-    min_seconds: float | None = key(SECONDS, "Leave out records with shorter videos.", verbs=_MEASURE)
-    max_seconds: float | None = key(SECONDS, "Leave out records with longer videos.", verbs=_MEASURE)
+    min_seconds: float | None = key(SECONDS, "Drop records with shorter videos.", verbs=_MEASURE)
+    max_seconds: float | None = key(SECONDS, "Drop records with longer videos.", verbs=_MEASURE)
     max_images_per_sample: int | None = key(
-        COUNT, "Leave out records with more images.", aliases=("max_images_per_example",), verbs=_MEASURE
+        COUNT, "Drop records with more images.", aliases=("max_images_per_example",), verbs=_MEASURE
     )
-    max_sample_length: int | None = key(COUNT, "Leave out records with more tokens.", verbs=_MEASURE)
+    max_sample_length: int | None = key(COUNT, "Drop records with more tokens.", verbs=_MEASURE)
     allow_outside_root: bool | None = key(
-        FLAG, "Allow media outside the media root (absolute paths, links).", default=False, verbs=_MEASURE
+        FLAG, "Allow media outside the media root (absolute paths, symlinks).", default=False, verbs=_MEASURE
     )
     max_image_pixels: int | None = key(COUNT, "Refuse larger images before they are decoded.", default=MAX_IMAGE_PIXELS)
     on_error: str | None = key(
         choice("skip", "fail"),
-        "Unusable records: skip them (into the ledger), or fail at the first.",
+        "Unusable records: skip (and list in the ledger), or fail at the first.",
         default="skip",
         verbs=_MEASURE,
     )
     max_failure_rate: float | None = key(
         SHARE,
-        "Stop when more than this share of records is unusable: when they are measured, and again when they are "
-        "decoded for training, after 1,000 samples and at the end of an epoch and of the run.",
+        "Stop when more than this share of records is unusable: while measuring, and again while decoding for "
+        "training (checked after 1,000 samples and at the end of each epoch and of the run).",
         default=0.05,
         verbs=_MEASURE,
     )
     check: int | None = key(
         WHOLE,
-        "Records to encode again with the real processor and compare; 0 turns the check off.",
+        "Records of the drift check: encoded again with the real processor and compared; 0 turns it off.",
         default=32,
         verbs=_MEASURE,
     )
     content_hash: bool | None = key(
-        FLAG, "Recognise changed data files by content, not by size and time.", default=False, verbs=_MEASURE
+        FLAG, "Detect changed data files by content, not by size and modification time.", default=False, verbs=_MEASURE
     )
     workers: int | None = key(
         COUNT,
-        "Worker processes that measure and tokenize. The result is the same for any number.",
-        shown="one for each core",
+        "Worker processes for measuring and tokenizing. The result does not depend on their number.",
+        shown="one per core",
         aliases=("preprocessing_num_workers", "dataset_num_proc", "dataset_processes"),
         verbs=_MEASURE,
         options=("--workers", "-w"),
     )
     costs: str | None = key(
         WORD,
-        "A folder that packtrain measure made of this data: it is used, or refused where it does not fit.",
+        "Output of packtrain measure for this data; an error if it does not match.",
         shown="found in the cache, or measured",
         resume="place",
     )
     plan: str | None = key(
         WORD,
-        "A folder that packtrain pack made: its packs are trained, and what they follow from need not be said.",
+        "Output of packtrain pack to train on; settings that it was made with may be left out.",
         shown="found in the cache, or packed",
         resume="plan",
     )
     packing: bool | None = key(
         FLAG,
-        "false: one sample a row, padded to the longest of its batch.",
+        "Sequence packing (padding-free). false: one sample per row, padded to the longest of its batch.",
         default=True,
         shown="true; false in configs of systems that do not pack by default",
         aliases=("sample_packing",),
@@ -287,9 +289,9 @@ class DatasetSection(Section):
     )
     packing_length: int | None = key(
         COUNT,
-        "Tokens of one pack.",
-        shown="per_device_train_batch_size x cutoff_len, or what the model takes, up to 32,000; shorter where the "
-        "samples of a step need it",
+        "Most tokens in a pack.",
+        shown="per_device_train_batch_size x cutoff_len, or the model's context length, up to 32,000; shorter if the "
+        "samples of a step need less",
         aliases={
             "global_max_length": {"overlong": "drop"},
             "sequence_len": {"overlong": "drop"},
@@ -303,89 +305,91 @@ class DatasetSection(Section):
     )
     packing_strategy: str | None = key(
         WORD,
-        "How packs are filled: best_fit, first_fit, next_fit, window_N, knapsack (packs that are most alike), none, "
-        "wrapped (texts cut where a pack is full), or your own module:function, which is imported and run.",
+        "Packing algorithm: best_fit, first_fit, next_fit, window_N, knapsack (packs most alike), none, "
+        "wrapped (texts are cut where a pack is full), or your own module:function, which is imported and run.",
         default="best_fit",
         verbs=_PACK,
         resume="plan",
     )
     effort: str | None = key(
-        WORD, "With several limits: fast, or best for fewer packs in more time.", default="fast", verbs=_PACK
+        WORD, "With several limits: fast, or best (fewer packs, takes longer).", default="fast", verbs=_PACK
     )
     max_images_per_pack: int | None = key(
         COUNT, "Most images in a pack.", shown="no limit", aliases=("max_images_per_knapsack",), verbs=_PACK
     )
     max_patches_per_pack: int | None = key(
         COUNT,
-        "Most vision patches in a pack: what the vision encoder's memory follows.",
+        "Most vision patches in a pack; they determine the vision encoder's memory.",
         shown="no limit",
         verbs=_PACK,
     )
-    max_vision_tokens_per_pack: int | None = key(COUNT, "Most image and video tokens.", shown="no limit", verbs=_PACK)
+    max_vision_tokens_per_pack: int | None = key(
+        COUNT, "Most image and video tokens in a pack.", shown="no limit", verbs=_PACK
+    )
     max_videos_per_pack: int | None = key(COUNT, "Most videos in a pack.", shown="no limit", verbs=_PACK)
     max_frames_per_pack: int | None = key(COUNT, "Most video frames in a pack.", shown="no limit", verbs=_PACK)
     max_samples_per_pack: int | None = key(COUNT, "Most samples in a pack.", shown="no limit", verbs=_PACK)
     max_attention_per_pack: int | None = key(
-        COUNT, "Most attention work: the sum of squared lengths.", shown="no limit", verbs=_PACK
+        COUNT, "Most attention work in a pack: the sum of squared sample lengths.", shown="no limit", verbs=_PACK
     )
     pack_alignment: int | None = key(
-        COUNT, "Fill each sample in a pack up to a multiple of so many tokens.", default=1, verbs=_PACK, resume="plan"
+        COUNT, "Pad each sample in a pack to a multiple of this many tokens.", default=1, verbs=_PACK, resume="plan"
     )
     max_packs: int | None = key(
         COUNT,
-        "Most packs of an epoch; samples of the others go to the ledger.",
+        "Most packs in an epoch; samples of the rest go to the ledger.",
         shown="all packs",
         verbs=_PACK,
         resume="plan",
     )
     cutoff_len: int | None = key(
         COUNT,
-        "Cut samples to so many tokens, before they are packed; never inside an image or a video.",
-        shown="no cut",
+        "Truncate samples to this many tokens before packing; never inside an image or a video.",
+        shown="no truncation",
         verbs=_PACK,
         resume="plan",
     )
     truncate_side: str | None = key(
         WORD,
-        "Where samples are cut: right keeps the beginning, left the end, of samples without media alone.",
+        "Side that is truncated: right keeps the beginning; left keeps the end, only of samples without media.",
         default="right",
         verbs=_PACK,
         resume="plan",
     )
     overlong: str | None = key(
         WORD,
-        "Samples that fit no pack: drop (into the ledger), truncate, split, or error.",
+        "Samples too long for a pack: drop (and list in the ledger), truncate, split, or error.",
         default="drop",
         verbs=_PACK,
         resume="plan",
     )
     packing_window: int | None = key(
-        COUNT, "Pack within windows of this many consecutive samples.", shown="all together", verbs=_PACK
+        COUNT, "Pack within windows of this many consecutive samples.", shown="the whole epoch", verbs=_PACK
     )
     packing_min_fill_ratio: float | None = key(
-        SHARE, "Packs of a window that are emptier are packed again with the next window.", default=0.0, verbs=_PACK
+        SHARE, "Packs with a lower fill are packed again with the next window.", default=0.0, verbs=_PACK
     )
     online: bool | None = key(
         FLAG,
-        "Pack a stream as it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
-        "max_steps. For data too large to measure first, or that grow meanwhile: docs/guides/streaming.md",
+        "Pack a stream while it is read, without measuring it first, through a buffer of packing_buffer samples; needs "
+        "max_steps. For data too large to measure first, or that keep growing: docs/guides/streaming.md",
         default=False,
         resume="plan",
     )
-    packing_buffer: int | None = key(COUNT, "With online: samples that wait for a pack.", default=1024, resume="plan")
+    packing_buffer: int | None = key(COUNT, "With online: samples in the packing buffer.", default=1024, resume="plan")
     packing_drop_last: bool | None = key(
-        FLAG, "Leave out packs that do not make a whole step.", default=False, verbs=_PACK
+        FLAG, "Drop the last packs of an epoch that do not fill a step.", default=False, verbs=_PACK
     )
     repack_each_epoch: bool | None = key(
         FLAG,
-        "New packs for each epoch, or the same.",
+        "Pack each epoch anew, or reuse the same packs.",
         default=True,
         verbs=_PACK,
         options=("--repack-each-epoch/--same-packs",),
     )
     shuffle: bool | None = key(
         FLAG,
-        "Take samples at random, or in the dataset's order.",
+        "Shuffle samples, or keep the dataset's order.",
         default=True,
         verbs=_PACK,
         options=("--shuffle/--no-shuffle",),
@@ -393,51 +397,53 @@ class DatasetSection(Section):
     )
     balance: str | None = key(
         WORD,
-        "Order of packs: sorted (steps of even work), strict or random; where nothing is packed: random or length.",
+        "Order of packs: sorted (even work within a step), strict or random; without packing: random or length.",
         shown="sorted for packs, random for padded batches; as packed with shuffle: false",
         resume="plan",
     )
     pad_packs: bool | None = key(
         FLAG,
-        "With packing: false, a padded batch has the samples of a pack: steps have the samples they have packed.",
+        "With packing: false, a padded batch holds the samples of one pack, so steps have the same samples as packed.",
         default=False,
         resume="plan",
     )
     cache_dir: str | None = key(
         FOLDER,
-        "Folder for cost tables, plans, rows and tokens.",
-        shown="the user's cache",
+        "Cache folder of cost tables, plans, rows and tokens.",
+        shown="the user's cache folder",
         aliases=("preprocessing_cache_dir", "dataset_prepared_path"),
         resume="place",
     )
     cache_bytes: int | None = key(
-        COUNT, "Budget of copies of compressed or remote data files.", default=10 << 30, shown="10 GiB"
+        COUNT, "Disk budget for copies of compressed or remote data files.", default=10 << 30, shown="10 GiB"
     )
     cache_tokens: bool | None = key(
-        FLAG, "Tokenize once, before training, and keep the result.", shown="true where rows are padded"
+        FLAG, "Tokenize once before training and keep the result.", shown="true without packing"
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection(DatasetSection):
-    """The data of a run: what is trained on, and what is evaluated."""
+    """The training and evaluation data of a run."""
 
     eval_path: str | None = key(
         WORD,
-        "Data that are evaluated; as dataset_path.",
+        "Evaluation data, as in dataset_path.",
         aliases=("val_jsonl", "eval_dataset_path", "eval_dataset"),
         resume="place",
     )
-    eval_split: str | None = key(WORD, "Its split.", shown="as split", aliases=("dataset_test_split",))
+    eval_split: str | None = key(
+        WORD, "Split of the evaluation data.", shown="same as split", aliases=("dataset_test_split",)
+    )
     eval_packing: bool | None = key(
         FLAG,
-        "Pack them too; the evaluation loss is the same number either way.",
-        shown="as packing",
+        "Pack the evaluation data; the evaluation loss is the same either way.",
+        shown="same as packing",
         aliases=("eval_sample_packing",),
     )
-    max_eval_samples: int | None = key(COUNT, "As max_samples, of the evaluation data.", shown="all")
+    max_eval_samples: int | None = key(COUNT, "max_samples of the evaluation data.", shown="all")
     streaming: bool | None = key(
-        FLAG, "Data files, those of a hub dataset too, go through a cache of cache_bytes.", default=False
+        FLAG, "Read data files, also those of a hub dataset, through a cache of cache_bytes.", default=False
     )
 
 
@@ -448,8 +454,8 @@ def _limit(help: str, *aliases: str, kind: Kind = COUNT) -> Key:
 MEDIA_LIMITS: Mapping[str, Key] = {
     "min_pixels": _limit("Smallest image, in pixels (Qwen-VL).", "image_min_pixels", "MIN_PIXELS"),
     "max_pixels": _limit("Largest image, in pixels (Qwen-VL).", "image_max_pixels", "MAX_PIXELS"),
-    "video_min_pixels": _limit("Smallest frame of a video, in pixels (Qwen2-VL, Qwen2.5-VL).", "VIDEO_MIN_PIXELS"),
-    "video_max_pixels": _limit("Largest frame of a video, in pixels (Qwen2-VL, Qwen2.5-VL).", "VIDEO_MAX_PIXELS"),
+    "video_min_pixels": _limit("Smallest video frame, in pixels (Qwen2-VL, Qwen2.5-VL).", "VIDEO_MIN_PIXELS"),
+    "video_max_pixels": _limit("Largest video frame, in pixels (Qwen2-VL, Qwen2.5-VL).", "VIDEO_MAX_PIXELS"),
     "max_img_size": _limit("Longest edge of an image (Idefics3, SmolVLM, nanoVLM)."),
     "num_frames": _limit("Frames sampled from a video.", "NFRAMES"),
     "fps": _limit("Frames sampled per second of video.", "video_fps", "FPS", kind=POSITIVE),
@@ -459,11 +465,11 @@ MEDIA_LIMITS: Mapping[str, Key] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSection(Section):
-    """Settings of training that are packtrain's own."""
+    """Training settings that are packtrain's own."""
 
     vit_lr: float | None = key(
         RATE,
-        "Learning rate of the vision encoder. A part with a rate of its own is trained; one with rate 0 is frozen.",
+        "Learning rate of the vision encoder. A part with its own rate is trained; rate 0 freezes it.",
         shown="learning_rate",
         aliases=("lr_vision_backbone",),
         resume="rate",
@@ -472,80 +478,82 @@ class StepSection(Section):
         RATE, "Learning rate of the projector.", shown="learning_rate", aliases=("lr_mp",), resume="rate"
     )
     effective_batch_size: int | None = key(
-        COUNT, "Samples of an optimizer step over all processes, packed or not.", resume="plan"
+        COUNT, "Samples in an optimizer step over all processes, packed or not.", resume="plan"
     )
     effective_batch_unit: str | None = key(
         WORD,
-        "What effective_batch_size, or batch size x accumulation, counts: samples or packs.",
+        "Unit of effective_batch_size and of batch size x accumulation: samples or packs.",
         default="samples",
         resume="plan",
     )
     packs_per_step: int | None = key(
         COUNT,
-        "Packs of an optimizer step over all processes.",
-        shown="from the samples of a step; one for each process where they are not said",
+        "Packs in an optimizer step over all processes.",
+        shown="from the samples per step; one per process if no batch size is set",
         verbs=_PACK,
         resume="plan",
     )
     save_delay_steps: float | None = key(AMOUNT, "No checkpoint before this step.", default=0)
-    warmup_ratio: float | None = key(BELOW_ONE, "Warm-up as a share of all steps; warmup_steps below 1 is the same.")
+    warmup_ratio: float | None = key(BELOW_ONE, "Warm-up as a share of all steps; same as warmup_steps below 1.")
     group_by_length: bool | None = key(
         FLAG,
-        "Padded batches of similar lengths: less padding, biased batches. For packs, balance: strict.",
+        "Batch padded samples of similar lengths: less padding, biased batches. For packs, use balance: strict.",
         default=False,
         resume="plan",
     )
     vision_checkpointing: bool | None = key(
         FLAG,
-        "Gradient checkpointing of the vision encoder.",
-        shown="as gradient_checkpointing",
+        "Gradient checkpointing in the vision encoder.",
+        shown="same as gradient_checkpointing",
         aliases=("vit_gradient_checkpointing",),
     )
     vision_batch_patches: int | None = key(
-        COUNT, "The vision encoder runs on at most so many patches at once.", shown="all at once"
+        COUNT, "Most patches per forward pass of the vision encoder.", shown="all at once"
     )
     chunked_loss: bool | None = key(
-        FLAG, "Logits at supervised positions only, in chunks; false: of the whole row at once.", default=True
+        FLAG, "Compute logits at supervised positions only, in chunks; false: for the whole row.", default=True
     )
-    loss_chunk: int | None = key(COUNT, "Tokens of a chunk.", default=4096)
-    loss_weighting: str | None = key(WORD, "What has the same weight in the loss: token or sample.", default="token")
+    loss_chunk: int | None = key(COUNT, "Tokens per chunk.", default=4096)
+    loss_weighting: str | None = key(WORD, "What is weighted equally in the loss: token or sample.", default="token")
     sharding: str | None = key(
         WORD,
-        "How weights are shared out: ddp (not at all), fsdp (FSDP2), or zero1 and zero2 of deepspeed; "
-        "without it they are fsdp, and so is zero3.",
+        "Sharding: ddp (none), fsdp (FSDP2), or DeepSpeed's zero1 and zero2; zero3 runs as fsdp, and without "
+        "deepspeed installed so do zero1 and zero2.",
         default="ddp",
     )
     attn_implementation: str | None = key(
         WORD,
-        "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto is the fastest that "
-        "is exact for the model, eager where attention scores are capped or have sinks.",
+        "Attention kernel: varlen, flash_attention_2, flash_attention_3, flex, sdpa, eager. auto picks the fastest "
+        "that is exact for the model (eager with logit soft-capping or attention sinks).",
         default="auto",
     )
-    compile: bool | None = key(FLAG, "Compile decoder layers, for static shapes.", shown="on a GPU, for packs")
-    early_stopping_patience: int | None = key(COUNT, "Stop after so many evaluations without a better loss.")
-    early_stopping_threshold: float | None = key(AMOUNT, "By how much a loss must be better.", default=0.0)
+    compile: bool | None = key(
+        FLAG, "Compile decoder layers (torch.compile), with static shapes.", shown="on a GPU, with packing"
+    )
+    early_stopping_patience: int | None = key(COUNT, "Stop after this many evaluations without a better loss.")
+    early_stopping_threshold: float | None = key(AMOUNT, "Smallest improvement of the loss that counts.", default=0.0)
     monitors: dict[str, float] | None = key(
-        MONITORS, "Limits of the early warnings, those below.", shown="the defaults below"
+        MONITORS, "Thresholds of the early warnings, listed below.", shown="the defaults below"
     )
     master_weights: bool | None = key(
-        FLAG, "The optimizer keeps and updates fp32 copies of weights.", shown="where trainable parameters are bf16"
+        FLAG, "Keep and update fp32 copies of the weights in the optimizer.", shown="true for bf16 trainable parameters"
     )
     logging_dir: str | None = key(
-        WORD, "Folder of TensorBoard's logs.", shown="runs/ in the run's folder", resume="place"
+        WORD, "Folder of TensorBoard logs.", shown="runs/ in the run's folder", resume="place"
     )
     num_gpus: int | None = key(
         COUNT,
-        "GPUs that the config was written for: what `plan` plans for; `train` says where it has others.",
+        "Number of GPUs that the config is for: `plan` uses it; `train` warns if it runs on another number.",
         aliases=("NPROC_PER_NODE",),
     )
-    quick_check: bool | None = key(FLAG, "Check packing on the model before the first step.", default=True)
+    quick_check: bool | None = key(FLAG, "Run the packing check on the model before the first step.", default=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSection(StepSection):
-    """How it is trained: packtrain's own settings, and those of transformers.TrainingArguments.
+    """Training settings: packtrain's own, and those of transformers.TrainingArguments.
 
-    The class itself takes nearly anything, and looks at it when it is too late; a test compares names and types.
+    That class accepts nearly anything and checks it too late; a test compares names and types.
     """
 
     learning_rate: float | None = key(
@@ -553,21 +561,21 @@ class TrainingSection(StepSection):
     )
     num_train_epochs: float | None = key(AMOUNT, "Epochs to train.", default=1, aliases=("num_epochs",), resume="plan")
     max_steps: int | None = key(
-        STEPS, "Optimizer steps to train, instead of epochs.", aliases=("max_training_steps",), resume="plan"
+        STEPS, "Optimizer steps to train; overrides num_train_epochs.", aliases=("max_training_steps",), resume="plan"
     )
     per_device_train_batch_size: int | None = key(
         COUNT,
-        "Samples of a process in a micro-batch; of packs, what counts is the samples of a step that follow from it.",
+        "Samples per process in a micro-batch; with packing, it only sets the samples per step.",
         aliases=("batch_size", "micro_batch_size"),
         resume="plan",
     )
     gradient_accumulation_steps: int | None = key(
-        COUNT, "Micro-batches of a process in a step.", shown="from the size of a step", resume="plan"
+        COUNT, "Micro-batches per process in a step.", shown="from the step size", resume="plan"
     )
-    output_dir: str | None = key(FOLDER, "The run's folder.", shown="runs/ and the config's name", resume="place")
+    output_dir: str | None = key(FOLDER, "Folder of the run.", shown="runs/ and the config's name", resume="place")
     optim: str | None = key(
         WORD,
-        "Optimizer, by its name in transformers; multimodal is AdamW, as another system names it.",
+        "Optimizer, by its name in transformers; multimodal means AdamW.",
         shown="AdamW",
         aliases=("optimizer",),
         resume="refused",
@@ -578,46 +586,42 @@ class TrainingSection(StepSection):
     adam_beta1: float | None = key(BELOW_ONE, resume="rate")
     adam_beta2: float | None = key(BELOW_ONE, resume="rate")
     adam_epsilon: float | None = key(AMOUNT, resume="rate")
-    max_grad_norm: float | None = key(AMOUNT, "Gradients are clipped to this norm; 0: not clipped.", shown="1")
+    max_grad_norm: float | None = key(AMOUNT, "Clip gradients to this norm; 0: no clipping.", shown="1")
     lr_scheduler_type: str | None = key(
         choice(*SCHEDULES),
-        f"Schedule of the learning rate: {', '.join(SCHEDULES)}.",
+        f"Learning rate schedule: {', '.join(SCHEDULES)}.",
         shown="linear",
         aliases=("lr_scheduler",),
     )
     lr_scheduler_kwargs: dict[str, object] | None = key(SECTION)
-    warmup_steps: float | None = key(AMOUNT, "Warm-up steps; a number below 1 is a share of all steps.", shown="0")
+    warmup_steps: float | None = key(AMOUNT, "Warm-up steps; below 1: a share of all steps.", shown="0")
     neftune_noise_alpha: float | None = key(AMOUNT)
     label_smoothing_factor: float | None = key(BELOW_ONE)
     gradient_checkpointing: bool | None = key(
-        FLAG, "Recompute the activations of decoder layers in the backward pass: less memory, more time.", default=True
+        FLAG, "Recompute activations of decoder layers in the backward pass: less memory, slower.", default=True
     )
     gradient_checkpointing_kwargs: dict[str, object] | None = key(SECTION)
-    seed: int | None = key(SEED, "Seed of everything that is drawn at random.", default=0, resume="plan")
-    data_seed: int | None = key(
-        SEED, "Seed of what is drawn about data: packs and their order.", shown="seed", resume="plan"
-    )
+    seed: int | None = key(SEED, "Random seed.", default=0, resume="plan")
+    data_seed: int | None = key(SEED, "Random seed of the data: packs and their order.", shown="seed", resume="plan")
     eval_strategy: str | None = key(
         choice("no", "steps", "epoch"),
-        "When data.eval_path or eval_size is evaluated: no, steps or epoch.",
+        "When to evaluate data.eval_path or eval_size: no, steps or epoch.",
         shown="steps with eval_steps, else epoch",
         aliases=("evaluation_strategy",),
     )
     eval_steps: float | None = key(
-        POSITIVE, "Steps between evaluations; a number below 1 is a share of all steps.", aliases=("eval_interval",)
+        POSITIVE, "Steps between evaluations; below 1: a share of all steps.", aliases=("eval_interval",)
     )
     eval_delay: float | None = key(AMOUNT)
     eval_on_start: bool | None = key(FLAG)
     eval_accumulation_steps: int | None = key(COUNT)
     per_device_eval_batch_size: int | None = key(COUNT, aliases=("eval_batch_size",))
     save_strategy: str | None = key(
-        choice("no", "steps", "epoch", "best"), "When checkpoints are saved: no, steps, epoch or best.", shown="steps"
+        choice("no", "steps", "epoch", "best"), "When to save checkpoints: no, steps, epoch or best.", shown="steps"
     )
-    save_steps: float | None = key(
-        POSITIVE, "Steps between checkpoints; a number below 1 is a share of all steps.", shown="500"
-    )
+    save_steps: float | None = key(POSITIVE, "Steps between checkpoints; below 1: a share of all steps.", shown="500")
     save_total_limit: int | None = key(
-        COUNT, "Checkpoints that are kept: the newest, and the best one.", default=KEPT_CHECKPOINTS
+        COUNT, "Number of checkpoints to keep: the newest, and the best one.", default=KEPT_CHECKPOINTS
     )
     save_only_model: bool | None = key(FLAG)
     save_on_each_node: bool | None = key(FLAG)
@@ -627,11 +631,11 @@ class TrainingSection(StepSection):
     greater_is_better: bool | None = key(FLAG)
     logging_strategy: str | None = key(
         choice("no", "steps", "epoch"),
-        "When report_to gets numbers: no, steps or epoch. metrics.jsonl has every step.",
+        "When to log to report_to: no, steps or epoch. metrics.jsonl has every step.",
         shown="steps",
     )
     logging_steps: float | None = key(
-        POSITIVE, "Steps between numbers for report_to.", default=10, aliases=("stats_log_interval",)
+        POSITIVE, "Steps between logs to report_to.", default=10, aliases=("stats_log_interval",)
     )
     logging_first_step: bool | None = key(FLAG)
     logging_nan_inf_filter: bool | None = key(FLAG)
@@ -711,10 +715,10 @@ class TrainingSection(StepSection):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportSection(Section):
-    """The page of a run."""
+    """The report of a run."""
 
-    out: str | None = key(WORD, "File of the page.", shown="report.html in the run's folder")
-    title: str | None = key(WORD, "What the run is called on it.")
+    out: str | None = key(WORD, "File of the report.", shown="report.html in the run's folder")
+    title: str | None = key(WORD, "Title of the report.")
 
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -730,20 +734,20 @@ SECTION_ALIASES: Mapping[str, str] = {
 }
 HOMES: Mapping[str, str] = {name: section for section, cls in SECTIONS.items() for name in cls.known()}
 KEYS: Mapping[str, Key] = {name: one for cls in SECTIONS.values() for name, one in cls.known().items()}
-# Other systems' names: what they are called here, and what else they bring along.
+# Other systems' names: the name here, and the settings that they imply.
 ALIASES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     alias: (name, brings) for name, one in {**KEYS, **MEDIA_LIMITS}.items() for alias, brings in one.aliases.items()
 }
 TRAINER_KEYS = tuple(name for name in TrainingSection.known() if name not in StepSection.known())
-# What may stand in a processor_config beside limits of media: the model's name, and its class, which it knows itself.
+# A processor_config may hold, besides media limits, the model's name and its class (ignored: the model knows it).
 PROCESSOR_NAMES, PROCESSOR_CLASS = ("processor_name", "model"), "processor_type"
 
 
 def names_model(given: object) -> bool:
-    """Is the class of a processor the name of a model instead? That has a place; a class is a single word."""
+    """Whether the class of a processor is in fact a model's name: a hub name or path; a class is a single word."""
     return isinstance(given, str) and any(mark in given for mark in "/:")
 
 
 def keys_with(resume: str) -> tuple[str, ...]:
-    """Settings of which a resumed run takes other values in this way."""
+    """Settings that a changed value of in a resumed run is treated this way."""
     return tuple(name for name, one in KEYS.items() if one.resume == resume)

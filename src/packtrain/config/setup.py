@@ -151,22 +151,22 @@ def zero_stage(config: RunConfig) -> str | None:
 
 
 def uses_deepspeed(config: RunConfig) -> bool:
-    """Does it train the run?"""
+    """Whether deepspeed trains the run."""
     own = config.training.deepspeed and zero_stage(config) is None
     return bool(own) or sharding(config) in ZERO
 
 
 def sharding_notes(config: RunConfig) -> tuple[str, ...]:
-    """Where weights are shared out in another way than the config names."""
+    """Where weights are sharded in another way than the config says."""
     stage = zero_stage(config)
     if stage is None or sharding(config) == stage:
         return ()
-    why = "which shares out the same" if stage == "zero3" else "since deepspeed is not installed (packtrain[deepspeed])"
+    why = "which shards the same" if stage == "zero3" else "since deepspeed is not installed (packtrain[deepspeed])"
     return (f"{stage} runs as sharding: fsdp (FSDP2), {why}",)
 
 
 def has_deepspeed() -> bool:
-    """Is the package there?"""
+    """Whether deepspeed is installed."""
     return find_spec("deepspeed") is not None
 
 
@@ -181,7 +181,7 @@ def _method(model: ModelSection) -> str:
     """full, lora, dora or qlora, from the one word or from the flags that other systems have for it."""
     dora, bits, given = bool(model.use_dora), model.quantization_bit, model.method
     if bits is not None and bits != 4:
-        raise ConfigError("model.quantization_bit", got=bits, expected="4: adapters over weights in four bits")
+        raise ConfigError("model.quantization_bit", got=bits, expected="4 (QLoRA: adapters over 4-bit weights)")
     if dora and bits:
         raise ConfigError("model", got="use_dora and quantization_bit", expected="one of them", fix="leave one out")
     meant = "dora" if dora else "qlora" if bits else given or "full"
@@ -197,8 +197,8 @@ def _targets(given: Any) -> tuple[str, ...] | None:
         return None
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ConfigError("model.lora_target_modules", got=given, expected="names of modules")
+        raise ConfigError("model.lora_target_modules", got=given, expected="module names")
     if not all(_NAME.fullmatch(name.strip()) for name in names):
-        fix = "leave it out for every matrix of the decoder"
-        raise ConfigError("model.lora_target_modules", got=given, expected="names of modules, by their ends", fix=fix)
+        fix = "leave it out for every linear layer of the decoder"
+        raise ConfigError("model.lora_target_modules", got=given, expected="module names, by their ends", fix=fix)
     return tuple(name.strip() for name in names)

@@ -129,12 +129,12 @@ def run_length(config: RunConfig) -> RunLength:
     """From max_steps or num_train_epochs; one epoch where neither is said."""
     steps, epochs = config.training.max_steps, config.training.num_train_epochs
     if steps is not None and not (steps > 0 or steps == _NOT_SET):
-        expected = f"a whole number of steps from 1 on, or {_NOT_SET} to count epochs"
+        expected = f"at least 1 step, or {_NOT_SET} to count epochs"
         raise ConfigError("training.max_steps", got=repr(steps), expected=expected)
     if steps is not None and steps > 0:  # as in transformers, whatever is said about epochs
         return RunLength(epochs=None, max_steps=steps)
     if epochs is not None and not 0 < epochs < 1e6:
-        raise ConfigError("training.num_train_epochs", got=epochs, expected="a number above zero")
+        raise ConfigError("training.num_train_epochs", got=epochs, expected="a number above 0")
     return RunLength(epochs=float(epochs if epochs is not None else 1), max_steps=None)
 
 
@@ -209,7 +209,7 @@ def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
         raise ConfigError(
             "training",
             got="a step counted in packs, and packing: false",
-            expected="effective_batch_size, which counts samples whether they are packed or not",
+            expected="effective_batch_size, which counts samples, packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
     samples, passes = said_samples(config, world), training.gradient_accumulation_steps

@@ -77,21 +77,21 @@ UNLESS: Mapping[str, tuple[str, ...]] = {
     "method": ("use_dora", "quantization_bit"),
     "packing_length": ("cutoff_len",),
 }
-# Of settings that are not said and are other here: what to know.
+# Settings with another default here: what to know when they are not set.
 UNSAID: Mapping[str, Mapping[str, str]] = {
     "TRL": {
         "loss_on": "TRL trains every token of a chat without assistant_only_loss, here answers carry loss; TRL's is "
         "data.loss_on: all",
-        "lora_target_modules": "TRL leaves lora_target_modules to peft where it is left out, often q_proj and v_proj;"
-        " here every matrix of the decoder has an adapter",
-        "packing_length": "TRL cuts samples to max_length 1024 where it is left out; here they are whole",
+        "lora_target_modules": "TRL leaves the default of lora_target_modules to peft, often q_proj and v_proj;"
+        " here every linear layer of the decoder gets an adapter",
+        "packing_length": "TRL truncates to max_length 1024 by default; samples are kept whole here",
     },
     "LLaMA-Factory": {
-        "processor_config": "LLaMA-Factory limits images to image_max_pixels 589824 where it is left out; here to the"
-        " model's own",
+        "processor_config": "LLaMA-Factory limits images to image_max_pixels 589824 by default; the model's own limit "
+        "holds here",
     },
 }
-# Settings that take something else here, by system: what to know.
+# Settings with another meaning here, by system: what to know.
 OTHERWISE: Mapping[str, Mapping[str, str]] = {
     "LLaMA-Factory": {
         "max_samples": "max_samples {} are drawn at random from all records; LLaMA-Factory takes the first of each "

@@ -46,7 +46,7 @@ def _registered(names: list[str], beside: Mapping[str, Any]) -> Means | str:
     """Names in LLaMA-Factory's dataset_info.json."""
     folder = beside.get("dataset_dir", "data")
     if not isinstance(folder, str) or folder == "ONLINE":
-        return "names of datasets are looked for in the dataset_info.json of dataset_dir"
+        return "dataset names are looked up in the dataset_info.json of dataset_dir"
     return Means({"dataset_path": os.path.join(folder, "dataset_info.json"), "sources": names})
 
 
@@ -56,12 +56,12 @@ def _counted(name: str) -> Means | str:
         return Means({"dataset_path": name})
     found = _COUNTED.fullmatch(name)
     if found is None or name.startswith("MS::"):
-        return f"{name!r:.100} is no file, folder or hub dataset"
+        return f"{name!r:.100} is not a file, folder or hub dataset"
     path, subset, count = found.groups()
     item: dict[str, object] = {"dataset_path": path} | ({"subset": subset} if subset else {})
     if count is None:
         return Means(item)
-    return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random by the seed")
+    return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random with the seed")
 
 
 def _described(given: Any) -> Means | str:
@@ -89,7 +89,7 @@ def _path(value: Any, given: Mapping[str, Any]) -> Meaning:
     if isinstance(files, list) and len(files) == 1:
         files = files[0]
     if not isinstance(files, str):
-        return "name each of data_files as a dataset"
+        return "list each of data_files as a dataset"
     inside = os.path.isdir(str(value)) or "/" in str(value)
     return Means({"dataset_path": os.path.join(str(value), files) if inside else files})
 
@@ -100,7 +100,7 @@ def _type(value: Any, given: Mapping[str, Any]) -> Meaning:
         named = {} if field == "text" else {"columns": {field: "text"}}
         return Means({"dataset_type": "fineweb_edu", **named})
     if value in ("alpaca", "alpaca_chat.load_qa", "alpaca_w_system"):
-        return Means(why=f"type {value}: chats are written with the model's chat template, without ### Instruction")
+        return Means(why=f"type {value}: chats use the model's chat template, without ### Instruction")
     if value in ("chat_template", "sharegpt", "chatml", "chat", "conversation"):
         return Means()
     return f"{value!r:.60}: {_COLUMNS}"
@@ -134,17 +134,17 @@ _ITEM: Mapping[str, Meant] = {
     "split": to("split"),
     "data_folder": to("media_root"),
     "type": _type,
-    "ds_type": _among("json parquet arrow csv text", "a format that is not known"),
-    "data_type": _among("json jsonl csv arrow parquet hf_dataset", "a kind of data that is not known"),
+    "ds_type": _among("json parquet arrow csv text", "an unknown format"),
+    "data_type": _among("json jsonl csv arrow parquet hf_dataset", "an unknown kind of data"),
     "field": nothing(""),  # with the type
     "field_messages": _messages,
     "message_property_mappings": _names(_PROPERTIES),
     "message_field_role": _among("role from", _COLUMNS),
     "message_field_content": _among("content value", _COLUMNS),
     "roles": _names(_ROLES),
-    "roles_to_train": only(["assistant"], "only answers of the assistant carry loss, or all: data.loss_on", ""),
-    "train_on_eos": _among("turn all", "the end token of every trained answer carries loss"),
-    "chat_template": only("tokenizer_default", "data.chat_template names a file", ""),
-    "sampling_strategy": only("all", "repeats of a mixture take a share of a source", ""),
-    "trust_remote_code": only(False, "no code of datasets is run", ""),
+    "roles_to_train": only(["assistant"], "loss is on assistant answers only, or on all: data.loss_on", ""),
+    "train_on_eos": _among("turn all", "the EOS token of every trained answer carries loss"),
+    "chat_template": only("tokenizer_default", "data.chat_template takes a file", ""),
+    "sampling_strategy": only("all", "in a mixture, repeats takes a share of a source", ""),
+    "trust_remote_code": only(False, "dataset code is never run", ""),
 }

@@ -56,9 +56,9 @@ def _template(value: Any, beside: Mapping[str, object]) -> Meaning:
     if isinstance(value, str) and (os.path.exists(value) or value.endswith((".jinja", ".j2", ".txt"))):
         return Means({"chat_template": value})
     if isinstance(value, str) and _FAMILY_TEMPLATE.match(value):
-        return Means(why="chats are written with the model's own chat template; data.chat_template names another file")
-    way = "leave it out to use the model's own, or name a file with a Jinja template as data.chat_template"
-    return f"{value!r:.100} is not the template of a model: {way}"
+        return Means(why="chats use the model's chat template; data.chat_template takes another file")
+    way = "leave it out to use the model's own, or set data.chat_template to a Jinja file"
+    return f"{value!r:.100} is not a model's template: {way}"
 
 
 def _per_epoch(kind: str) -> Meant:
@@ -71,7 +71,7 @@ def _per_epoch(kind: str) -> Meant:
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             return f"{value!r:.100} instead of a number of times"
         if not isinstance(epochs, int | float) or beside.get("max_steps"):
-            return f"needs num_epochs beside it; {kind}_steps below 1 is a share of the run"
+            return f"needs num_epochs as well; {kind}_steps below 1 is a share of the run"
         return Means({f"{kind}_strategy": "steps", f"{kind}_steps": round(1 / (value * epochs), 8)})
 
     return meaning
@@ -88,7 +88,7 @@ def _frozen(part: str) -> Meant:
             return Means({part: not value})
         if part == "train_language":
             return Means(why="it learns")
-        return Means(why=f"beside adapters, which are of the decoder, a part learns with {part}: true")
+        return Means(why=f"adapters are in the decoder; to train a part as a whole, set {part}: true")
 
     return meaning
 
@@ -96,7 +96,7 @@ def _frozen(part: str) -> Meant:
 def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or any(name not in _MODULES for name in names):
-        way = "train_vision, train_projector and train_language say it"
+        way = "use train_vision, train_projector and train_language"
         return f"{value!r:.100} instead of {', '.join(_MODULES)}; {way}"
     return Means({part: False for name in names for part in _MODULES[name]})
 
@@ -120,22 +120,22 @@ def _deepspeed(value: Any, beside: Mapping[str, Any]) -> Meaning:
     if named is None or os.path.exists(value):
         return None
     if "offload" in value:
-        return f"{value:.100} is not here, and nothing is offloaded to the CPU: training.sharding, or a file of yours"
+        return f"{value:.100} is not supported, and neither is CPU offload: use training.sharding, or your own file"
     if named[1] == "0":
-        return Means(why="stage 0 shares nothing out")
-    return Means({"deepspeed": f"zero{named[1]}"}, "the file is not here; its name says the stage")
+        return Means(why="stage 0 shards nothing")
+    return Means({"deepspeed": f"zero{named[1]}"}, "the file is not here; its name gives the stage")
 
 
 def _folder_of_runs(value: Any, beside: Mapping[str, object]) -> Meaning:
     if beside.get("output_dir"):
-        return Means(why="output_dir names the run's folder")
+        return Means(why="output_dir is the run's folder")
     return Means({"output_dir": os.path.join(str(value), str(beside.get("run_name") or "run"))})
 
 
 def _subsets(value: Any, beside: Mapping[str, object]) -> Meaning:
     names = list(value) if isinstance(value, list) else [value]
     if names in (["all"], ["default"]):
-        return Means(why="the dataset as it is")
+        return Means(why="the dataset unchanged")
     if len(names) == 1 and isinstance(names[0], str):
         return Means({"subset": names[0]})
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
@@ -150,19 +150,19 @@ def _evaluated_split(value: Any, beside: Mapping[str, object]) -> Meaning:
 
 
 def _datasets(value: Any, beside: Mapping[str, Any]) -> Meaning:
-    return Means(why="train_jsonl names the data") if beside.get("train_jsonl") else datasets_of(value, beside)
+    return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else datasets_of(value, beside)
 
 
 def _evaluated(value: Any, beside: Mapping[str, object]) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
-        return Means(why="val_jsonl names the data")
+        return Means(why="val_jsonl is the data")
     if not value:
         return Means(why="there are none")
     found = datasets_of(value, beside)
     names = {"dataset_path": "eval_path", "split": "eval_split", "max_samples": "max_eval_samples"}
     if isinstance(found, str) or found.mixture or found.settings.keys() - names.keys():
-        return "one file, folder or hub dataset is evaluated: data.eval_path, data.eval_split"
+        return "one file, folder or hub dataset can be evaluated: data.eval_path, data.eval_split"
     return Means({names[name]: given for name, given in found.settings.items()}, found.why)
 
 
@@ -183,16 +183,16 @@ def _debug(value: Any, beside: Mapping[str, Any]) -> Meaning:
 def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
     """Tokens may be named, none is added; how rows are padded is of no influence."""
     if not value or (isinstance(value, Mapping) and set(value) <= {"pad_token"}):
-        return Means(why="tokenizers are not changed here, and padding carries no loss")
-    return "tokenizers are not changed here: chats end as the template ends them; the model's own files name its tokens"
+        return Means(why="tokenizers are not changed here; padding carries no loss")
+    return "tokenizers are not changed here: the template ends chats, and the model's files define its tokens"
 
 
 def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
-    way = "plain text is read as it is: prompt and completion as strings, or dataset_type: fineweb_edu"
-    return Means(why="as it is here") if value is True else f"{value!r:.100}: chats are written with it; {way}"
+    way = "plain text is read unchanged: prompt and completion as strings, or dataset_type: fineweb_edu"
+    return Means(why="as it is here") if value is True else f"{value!r:.100}: chats use it; {way}"
 
 
-_KERNEL_CHOICE = "kernels are chosen by training.attn_implementation and training.compile, and change no result"
+_KERNEL_CHOICE = "kernels are set by training.attn_implementation and training.compile, and change no result"
 
 
 def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
@@ -201,13 +201,13 @@ def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
     theirs = [name for name in names if name.startswith("axolotl.")]
     others = [name for name in theirs if not re.search("liger|cut_cross_entropy", name)]
     if others:
-        return f"{', '.join(others):.100} is not here"
+        return f"{', '.join(others):.100} is not supported"
     return Means(why=_KERNEL_CHOICE) if theirs and len(theirs) == len(names) else None
 
 
 def _tokenizer(value: Any, beside: Mapping[str, Any]) -> Meaning:
     same = value in (None, beside.get("base_model"))
-    return Means(why="the model says it") if same else f"{value!r:.100}: the model's own tokenizer is used"
+    return Means(why="the model defines it") if same else f"{value!r:.100}: the model's own tokenizer is used"
 
 
 _ALL, _ANSWERS, _COMPLETION = ({"loss_on": what} for what in ("all", "assistant", "completion"))
@@ -226,18 +226,20 @@ _ACT: Mapping[str, Meant] = {
     "debug": _debug,
     **each("flash_attn attn_impl", _KERNELS),
     "load_in_4bit": switch({"quantization_bit": 4}),
-    **each("quantization_method quant_method", only("bnb", "4-bit weights are those of bitsandbytes")),
-    "lora_bias": only("none", "biases are not trained beside adapters"),
+    **each("quantization_method quant_method", only("bnb", "4-bit weights need bitsandbytes")),
+    "lora_bias": only("none", "biases are not trained with adapters"),
     **each(
         "sp_ulysses_degree ep_degree sequence_parallel_size context_parallel_size",
-        only(1, "packs are not split over GPUs"),
+        only(1, "packs are not split across GPUs"),
     ),
     **each(
         "special_tokens tokens resize_vocab eos_token added_tokens_overrides new_special_tokens",
         _pad_only,
     ),
     # LLaMA-Factory
-    "stage": among({"sft": {}}, "only supervised fine-tuning (sft) is here; of plain text, dataset_type: fineweb_edu"),
+    "stage": among(
+        {"sft": {}}, "only supervised fine-tuning (sft) is supported; for plain text, dataset_type: fineweb_edu"
+    ),
     "neat_packing": switch({"packing": True}),
     "train_on_prompt": switch(_ALL),
     "freeze_vision_tower": _frozen("train_vision"),
@@ -246,7 +248,7 @@ _ACT: Mapping[str, Meant] = {
     "disable_gradient_checkpointing": switch({"gradient_checkpointing": False}),
     "pure_bf16": switch({"dtype": "bf16"}),
     **each("tokenizer_config base_model_config", _tokenizer),
-    "mix_strategy": only("concat", "weights and repeats of a mixture say how much of each source is used"),
+    "mix_strategy": only("concat", "weights and repeats of a mixture set how much of each source is used"),
     # axolotl
     "test_datasets": _evaluated,
     "lora_target_linear": switch({"lora_target_modules": "all-linear"}),
@@ -258,9 +260,9 @@ _ACT: Mapping[str, Meant] = {
     "saves_per_epoch": _per_epoch("save"),
     "evals_per_epoch": _per_epoch("eval"),
     "excess_length_strategy": among({name: {"overlong": name} for name in ("drop", "truncate")}),
-    "roles_to_train": only(["assistant"], "only answers of the assistant carry loss, or all: data.loss_on"),
-    "train_on_eos": only("turn", "the end token of every trained answer carries loss"),
-    "chat_template_jinja": refused("write it into a file, and name that as data.chat_template"),
+    "roles_to_train": only(["assistant"], "loss is on assistant answers only, or on all: data.loss_on"),
+    "train_on_eos": only("turn", "the EOS token of every trained answer carries loss"),
+    "chat_template_jinja": refused("save it to a file, and set data.chat_template to that"),
     # ms-swift, and trainers on top of it
     "val_dataset": _evaluated,
     "freeze_vit": _frozen("train_vision"),
@@ -278,8 +280,8 @@ _ACT: Mapping[str, Meant] = {
     ),
     "output_root": _folder_of_runs,
     "use_chat_template": _use_chat_template,
-    **each("task_type lora_task_type", among({"causal_lm": {}, "CAUSAL_LM": {}}, "language models are trained here")),
-    "json_format": only("standard", "other forms of objects are not known; data.formatting_func takes your own"),
+    **each("task_type lora_task_type", among({"causal_lm": {}, "CAUSAL_LM": {}}, "only language models are trained")),
+    "json_format": only("standard", "other object formats are not supported; convert them with data.formatting_func"),
     # lmms-engine
     "trainer_type": among({"hf_trainer": {}, "fsdp2_trainer": {"sharding": "fsdp"}}),
     "fsdp2": switch({"sharding": "fsdp"}),
@@ -295,57 +297,57 @@ _ACT: Mapping[str, Meant] = {
     "loss_type": only("nll", "the loss is the mean over supervised tokens"),
     # nanoVLM
     "train_dataset_name": _subsets,
-    "data_cutoff_idx": refused("max_samples draws so many records at random"),
+    "data_cutoff_idx": refused("max_samples draws that many records at random"),
     **each(
         "relevance_min_rating image_correspondence_min_rating visual_dependency_min_rating formatting_min_rating",
-        only(1, "records are not chosen by their ratings; keep those that you want in the data", "every record has it"),
+        only(1, "records are not filtered by ratings; filter the data instead", "every record has it"),
     ),
 }
 # Keys that have to be off, by the reason.
 _OFF: Mapping[str, str] = {
-    "an experiment that is not supported": "coord_offset",
-    "weights in eight bits are not trained; load_in_4bit is": "load_in_8bit",
-    "every answer of a chat carries loss; loss_on: completion takes the last one alone": "mask_history",
-    "adapters begin again; merge them first": "lora_model_dir adapter_name_or_path adapters",
-    "not here; leave it out, or set attn_implementation": "xformers_attention s2_attention shift_attn",
-    "beside adapters, train_vision and train_projector let whole parts learn": (
+    "experimental, and not supported": "coord_offset",
+    "8-bit weights are not supported; load_in_4bit is": "load_in_8bit",
+    "every answer of a chat carries loss; loss_on: completion takes only the last": "mask_history",
+    "adapters start from scratch; merge them first": "lora_model_dir adapter_name_or_path adapters",
+    "not supported; leave it out, or set attn_implementation": "xformers_attention s2_attention shift_attn",
+    "with adapters, train_vision and train_projector train whole parts": (
         "lora_modules_to_save modules_to_save additional_target unfrozen_parameters trainable_parameters"
     ),
-    "adapters are plain LoRA or DoRA": "use_rslora lora_fan_in_fan_out target_regex lora_plus_scale pissa_init",
+    "only plain LoRA or DoRA": "use_rslora lora_fan_in_fan_out target_regex lora_plus_scale pissa_init",
     "not here": (
         "rope_scaling rl image_size default_system_message default_system system resume_from_vlm_checkpoint"
         " predict_with_generate compute_accuracy"
     ),
-    "images are not augmented": "augmentation augmentation_curriculum data_augment",
+    "image augmentation is not supported": "augmentation augmentation_curriculum data_augment",
     "the loss is the mean over supervised tokens": "coord_soft_ce_w1 coord_loss",
-    "not known here": "extra_kwargs overwrite_config load_from_config model_init_kwargs",
+    "not supported": "extra_kwargs overwrite_config load_from_config model_init_kwargs",
     "set training.optim, or leave it out": "use_unsloth use_muon use_swift_lora adafactor use_galore use_badam",
-    "weights of a mixture say it": "interleave_probs interleave_prob",
+    "set by the weights of a mixture": "interleave_probs interleave_prob",
 }
 # Keys without an effect, by the reason.
 _NO_EFFECT: Mapping[str, str] = {
-    "where `dataset` is looked for": "dataset_dir",
+    "where `dataset` is looked up": "dataset_dir",
     "packed rows have no padding; with packing: false samples are padded": "use_rmpad",
-    "a folder that holds a run is refused: name another output_dir": "overwrite_output_dir",
-    "no code of models is run": "trust_remote_code",
-    "what is kept is found again by what it was made from": (
+    "a folder that holds a run is never overwritten: use another output_dir": "overwrite_output_dir",
+    "model code is never run": "trust_remote_code",
+    "caches are keyed by what they were made from": (
         "overwrite_cache load_from_cache_file lazy_tokenize skip_prepare_dataset tokenized_path"
     ),
-    "the run's page and metrics.jsonl have it": (
+    "it is in the report and metrics.jsonl": (
         "plot_loss include_num_input_tokens include_tokens_per_second total_num_tokens enable_profiler profiler_config"
         " loss_watchdog_threshold loss_watchdog_patience eval_table_size logging_root eval_max_new_tokens"
         " use_lmms_eval lmms_eval_tasks lmms_eval_limit lmms_eval_batch_size lmms_eval_step"
         " print_batch_input_steps dump_conversation_path save_last_epoch"
     ),
-    "report_to names loggers, which are set up by their own environment": (
+    "report_to selects loggers; their environment variables configure them": (
         "wandb_project wandb_entity wandb_watch wandb_log_model wandb_run_id log_wandb use_swanlab swanlab_project"
         " swanlab_run_name mlflow_tracking_uri mlflow_experiment_name"
     ),
-    "the model says it": (
+    "the model defines it": (
         "processor_type tokenizer_type model_type strict use_fast_tokenizer is_llama_derived_model use_hf"
         " check_model pad_token video_backend image_resize_algorithm"
     ),
-    "part of the model, which has its own": (
+    "defined by the model": (
         "vit_hidden_dim vit_inter_dim vit_patch_size vit_n_heads vit_dropout vit_n_blocks vit_ln_eps vit_cls_flag"
         " vit_model_type lm_hidden_dim lm_inter_dim lm_rms_eps lm_re_base lm_max_position_embeddings"
         " lm_base_vocab_size lm_vocab_size lm_n_heads lm_n_kv_heads lm_dropout lm_n_blocks lm_attn_scaling"
@@ -359,13 +361,13 @@ _NO_EFFECT: Mapping[str, str] = {
         " lora_o_kernel flash_attn_cross_entropy flash_attn_rms_norm activation_offloading reduce_dtype output_dtype"
         " use_reentrant_gc"
     ),
-    "how packs are made is said by data.packing and its settings": (
+    "packing is set by data.packing and its settings": (
         "pad_to_sequence_len padding_free sample_packing_eff_est sample_packing_group_size sample_packing_bin_size"
         " filter_overlong_workers buffer_size pad_to_multiple_of"
     ),
-    "columns are recognised, or named by data.columns": "dataset_text_field dataset_kwargs",
-    "names of the run's folder are as they are said": "add_version artifact_subdir",
-    "said to a model that is taught its name, by data of ms-swift's own": "model_author",
+    "columns are detected, or mapped by data.columns": "dataset_text_field dataset_kwargs",
+    "folder names are used as given": "add_version artifact_subdir",
+    "used only with ms-swift's self-cognition data": "model_author",
     "where the script runs": (
         "CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS HF_ENDPOINT object_storage bucket_name"
     ),
@@ -430,10 +432,10 @@ OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
     "axolotl": {"chat_template": _template},
     "ms-swift": {
         "max_length": _swift_length,
-        "model_name": nothing("said to a model that is taught its name, by data of ms-swift's own"),
+        "model_name": nothing("used only with ms-swift's self-cognition data"),
     },
     "lmms-engine": {
-        "fsdp_config": nothing("decoder layers are wrapped, as FSDP2 does here"),
+        "fsdp_config": nothing("decoder layers are always wrapped (FSDP2)"),
         "dataset_format": _lmms_format,
         "dataset_type": _lmms_type,
     },

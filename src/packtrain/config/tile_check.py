@@ -34,11 +34,11 @@ def check_tiles(config: RunConfig) -> tuple[str, ...]:
             "model",
             got="; ".join(wrong),
             expected="the model's own tiles: they are part of its weights",
-            fix="leave these out, or name the model that they belong to",
+            fix="leave these out, or use the model that they belong to",
         )
     return tuple(
         f"{key} {value} is {_MEANS[key]}, which the model decides: "
-        + ("it agrees" if key in known else "it does not say, so this changes nothing")
+        + ("it agrees" if key in known else "it does not define it, so this has no effect")
         for key, value in given.items()
     )
 
@@ -60,7 +60,7 @@ def own_limits(config: RunConfig, settings: ProcessorSettings) -> tuple[RunConfi
     if not gone:
         return config, ()
     said = ", ".join(f"{name} {value}" for name, value in gone.items())
-    return without_limits(config, gone), (f"{settings.model_type} has no such limit of media, left out: {said}",)
+    return without_limits(config, gone), (f"{settings.model_type} has no such media limit, ignored: {said}",)
 
 
 def unknown_limits(config: RunConfig, settings: ProcessorSettings) -> dict[str, Any]:
