@@ -302,7 +302,11 @@ def shows(image: str) -> str:
         (shows("http://host/1.jpg"), "qwen2_5_vl", ["download the media"]),
         (shows("x.png"), "no template", ["{model} has no chat template", "--chat-template"]),
         (shows("x.png"), "no processor", ["{model}", "no processor files", "preprocessor_config.json"]),
-        (shows("x.png"), "qwen2", ["this model takes no image", "model {model}", "name a model that takes images"]),
+        (
+            shows("x.png"),
+            "qwen2",
+            ["this model does not accept image", "model {model}", "name a model that takes images"],
+        ),
         (shows("x.png"), "no liking", ["refused the record (first data.jsonl:1: not you", "--chat-template"]),
         ('{"messages": 3}\n', "qwen2_5_vl", ["data.jsonl:1", "fix the records"]),
         ('[{"messages": 1},\n {"messages": 2},\n {"messages" 3}]', "qwen2_5_vl", ["at line 3, character"]),

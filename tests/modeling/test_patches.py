@@ -38,7 +38,7 @@ def state(model: Any) -> list[Any]:
 def test_a_model_is_as_it_was_when_all_are_taken_off(tmp_path: Path) -> None:
     model = load_model("tiny:qwen3_vl", cache_dir=tmp_path)
     before = state(model)
-    prepare_model(model, attention="sdpa")
+    prepare_model(model, attn_implementation="sdpa")
     stop_waiting(model)
     multiply_patches(model)
     compile_layers(model)
