@@ -250,7 +250,7 @@ def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_arguments(args, schedule)
     names = ("per_device_train_batch_size", "ignore_data_skip", "gradient_accumulation_steps")
-    for name in (*names, "label_smoothing_factor: a share"):
+    for name in (*names, "label_smoothing_factor: from 0 to below 1"):
         assert name in str(caught.value)
 
 

@@ -72,7 +72,14 @@ def test_everything_is_said() -> None:
     assert found.exit_code == 1
     first, text = str(found).splitlines()[0], str(found)
     assert first == "rank 1, step 12: out of memory in forward and backward, epoch 1, pack 33"
-    for words in ("6,000 tokens and 400 of padding", "3,200 patches", "4 images", "id0", "and 4 more", "2.0 of 80.0"):
+    for words in (
+        "6,000 tokens and 400 padding tokens",
+        "3,200 patches",
+        "4 images",
+        "id0",
+        "and 4 more",
+        "2.0 of 80.0",
+    ):
         assert words in text
 
 

@@ -1,4 +1,4 @@
-"""Ranks go on from the same checkpoint, or none of them does and all say what each has."""
+"""Ranks continue from the same checkpoint, or none of them does and all say what each has."""
 
 from __future__ import annotations
 

@@ -138,20 +138,20 @@ def test_a_value_in_another_format_is_refused(tmp_path: Path) -> None:
     (part / "x.distcp").write_bytes(coded)
     info = _StorageInfo("x.distcp", 0, len(coded))
     changed(part, lambda metadata: metadata.storage_data.update({first_value(metadata): info}))
-    with pytest.raises(ArtifactError, match="no archive"):
+    with pytest.raises(ArtifactError, match="not a torch archive"):
         refuse_code(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("info", "said"),
     [
-        (_StorageInfo("../outside.distcp", 0, 1), "outside of the checkpoint"),
-        (_StorageInfo("a/../../outside.distcp", 0, 1), "outside of the checkpoint"),
-        (_StorageInfo("/etc/passwd", 0, 1), "outside of the checkpoint"),
-        (_StorageInfo("..\\outside.distcp", 0, 1), "outside of the checkpoint"),
-        (_StorageInfo("__0_0.distcp", 0, 1 << 40), "behind the end"),
-        (_StorageInfo("__0_0.distcp", -1, 1), "behind the end"),
-        (_StorageInfo("__0_0.distcp", 1 << 40, 1), "behind the end"),
+        (_StorageInfo("../outside.distcp", 0, 1), "outside the checkpoint"),
+        (_StorageInfo("a/../../outside.distcp", 0, 1), "outside the checkpoint"),
+        (_StorageInfo("/etc/passwd", 0, 1), "outside the checkpoint"),
+        (_StorageInfo("..\\outside.distcp", 0, 1), "outside the checkpoint"),
+        (_StorageInfo("__0_0.distcp", 0, 1 << 40), "past the end"),
+        (_StorageInfo("__0_0.distcp", -1, 1), "past the end"),
+        (_StorageInfo("__0_0.distcp", 1 << 40, 1), "past the end"),
         (_StorageInfo("missing.distcp", 0, 1), "FileNotFoundError"),
         (_StorageInfo("__0_0.distcp", 0, 1, ["zstd"]), "fields that torch writes"),
         ("__0_0.distcp", "an invalid offset"),
