@@ -425,7 +425,7 @@ class TestRun:
         assert json.loads(said)["resumed"] == 1
         notes = " ".join(json.loads(said)["notes"])
         assert "passed over" in notes
-        assert "checkpoint-2: the bytes of model.safetensors are not those that were written" in notes
+        assert "checkpoint-2: the bytes of model.safetensors are content has changed since it was written" in notes
         assert weights_of(out) == weights_of(whole)
         assert (json.loads(said)["numbers"]["held_out"], json.loads(said)["numbers"]["samples"]) == (4, 36)
 

@@ -271,7 +271,7 @@ def test_damage_of_the_same_size_is_passed_over_and_said(
     with pytest.raises(ArtifactError, match=name):
         again._checkpoint(str(run / "checkpoint-3"))
     damage(run / "checkpoint-2" / "model.safetensors")
-    with pytest.raises(ArtifactError, match=r"model\.safetensors are not those that were written"):
+    with pytest.raises(ArtifactError, match=r"model\.safetensors are content has changed since it was written"):
         again._checkpoint(True)
 
 
