@@ -423,7 +423,7 @@ def raising(error: str, *imports: str) -> subprocess.CompletedProcess[str]:
         ("OSError(errno.EROFS, 'Read-only file system', '/home/me/.cache')", ["/home/me/.cache", "PACKTRAIN_CACHE"]),
         ("PermissionError(errno.EACCES, 'Permission denied', '/out')", ["/out", "--out"]),
         ("OSError(errno.EMFILE, 'Too many open files', 'a.tar')", ["a.tar", "ulimit -n"]),
-        ("OSError(errno.ENOSPC, 'No space left on device', '/out')", ["/out", "make room"]),
+        ("OSError(errno.ENOSPC, 'No space left on device', '/out')", ["/out", "free some space"]),
         ("OSError('said in other words, of http://me:WORD@host/a?token=WORD')", ["said in other words", "host/a"]),
         ("ModuleNotFoundError(\"No module named 'num2words'\", name='num2words')", ["pip install num2words"]),
     ],

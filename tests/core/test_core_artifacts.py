@@ -260,7 +260,7 @@ def test_a_full_disk_names_the_file_and_the_way_out(tmp_path: Path, code: int) -
     with pytest.raises(DiskFull) as caught, atomic_path(tmp_path / "costs.parquet"):
         raise OSError(code, "Error writing bytes to file")  # all that arrow says
     assert str(tmp_path / "costs.parquet") in str(caught.value)
-    assert "make room" in str(caught.value)
+    assert "free some space" in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     with pytest.raises(OSError, match="other") as caught_other, atomic_path(tmp_path / "costs.parquet"):
         raise OSError(errno.EIO, "other")

@@ -176,7 +176,7 @@ def test_what_was_read_to_its_end_is_not_read_again(
     content[len(content) // 2] ^= 1
     made.path.write_bytes(content)
     os.utime(made.path, (1, 1))
-    with pytest.raises(ArtifactError, match="not those that were written"):
+    with pytest.raises(ArtifactError, match="content has changed since it was written"):
         RowTable.make(table, tmp_path / "rows")
 
 

@@ -214,7 +214,7 @@ def test_model_type_is_found(tmp_path: Path, files: dict[str, Any], expected: st
 def test_a_processor_that_names_no_family_is_refused(tmp_path: Path, files: dict[str, Any]) -> None:
     for name, value in files.items():
         put(tmp_path, name, value)
-    with pytest.raises(ConfigError, match=r"(?s)Processor.*config\.json beside"):
+    with pytest.raises(ConfigError, match=r"(?s)Processor.*config\.json next to"):
         read_settings(tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_the_tokenizer_file_is_never_opened(nested: Path) -> None:
 def test_folders_without_a_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing there"):
         read_settings(tmp_path / "absent")
-    with pytest.raises(ConfigError, match="none of the files of a model"):
+    with pytest.raises(ConfigError, match="no model files"):
         read_settings(tmp_path)
 
 

@@ -233,7 +233,7 @@ def test_exit_codes(place: Place, tmp_path: Path, run: Callable[..., tuple[int, 
     arguments = ("measure", place.data, "-m", place.model, "-o", tmp_path / "out", "-w", 1, "--check", 0)
     code, out, err = run(*arguments)
     assert (code, out) == (1, "")
-    assert f"{len(BAD)} of the first {place.neighbours * 2} records cannot be used" in err
+    assert f"{len(BAD)} of the first {place.neighbours * 2} records are unusable" in err
     assert f"{outside} x media: path outside the media root" in err
     assert "Traceback" not in err
     assert len(ledger(tmp_path / "out")) == len(BAD)
@@ -364,7 +364,7 @@ def test_what_nothing_reads_is_counted_and_said(tmp_path: Path, qwen: Path) -> N
     assert "reflection (2 records, first r1), messages[].name (1 records, first r2)" in outcome.notes[-1]
     measure_outcome(path, out=tmp_path / "strict", strict_columns=True, **options)
     lines = [(line["id"], line["reason"], line["detail"]) for line in ledger(tmp_path / "strict")]
-    reason = "a column or key that nothing reads"
+    reason = "an unused column or key"
     assert lines == [("r1", reason, "reflection"), ("r2", reason, "reflection, messages[].name")]
 
 
@@ -396,4 +396,4 @@ def test_a_template_without_a_place_is_not_the_fault_of_the_data(
     path = write_lines(tmp_path / "data.jsonl", [{"messages": chat, **record}] * 3)
     code, _, err = run("measure", path, "-m", qwen, "-o", tmp_path / "out", "-w", 1, "--check", 0)
     assert code == 1
-    assert f"name a model whose chat template writes {what or 'reasoning'}, or give such a template" in err
+    assert f"use a model whose chat template writes {what or 'reasoning'}, or such a template" in err

@@ -185,5 +185,5 @@ def test_it_holds_offsets_only(tmp_path: Path) -> None:
 def test_a_full_disk_names_the_journal(tmp_path: Path) -> None:
     with open("/dev/full", "r+b", buffering=0) as stream:
         journal = Journal(tmp_path / "journal", stream)  # type: ignore[arg-type]
-        with pytest.raises(DiskFull, match=r"(?s)journal\n.*No space left.*make room"):
+        with pytest.raises(DiskFull, match=r"(?s)journal\n.*No space left.*free some space"):
             journal.append(result(0))

@@ -155,7 +155,7 @@ def test_records_that_old_limits_left_out(tmp_path: Path) -> None:
     """What is not in the table cannot come back, so the limits that might bring it back are refused."""
     model, data = tiny.write("qwen2_5_vl", tmp_path / "model"), dataset(tmp_path, videos=True)
     before = measured(data, model, tmp_path / "before", processor_config={"num_frames": 20})
-    with pytest.raises(ConfigError, match=r"(?s)left out records \(4 x .*measure again"):
+    with pytest.raises(ConfigError, match=r"(?s)dropped records \(4 x .*measure again"):
         before.with_limits(num_frames=4)
     limits = {"num_frames": 20, "max_pixels": 20_000}
     assert_same(

@@ -143,7 +143,7 @@ def test_limit_draws_exactly_so_many(tmp_path: Path, qwen: Path, kind: str) -> N
         out = tmp_path / f"out-{limit}"
         table = measured(data, out, qwen, max_samples=limit, max_failure_rate=0.9)
         lines = ledger(out)
-        not_drawn = [line for line in lines if line["reason"] == "not drawn by limit"]
+        not_drawn = [line for line in lines if line["reason"] == "not drawn by max_samples"]
         assert all(line["filtered"] for line in not_drawn)
         drawn = min(limit, RECORDS)
         assert len(not_drawn) == RECORDS - drawn
@@ -195,7 +195,7 @@ def test_a_number_of_samples_of_one_source(tmp_path: Path, qwen: Path) -> None:
     mixture = tmp_path / "mix.yaml"
     mixture.write_text(f"- {data.name}#30\n- {{path: {data.name}, name: whole}}\n")
     table = measured(mixture, tmp_path / "out", qwen, max_failure_rate=0.9)
-    assert table.summary.counts.reasons["filter: not drawn by limit"] == RECORDS - 30
+    assert table.summary.counts.reasons["filter: not drawn by max_samples"] == RECORDS - 30
     again = measured(mixture, tmp_path / "again", qwen, max_failure_rate=0.9, seed=1)
     assert again.column("id").tolist() != table.column("id").tolist(), "drawn by the seed"
     mixture.write_text(f"- {data.name}#{RECORDS + 5}\n")
@@ -278,7 +278,7 @@ def test_nothing_usable_is_an_error(tmp_path: Path, qwen: Path) -> None:
         with pytest.raises(DataError, match="an empty dataset"):
             measured(empty, tmp_path / "out", qwen, **options)
     broken = write_lines(tmp_path / "broken.jsonl", [{"messages": []}] * 3)
-    with pytest.raises(DataError, match=r"no record is left\n.*3 x schema: no messages[^;]*ledger\.jsonl"):
+    with pytest.raises(DataError, match=r"no usable record\n.*3 x schema: no messages[^;]*ledger\.jsonl"):
         measured(broken, tmp_path / "out2", qwen, max_failure_rate=1.0)
     filtered = write_lines(tmp_path / "long.jsonl", chats(3))
     with pytest.raises(DataError, match="longer than max_sample_length"):

@@ -121,7 +121,7 @@ def test_weights_that_leave_nothing_for_other_sources_are_refused(tmp_path: Path
     table = table_of(
         tmp_path, {"a": 5, "b": 5, "c": 5}, {"a": share(weight=weights[0]), "b": share(weight=weights[1]), "c": share()}
     )
-    with pytest.raises(ConfigError, match="beside sources without one \\(c\\)") as error:
+    with pytest.raises(ConfigError, match="and sources without one \\(c\\)") as error:
         drawn(table)
     assert f"{sum(weights):g}" in str(error.value)
 

@@ -87,7 +87,7 @@ def test_split_covers_rows_in_their_place() -> None:
 def test_media_are_never_cut(overlong: str) -> None:
     found = samples([25, 25, 25], images=[1, 1, 1], patches=[8, 8, 8])
     pieces = cut(found, [15, 14, 25], overlong=overlong)  # media end at tokens 10, 11 and 0
-    assert why(pieces) == {1: "25 tokens > packing_length 10; its media reach to token 11, so it cannot be cut"}
+    assert why(pieces) == {1: "25 tokens > packing_length 10; its media extend to token 11, so it cannot be truncated"}
     first = pieces.starts == 0
     assert pieces.rows[first].tolist() == [0, 2]
     for name in ("images", "patches"):
@@ -345,10 +345,10 @@ def test_a_sample_is_cut_before_it_is_packed(config: dict[str, Any], kept: list[
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"cutoff_len": 6}, "11 tokens > cutoff_len 6; its media reach to token 8, so it cannot be cut"),
+        ({"cutoff_len": 6}, "11 tokens > cutoff_len 6; its media extend to token 8, so it cannot be truncated"),
         (
             {"cutoff_len": 9, "truncate_side": "left"},
-            "11 tokens > cutoff_len 9; its beginning has media, so it cannot be cut on the left",
+            "11 tokens > cutoff_len 9; its beginning has media, so it cannot be truncated on the left",
         ),
     ],
 )

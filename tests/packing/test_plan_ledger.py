@@ -181,7 +181,7 @@ def test_an_entry_lost_on_the_way_is_noticed(table: CostTable, monkeypatch: pyte
 
 @pytest.mark.parametrize("settings", [{"packing_length": 3}, {"packing_drop_last": True, "packs_per_step": 500}])
 def test_a_plan_without_packs_is_refused(table: CostTable, tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="no pack at all"):
+    with pytest.raises(DataError, match="no packs"):
         build_plan(table, config(**settings), WORK, tmp_path / "plan")
     assert not list(tmp_path.iterdir())
 

@@ -129,7 +129,7 @@ def test_each_pack_is_trained_once_however_often_the_world_changes(
 def test_more_than_a_step_cannot_be_done(done: int) -> None:
     schedule = Schedule(made_plan([{"tokens": [1, 2, 3]}]), packs_per_step=5)
     assert schedule.micro_batches(0, 0, 2, done=3).shape == (0, 2)
-    with pytest.raises(IndexError, match=f"{done} packs of a step of 3"):
+    with pytest.raises(IndexError, match=f"{done} packs in a step of 3"):
         schedule.micro_batches(0, 0, 2, done=done)
 
 

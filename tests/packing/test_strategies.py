@@ -321,7 +321,7 @@ nothing = 1
     [
         ("misses", "sample 2 in no packs"),
         ("twice", "sample 1 in 2 packs"),
-        ("full", "pack 0 holds 12 where 10 is the limit"),
+        ("full", "pack 0 holds 12, the limit is 10"),
         ("empty", "pack 1 is empty"),
         ("strange", "sample 3 of 3"),
         ("negative", "sample -1 of 3"),

@@ -179,7 +179,7 @@ def test_nothing_there(path: str) -> None:
 
 def test_what_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    with pytest.raises(ConfigError, match="leave it out to have it recognised"):
+    with pytest.raises(ConfigError, match="leave it out to detect it"):
         open_sources(str(tmp_path / "a.jsonl"), format="hf_dataset")
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(ConfigError, match="no data file"):

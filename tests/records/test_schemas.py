@@ -277,8 +277,8 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"messages": [{"role": "system", "content": "x", "reasoning": "y"}]}, NOT_THE_ASSISTANTS),
         ({"messages": [{**answer("x"), "reasoning": "y", "thinking": "z"}]}, TWO_KINDS),
         ({"messages": [{**answer("x"), "thinking": True}]}, "a field of a message is not text"),
-        ({"messages": [answer_of(THOUGHT, {"text": "x"}, THOUGHT)]}, "reasoning behind an answer's beginning"),
-        ({"messages": [answer_of(USE, {"text": "x"})]}, "a part behind a tool call"),
+        ({"messages": [answer_of(THOUGHT, {"text": "x"}, THOUGHT)]}, "reasoning after the answer has started"),
+        ({"messages": [answer_of(USE, {"text": "x"})]}, "a part after a tool call"),
         ({"messages": [{**answer_of(THOUGHT), "reasoning_content": "z"}]}, TWO_KINDS),
         ({"messages": [{**answer_of(USE), "tool_calls": [WEATHER]}]}, TWO_KINDS),
         ({"messages": [{"role": "tool_call", "content": CALL_TEXT, "tool_calls": [USE]}]}, TWO_KINDS),
@@ -300,13 +300,13 @@ def outcome_of(value: Any) -> Record | RecordError:
             ({"messages": user("x"), "chat_template_kwargs": {name: 1}}, NO_VARIABLE)
             for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "_x", "a b", "")
         ),
-        ({"messages": [{**answer("x"), "loss_scale": 2}]}, "a message's train flag is neither yes nor no"),
+        ({"messages": [{**answer("x"), "loss_scale": 2}]}, "a message's train flag is not a boolean"),
         ({"messages": [{**answer("x"), "train_detail": [{}]}]}, "loss on a part of a message is not supported"),
         ({"messages": [flagged({"train": False}, {})]}, "loss on a part of a message is not supported"),
         ({"messages": [flagged({"train_detail": [{}]})]}, "loss on a part of a message is not supported"),
-        ({"messages": [flagged({"weight": 0.5})]}, "a part's train flag is neither yes nor no"),
+        ({"messages": [flagged({"weight": 0.5})]}, "a part's train flag is not a boolean"),
         ({"messages": user("x"), "weight": 0}, "no supervised tokens"),
-        ({"messages": user("x"), "weight": 0.5}, "a record's train flag is neither yes nor no"),
+        ({"messages": user("x"), "weight": 0.5}, "a record's train flag is not a boolean"),
         ({"chosen": user("x"), "rejected": user("y")}, "preference data are not supported"),
         ({"conversations": user("x")[:1], "chosen": {}, "rejected": answer("y")}, "preference data are not supported"),
         ({"messages": user("x"), "rejected_response": "no"}, "preference data are not supported"),
@@ -343,7 +343,7 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"conversations": [*user("x"), answer("<image>")], "image": "a"}, "image marker in an answer"),
         (
             {"messages": [{"role": "user", "content": "x", "train": "no"}]},
-            "a message's train flag is neither yes nor no",
+            "a message's train flag is not a boolean",
         ),
         ({"texts": [{"user": "x"}]}, "a turn needs user and assistant"),
         ({"instruction": 1, "output": "x"}, "a column has the wrong type"),
@@ -404,9 +404,9 @@ def test_broken_base64_is_refused(body: str) -> None:
 def test_inline_media_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packtrain.records.schemas.references.MAX_INLINE_BYTES", 30)
     assert convert({"messages": user("x"), "image": b"1" * 30}).messages
-    assert reason({"messages": user("x"), "image": b"1" * 31}) == "inline medium too large"
+    assert reason({"messages": user("x"), "image": b"1" * 31}) == "inline media too large"
     long = base64.b64encode(b"1" * 60).decode()
-    assert reason({"messages": user("x"), "image": f"data:image/png;base64,{long}"}) == "inline medium too large"
+    assert reason({"messages": user("x"), "image": f"data:image/png;base64,{long}"}) == "inline media too large"
     assert reason({"messages": user("x"), "image": "data:image/svg+xml,<svg/>"}) == "a data URL is not base64"
 
 
@@ -576,7 +576,7 @@ def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str])
     assert seen.handed_over() == {name: [2, "first"] for name in expected}
     assert not seen.handed_over()
     if expected:
-        with pytest.raises(RecordError, match="nothing reads"):
+        with pytest.raises(RecordError, match="unused column or key"):
             to_record(entry, source="s", options=DEFAULT, unread=UnreadNames(strict=True))
 
 
@@ -631,7 +631,7 @@ def test_what_only_tells_of_media_or_training_is_unread(beside: dict[str, Any]) 
 @pytest.mark.parametrize("flag", [*((name, type(one)(0)) for name, one in LOSS.items()), ("mask", True)])
 def test_a_record_can_ask_for_no_loss(flag: tuple[str, Any]) -> None:
     assert reason({"messages": user("x"), **dict([flag])}) == "no supervised tokens"
-    assert reason({"messages": user("x"), flag[0]: 0.5}) == "a record's train flag is neither yes nor no"
+    assert reason({"messages": user("x"), flag[0]: 0.5}) == "a record's train flag is not a boolean"
     assert convert({"messages": user("x"), flag[0]: not flag[1]}).messages[1].train
 
 
@@ -679,17 +679,17 @@ def test_unknown_columns_are_answered_with_what_they_look_like(columns: Any, exp
         ("video", {"nframes": 4, "max_pixels": 9}, PartLimits(num_frames=4, max_pixels=9)),
         ("video", {"fps": 0.5, "max_frames": 4}, PartLimits(fps=0.5, max_frames=4)),
         ("image", {"max_pixels": None}, None),
-        ("image", {"fps": 2}, "a limit in a part that is not known"),
-        ("video", {"total_pixels": 2}, "a limit in a part that is not known"),
-        ("video", {"resized_height": 5, "resized_width": 6}, "a limit in a part that is not known"),
-        ("image", {"max_pixels": "9"}, "a limit in a part is no usable number"),
-        ("image", {"max_pixels": True}, "a limit in a part is no usable number"),
-        ("image", {"max_pixels": 0}, "a limit in a part is no usable number"),
-        ("image", {"max_pixels": 9.5}, "a limit in a part is no usable number"),
-        ("video", {"nframes": 4, "num_frames": 5}, "a limit in a part is no usable number"),
-        ("image", {"resized_height": 5}, "limits in a part do not go together"),
-        ("image", {"resized_height": 5, "resized_width": 6, "max_pixels": 9}, "limits in a part do not go together"),
-        ("video", {"fps": 1, "num_frames": 5}, "limits in a part do not go together"),
+        ("image", {"fps": 2}, "an unknown limit in a part"),
+        ("video", {"total_pixels": 2}, "an unknown limit in a part"),
+        ("video", {"resized_height": 5, "resized_width": 6}, "an unknown limit in a part"),
+        ("image", {"max_pixels": "9"}, "a limit in a part is not a usable number"),
+        ("image", {"max_pixels": True}, "a limit in a part is not a usable number"),
+        ("image", {"max_pixels": 0}, "a limit in a part is not a usable number"),
+        ("image", {"max_pixels": 9.5}, "a limit in a part is not a usable number"),
+        ("video", {"nframes": 4, "num_frames": 5}, "a limit in a part is not a usable number"),
+        ("image", {"resized_height": 5}, "limits in a part contradict each other"),
+        ("image", {"resized_height": 5, "resized_width": 6, "max_pixels": 9}, "limits in a part contradict each other"),
+        ("video", {"fps": 1, "num_frames": 5}, "limits in a part contradict each other"),
     ],
 )
 def test_limits_of_one_medium(kind: str, given: dict[str, Any], expected: PartLimits | str | None) -> None:
@@ -819,8 +819,8 @@ def test_tokens_are_taken_as_they_are(columns: dict[str, Any], learned: tuple[tu
         ({"attention_mask": [1, 1]}, "attention_mask is not 1 for every token"),
         ({"position_ids": [0, 1, 0, 1]}, "samples that are packed already"),
         ({"seq_lengths": [2, 2]}, "samples that are packed already"),
-        ({"mask": [0, 0, 1, 1]}, "a column of a number for each token is not known"),
-        ({"token_type_ids": [0, 1, 0, 0]}, "a column of a number for each token is not known"),
+        ({"mask": [0, 0, 1, 1]}, "an unknown column with one number per token"),
+        ({"token_type_ids": [0, 1, 0, 0]}, "an unknown column with one number per token"),
         ({"images": ["a.png"]}, "media beside input_ids"),
         ({"image_grid_thw": [[1, 2, 2]]}, "media beside input_ids"),
         ({"input_ids": []}, "no tokens"),
@@ -828,8 +828,8 @@ def test_tokens_are_taken_as_they_are(columns: dict[str, Any], learned: tuple[tu
         ({"input_ids": [[5, 6]]}, "a column has the wrong type"),
         ({"input_ids": [5.0]}, "a column has the wrong type"),
         ({"input_ids": "5 6"}, "a column has the wrong type"),
-        ({"input_ids": [5, -6]}, "an id outside of the vocabulary"),
-        ({"input_ids": [2**31]}, "an id outside of the vocabulary"),
+        ({"input_ids": [5, -6]}, "an id outside the vocabulary"),
+        ({"input_ids": [2**31]}, "an id outside the vocabulary"),
     ],
 )
 def test_tokens_that_mean_something_else_are_refused(columns: dict[str, Any], expected: str) -> None:

@@ -165,7 +165,7 @@ def test_a_server_that_is_ill_for_a_moment_loses_nothing(server: checks.WebServe
     ("faults", "kind", "said", "asked"),
     [
         pytest.param([503] * 99, Unreachable, "HTTP 503, in each of 3 attempts", 6, id="503"),
-        pytest.param([403] * 99, Unreachable, "access is refused, HTTP 403$", 2, id="403"),
+        pytest.param([403] * 99, Unreachable, "access denied, HTTP 403$", 2, id="403"),
         pytest.param([404] * 99, RecordError, "file cannot be read.*HTTP 404", 2, id="404"),
         pytest.param(
             ["stall at once"] * 99, Unreachable, r"nothing for 0\.3 s.*, in each of 3 attempts", 6, id="silent"

@@ -51,7 +51,7 @@ class Converted:
         system = f", a config of {' and '.join(self.systems)}" if self.systems else ""
         head = [f"# From {of}{system}."]
         head += [f"# left out: {line}" for one in self.refused for line in one.splitlines()]
-        head += [f"# to be said: {one}" for one in self.missing]
+        head += [f"# note: {one}" for one in self.missing]
         return "\n".join([*head, "", sections_text(self.config)])
 
     def mixture_text(self, *, beside: Path) -> str:
@@ -81,7 +81,7 @@ def convert(path: str | Path) -> Converted:
             break
     system = counted_in_packs_by(config)
     if system:
-        way = "training.effective_batch_unit: packs counts them here too"
+        way = "training.effective_batch_unit: packs does so here too"
         notes = (*notes, f"a step is counted in samples; in {system}, batch size counts packs: {way}")
     return Converted(
         config=config,
@@ -101,7 +101,9 @@ def _as_items(reading: Reading) -> tuple[tuple[Mapping[str, object], ...], list[
     for name in dict.fromkeys(name for item in items for name in item if name not in _ITEM):
         values = [item.get(name) for item in items]
         if any(value != values[0] for value in values):
-            problems.append(f"datasets: {name} is one setting of all sources; measure these apart, or make it the same")
+            problems.append(
+                f"datasets: {name} is one setting for all sources; measure these separately, or use the same value"
+            )
         else:
             reading.merged.setdefault("data", {}).setdefault(name, values[0])
     return tuple({name: value for name, value in item.items() if name in _ITEM} for item in items), problems

@@ -25,7 +25,7 @@ class DiskFull(OSError):
 
     def __str__(self) -> str:
         folder = os.path.dirname(os.path.abspath(self.filename))
-        fix = "make room there, or name another folder; then run the same command again, what is complete is kept"
+        fix = "free some space there, or use another folder; then run the same command again: finished work is kept"
         got = f"{self.strerror}: {free_bytes(Path(folder)):,} bytes are free in {folder}"
         return str(ArtifactError(self.filename, got=got, fix=fix))
 
@@ -126,8 +126,8 @@ def _linked(path: Path) -> ArtifactError:
     return ArtifactError(
         str(path),
         got=got,
-        expected="files and folders only: what a link leads to would be read or written in its place",
-        fix="remove it, or put a copy of what it leads to there (cp -rL), if you know where it comes from",
+        expected="only files and folders: a link could make packtrain read or write elsewhere",
+        fix="remove it, or replace it with a copy of its target (cp -rL), if you trust it",
     )
 
 
@@ -147,7 +147,7 @@ def whole_content(path: Path, *, fix: str) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         got = f"no {error.args[0]}" if isinstance(error, KeyError) else in_one_line(error)
-        raise ArtifactError(str(path), got=got, expected=f"a whole {path.name}", fix=fix) from None
+        raise ArtifactError(str(path), got=got, expected=f"a complete {path.name}", fix=fix) from None
 
 
 def write_json(path: Path, kind: str, version: int, content: Mapping[str, object], *, checked: bool = False) -> None:
@@ -167,7 +167,7 @@ def read_json(
     version: int,
     *,
     checked: bool = False,
-    fix: str = "make it again with this version of packtrain",
+    fix: str = "create it again with this version of packtrain",
 ) -> dict[str, Any]:
     """Read a JSON artifact; another kind or version is refused, and a checked one that is not as it was written."""
     try:
@@ -189,6 +189,6 @@ def read_json(
             fix=fix,
         )
     if checked and body.pop(_CHECKSUM, None) != digest(body):
-        got = "content that its checksum does not fit"
-        raise ArtifactError(str(path), got=got, expected=f"a {kind} file as it was written", fix=fix)
+        got = "content that does not match its checksum"
+        raise ArtifactError(str(path), got=got, expected=f"an unchanged {kind} file", fix=fix)
     return dict(body)

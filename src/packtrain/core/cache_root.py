@@ -30,7 +30,7 @@ def made_cache(root: Path) -> Path:
         raise ConfigError(
             "data.cache_dir",
             got=f"{root}: {'a file' if root.is_file() else error.strerror}",
-            expected="a folder that can be written",
-            fix="name another one, here or in the environment variable PACKTRAIN_CACHE",
+            expected="a writable folder",
+            fix="set another one, here or in the environment variable PACKTRAIN_CACHE",
         ) from None
     return root

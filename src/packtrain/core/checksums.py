@@ -59,7 +59,7 @@ class FileSum:
         if not isinstance(found, dict) or set(found) != {"bytes", "checksum"}:
             raise ValueError("a file without its size and checksum")
         if type(found["bytes"]) is not int or type(found["checksum"]) is not str:
-            raise ValueError("a file whose size or checksum is none")
+            raise ValueError("a file whose size or checksum is invalid")
         return cls(**found)
 
     def plain(self) -> dict[str, int | str]:
@@ -71,7 +71,7 @@ class FileSum:
         try:
             found = path.stat().st_size
             if found == self.bytes:
-                return None if FileSum.of(path) == self else "its bytes are not those that were written"
+                return None if FileSum.of(path) == self else "its content has changed since it was written"
         except FileNotFoundError:
             return "it is missing"
         return f"it has {found:,} of {self.bytes:,} bytes"
@@ -97,7 +97,7 @@ def require_sums(folder: Path, found: Mapping[str, object], *, fix: str) -> None
         except ValueError as error:
             fault, state = str(error), None
         if fault is not None:
-            expected = "the file as it was written: its disk, or whatever copied it, has damaged it"
+            expected = "the unchanged file: it was damaged on disk or while copying"
             raise ArtifactError(str(folder / name), got=fault, expected=expected, fix=fix)
         if state is not None:
             _sound.add((state, wanted))

@@ -77,12 +77,12 @@ def of_system(error: OSError) -> PacktrainError:
     """What the system says about a file or a folder, with a way out."""
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the system"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        fix = "name a folder that can be written: --out, training.output_dir; for the cache data.cache_dir or "
+        fix = "set a writable folder: --out, training.output_dir; for the cache data.cache_dir or "
         return PacktrainError(where, got=error.strerror, fix=f"{fix}the environment variable PACKTRAIN_CACHE")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PacktrainError(where, got=error.strerror, fix="make room there; what is complete is kept")
+        return PacktrainError(where, got=error.strerror, fix="free some space there; finished work is kept")
     if error.filename and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
-        return PacktrainError(where, got=error.strerror, fix="check this path, or name another one")
+        return PacktrainError(where, got=error.strerror, fix="check this path, or use another one")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return PacktrainError(where, got=error.strerror, fix="allow more open files (ulimit -n), or use fewer workers")
     return (
@@ -93,8 +93,8 @@ def of_system(error: OSError) -> PacktrainError:
 def of_missing(error: ImportError) -> PacktrainError:
     """A package that is not there, or cannot be loaded."""
     name = (error.name or "").partition(".")[0]
-    fix = f"pip install {name}" if name else "install what it names"
-    return PacktrainError("a package that this needs", got=str(error).strip().splitlines()[0][:300], fix=fix)
+    fix = f"pip install {name}" if name else "install that package"
+    return PacktrainError("an installed package", got=str(error).strip().splitlines()[0][:300], fix=fix)
 
 
 def nearest(name: str, names: Iterable[str], *, least: float = 0.6) -> str:

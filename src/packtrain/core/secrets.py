@@ -35,9 +35,9 @@ def kept_apart(url: str) -> str:
     if _resource(before) != _resource(url):
         raise ConfigError(
             shown,
-            got="two URLs that differ only in what is not kept of them (user, password, long or secret parameters)",
-            expected="data that can be told apart by what is kept",
-            fix="copy one of them to a place of its own",
+            got="two URLs that differ only in parts that are not stored (user, password, long or secret parameters)",
+            expected="URLs that differ in what is stored",
+            fix="copy one of them elsewhere",
         )
     os.environ[_VARIABLE] = json.dumps({**known, shown: url})
     return shown
@@ -49,9 +49,9 @@ def _refuse_blanks(url: str) -> None:
     if filled != url and public(filled) != filled:
         raise ConfigError(
             public(filled),
-            got="a URL with a blank, a quote or a backslash, and with a user, a password or a signature",
-            expected="a URL in which such characters are escaped",
-            fix="write %20 for a blank, %22 and %27 for quotes, %5C for a backslash",
+            got="a URL with a space, quote or backslash, and with a user, a password or a signature",
+            expected="a URL with such characters escaped",
+            fix="write %20 for a space, %22 and %27 for quotes, %5C for a backslash",
         )
 
 

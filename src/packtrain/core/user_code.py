@@ -80,9 +80,9 @@ def load_function(name: str, *, where: str, example: str) -> tuple[Callable[...,
     except (OSError, TypeError) as error:
         raise ConfigError(
             where,
-            got=f"{name}: no source text ({error})",
-            expected="a function written in Python, so that a change of it is noticed",
-            fix="wrap it in a function of your own module",
+            got=f"{name}: no source code ({error})",
+            expected="a Python function, so that changes to it are detected",
+            fix="wrap it in a function in your own module",
         ) from error
 
 

@@ -113,6 +113,6 @@ def refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) 
             raise ConfigError(
                 f"limit {name}",
                 got=f"{name} for model family {family!r}",
-                expected="one of " + ", ".join(supported) if supported else "no limit: this family's sizes are fixed",
-                fix="leave it out, or choose another family",
+                expected="one of " + ", ".join(supported) if supported else "no limits: this family's sizes are fixed",
+                fix="leave it out, or use another family",
             )

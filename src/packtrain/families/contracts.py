@@ -1,7 +1,7 @@
 """How samples are joined into one packed row: a description that every family gives, and what is refused.
 
 The names are the arguments of the models' forward passes. A model is refused where its samples would see each other
-inside a packed row, or where nothing is known about how its media are joined.
+inside a packed row, or where how it merges media is unknown.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _ROPE_BY_LENGTH: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("max_position_embeddings",),
     "longrope": ("original_max_position_embeddings", "max_position_embeddings"),
 }
-HYBRID = "its layers carry a state along the row, so a sample would see the ones before it"
+HYBRID = "its layers carry state along the row, so samples would leak into the next"
 
 # Models with a buffer of this many places for a row, whatever the positions in it.
 _ROW_BUFFERS = {"gpt_neo": "max_position_embeddings"}
 _ISOLATED_LAYERS = ("full_attention", "sliding_attention")
 _STATEFUL_LAYERS = ("linear", "conv", "mamba", "recurrent", "rnn", "ssm", "hybrid")  # parts of their names
-_CHUNKED = "its chunks are counted from the start of the row, not of each sample"
+_CHUNKED = "its chunks start at the row, not at each sample"
 # Keys of a config that only models with stateful layers have.
 _STATEFUL_KEYS = (
     *("attn_type_list", "block_types", "conv_L_cache", "hybrid_override_pattern", "layers_block_type"),
@@ -87,9 +87,9 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     if family is not None and family.contract is not None:
         return replace(family.contract, model_type=model_type, longest_together=together)
     if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
-        raise _refusal(where, model_type, "nothing is known about how its media are joined")
+        raise _refusal(where, model_type, "how it merges media is unknown")
     if config.get("is_encoder_decoder"):
-        raise _refusal(where, model_type, "it has an encoder beside its decoder")
+        raise _refusal(where, model_type, "it has an encoder besides its decoder")
     return BatchContract(model_type=model_type, longest_together=together, longest_row=row)
 
 
@@ -119,7 +119,7 @@ def _layer_reason(config: Mapping[str, Any]) -> str | None:
         for kind in map(str, part.get("layer_types") or ()):
             if kind not in _ISOLATED_LAYERS:
                 stateful = any(name in kind for name in _STATEFUL_LAYERS)
-                unknown = _CHUNKED if kind.startswith("chunked") else "not known to keep the samples of a row apart"
+                unknown = _CHUNKED if kind.startswith("chunked") else "not known to separate the samples of a row"
                 return f"{kind} layers: {HYBRID if stateful else unknown}"
         for key in _STATEFUL_KEYS:
             if part.get(key) is not None:
@@ -135,9 +135,9 @@ def _refuse_router_loss(config: Mapping[str, Any], where: str) -> None:
     if asked:
         raise ConfigError(
             where,
-            got=f"model type {config.get('model_type')!r} with {asked[0]}: true: it adds a balancing loss of its "
-            "experts to that of every row, padding included, which a loss over the tokens of a step cannot contain",
-            expected="a model whose loss is that of its tokens",
+            got=f"model type {config.get('model_type')!r} with {asked[0]}: true: it adds a load balancing "
+            "loss per row, padding included, which the loss over the tokens of a step cannot include",
+            expected="a model with only the token loss",
             fix=f"set {asked[0]}: false in its config.json",
         )
 
@@ -147,6 +147,6 @@ def _refusal(where: str, model_type: str, reason: str) -> ConfigError:
     return ConfigError(
         where,
         got=f"model type {model_type!r}, which cannot be packed: {reason}",
-        expected=f"a text model with attention layers only, or one of {families}",
-        fix="choose another model",
+        expected=f"a text model with only attention layers, or one of {families}",
+        fix="use another model",
     )

@@ -166,10 +166,10 @@ class RecordEncoder:
         """Refuse ids that the model's tokenizer does not have, and those that stand for media."""
         if (largest := max(tokens.ids)) >= self.tokenizer.size:
             detail = f"{largest}; the tokenizer has ids up to {self.tokenizer.size - 1}"
-            raise RecordError("schema", "an id outside of the vocabulary", detail)
+            raise RecordError("schema", "an id outside the vocabulary", detail)
         reserved = {self.tokenizer.id_of(token): token for token in self.layouter.reserved}
         if (at := next((one for one in tokens.ids if one in reserved), None)) is not None:
-            raise RecordError("schema", "an id that stands for a medium", f"{at}, {reserved[at]!a}: use messages")
+            raise RecordError("schema", "a media placeholder id", f"{at}, {reserved[at]!a}: use messages")
 
     def _count_ids(self, tokens: TokenIds) -> Counts:
         self.require_usable(tokens)

@@ -121,9 +121,9 @@ def frame_choice(
         if number_wins and own_number is not None:
             raise ConfigError(
                 "limit fps",
-                got=f"fps {limits.fps} beside num_frames {own_number} in the processor's settings, which wins",
+                got=f"fps {limits.fps} with num_frames {own_number} in the processor's settings, which wins",
                 expected="num_frames",
-                fix="limit num_frames instead, or take num_frames out of the video processor's settings",
+                fix="limit num_frames instead, or remove num_frames from the video processor's settings",
             )
         return FrameChoice(fps=limits.fps)
     if own_number is not None:
@@ -140,4 +140,4 @@ def require_equal_frames(headers: Sequence[MediaHeader], expansions: Sequence[Ex
 
 def too_few_frames(wanted: int, total: int) -> RecordError:
     """The error for a video that is shorter than what has to be sampled from it."""
-    return RecordError("family", "video with too few frames to sample", f"{wanted} wanted of {total}")
+    return RecordError("family", "video with too few frames to sample", f"{wanted} requested of {total}")

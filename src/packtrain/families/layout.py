@@ -98,7 +98,7 @@ class Layouter:
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         self.reserved = (*self._kinds, *self._run_tokens())
         if add_eos and not tokenizer.eos_token:
-            raise ConfigError("add_eos", got="a tokenizer without an end token", fix="leave add_eos out")
+            raise ConfigError("add_eos", got="a tokenizer without an EOS token", fix="leave add_eos out")
         self._eos = tokenizer.eos_token if add_eos else None
         self._plain_eos = None if add_eos is False else tokenizer.eos_token
 
@@ -199,7 +199,9 @@ class Layouter:
             if message.role == "user":
                 text, lead = lead + text, ""
             elif message.role == "tool" and len(_texts(message.parts)) < len(message.parts):
-                raise RecordError("family", "media in a tool's answer", "this model is shown all before the first text")
+                raise RecordError(
+                    "family", "media in a tool's answer", "this model puts all media before the first text"
+                )
             messages.append(dialect.written(message, text))
         if lead:
             raise RecordError("family", "media without a user message")
@@ -233,7 +235,9 @@ class Layouter:
         if [message.role for message in record.messages] != ["user", "assistant"] or any(True for _ in record.media()):
             raise RecordError("template", "the model has no chat template")
         if record.structured:
-            raise RecordError("template", "the model has no chat template", "for tools, reasoning and arguments of it")
+            raise RecordError(
+                "template", "the model has no chat template", "which tools, reasoning and template arguments need"
+            )
         return self._plain(record)
 
     def _plain(self, record: Record) -> Layout:
@@ -311,7 +315,7 @@ class Layouter:
             names = [call.name for call in message.extras.tool_calls] if message.extras is not None else []
             for name in dict.fromkeys(names):
                 if text.count(name, *told[number]) < names.count(name):
-                    raise RecordError("template", "the chat template leaves a tool call out", name[:60])
+                    raise RecordError("template", "the chat template drops a tool call", name[:60])
 
     def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """The spans less media and what the template writes around them: no model can write a picture."""
@@ -322,7 +326,9 @@ class Layouter:
                 around = self._around(template, kind)
                 start, end = match.start() - len(around[0]), match.end() + len(around[1])
                 if text[start : match.start()] != around[0] or text[match.end() : end] != around[1]:
-                    raise RecordError("loss", f"{kind} in an answer that carries loss", "not written as in a question")
+                    raise RecordError(
+                        "loss", f"{kind} in an answer that carries loss", "written differently than in a question"
+                    )
                 taken.append((start, end))
         left = _between(taken, len(text))
         return tuple((max(a, c), min(b, d)) for a, b in spans for c, d in left if max(a, c) < min(b, d))

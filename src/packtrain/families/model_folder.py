@@ -73,5 +73,5 @@ def _download(name: str) -> Path:
             got=_no_folder(folder) + ("" if local else f", and not on the hub: {in_one_line(error)}"),
             expected="a model folder, or a model on the Hugging Face hub that can be reached or is in its local cache",
             fix=_beside(folder)
-            or f"name a local model folder, use a tiny model ({PREFIX}qwen3_vl), or check name, network and access",
+            or f"use a local model folder, a tiny model ({PREFIX}qwen3_vl), or check name, network and access",
         ) from error

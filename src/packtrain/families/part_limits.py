@@ -17,7 +17,7 @@ from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, Pa
 from packtrain.families.base import Expansion, ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 
-_REFUSED = "a limit in a part that the model's processor does not have"
+_REFUSED = "a limit in a part that the model's processor does not support"
 _MOST = 256  # families that are kept
 
 
@@ -80,7 +80,7 @@ class PartFamilies:
             where = error.where.removeprefix("limit ").removeprefix("video_")
             detail = f"{where} of {kind}; {self.family.name} takes {', '.join(own) or 'none'}"
             raise RecordError("family", _REFUSED, detail) from None
-        assert made is not None, "other limits do not take a family's rule away"
+        assert made is not None, "only known limits change the family's rule"
         return made
 
 

@@ -67,9 +67,9 @@ def register_family(family: Family) -> None:
     if name in {served for names in BUILT_IN.values() for served in names} | set(_of(_TEXT)):
         raise ConfigError(
             f"register_family({name!r})",
-            got="a model type that packtrain serves itself",
-            expected="a new one",
-            fix="give the model's config.json a model_type of its own",
+            got="a model type that packtrain already supports",
+            expected="a new model type",
+            fix="set another model_type in the model's config.json",
         )
     earlier = _registered.get(name)
     if earlier is not None and _module_of(earlier) != _module_of(family):
@@ -77,13 +77,13 @@ def register_family(family: Family) -> None:
             f"register_family({name!r})",
             got=f"two families of this name, from {_module_of(earlier)} and {_module_of(family)}",
             expected="one",
-            fix="leave one of the two plugins out",
+            fix="remove one of the two plugins",
         )
     if family.contract is not None and family.contract.media and family.small_image is None:
         raise ConfigError(
             f"register_family({name!r})",
             got="a contract with media, and no small_image",
-            expected="a function that makes the smallest image: ranks whose packs have no media run the encoder on it",
+            expected="a function that makes the smallest image: ranks with text-only packs run the encoder on it",
             fix="see docs/guides/extending.md",
         )
     _registered[name] = family
@@ -101,9 +101,9 @@ def plugins_for(named: Iterable[str], model_type: str) -> tuple[str, ...]:
     if code is not None and code["module"] == "__main__":
         raise ConfigError(
             f"register_family({model_type!r})",
-            got="a family that is written in the script itself, which other processes cannot import",
+            got="a family defined in the script itself, which other processes cannot import",
             expected="a module",
-            fix="move it into a file of its own, and name that in model.plugins",
+            fix="move it to its own file, and list that in model.plugins",
         )
     return tuple(dict.fromkeys((*named, *([code["module"]] if code is not None else []))))
 
@@ -155,7 +155,7 @@ def _installed(model_type: str) -> Family | None:
         f"entry point {point.name} = {point.value!r} of {ENTRY_POINTS}",
         got=wrong or f"a {type(family).__name__} instead of the family of {model_type}",
         expected=f"a packtrain.Family with model_type {model_type!r}",
-        fix="update or uninstall the package that it comes from",
+        fix="update or uninstall the package that provides it",
     )
 
 
@@ -188,7 +188,7 @@ def require_processor_files(settings: ProcessorSettings) -> None:
             f"model folder {settings.folder}",
             got="no processor files",
             expected="preprocessor_config.json or processor_config.json",
-            fix="copy them, and chat_template.jinja, from where the model came from",
+            fix="copy them, and chat_template.jinja, from the original model",
         )
 
 

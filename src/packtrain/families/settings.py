@@ -45,9 +45,9 @@ def read_settings(folder: str | Path) -> ProcessorSettings:
     if not (processor_file or image_file or tokenizer_config or config or (root / "tokenizer.json").is_file()):
         raise ConfigError(
             f"model folder {root}",
-            got="none of the files of a model",
-            expected="tokenizer.json with tokenizer_config.json, and processor_config.json where the model sees images",
-            fix="name the folder that AutoProcessor.from_pretrained would load",
+            got="no model files",
+            expected="tokenizer.json with tokenizer_config.json, and processor_config.json if the model takes images",
+            fix="use the folder that AutoProcessor.from_pretrained would load",
         )
     video_file = _read(root, "video_preprocessor_config.json")
     image = _nested(root, processor_file, "image_processor", image_file)
@@ -91,7 +91,7 @@ def _model_type(
         f"model folder {root}",
         got="no config.json, and " + " and ".join(str(name) for name in (*named, image_class) if name),
         expected="a config.json with model_type, or one of the processors " + ", ".join(sorted(by_processor)),
-        fix="put the model's config.json beside its processor files",
+        fix="copy the model's config.json next to its processor files",
     )
 
 
@@ -182,7 +182,7 @@ def _read_text(path: Path) -> str | None:
 
 
 def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
-    return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from where the model came from")
+    return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from the original model")
 
 
 def with_template(settings: ProcessorSettings, template: str | None) -> ProcessorSettings:

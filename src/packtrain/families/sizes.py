@@ -48,5 +48,5 @@ class Values:
 
     def _whole(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self._where}.{key}", got=value, expected="a whole number above zero")
+            raise ConfigError(f"{self._where}.{key}", got=value, expected="a positive whole number")
         return value

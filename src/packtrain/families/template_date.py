@@ -75,7 +75,7 @@ def unused_note(name: str, given: str | None, template: str | None) -> tuple[str
     """A note where a date is given to a template that writes none."""
     if given is None or writes_date(template):
         return ()
-    return (f"{name} {given} changes nothing: the model's chat template writes no date",)
+    return (f"{name} {given} changes nothing: the model's chat template has no date",)
 
 
 def _midnight(given: str) -> datetime:

@@ -134,14 +134,14 @@ def _lost(stage: str, processes: Mapping[int, Any], hands: _Hands, names: Mappin
         if process.exitcode not in (None, 0, -signal.SIGTERM):
             ended[pid] = process.exitcode
     over = [names[held[pid]] for pid in ended or held if held.get(pid) in names]
-    got = f"a worker process was ended by {by_signal(ended.values()) or 'a signal'}" + (
+    got = f"a worker process was killed by {by_signal(ended.values()) or 'a signal'}" + (
         f" while it read {', '.join(over)}" if over else ""
     )
     if not ended or -signal.SIGKILL in ended.values():
-        fix = "mostly the system has killed it for its memory: run the same command again with fewer --workers"
+        fix = "probably out of memory: run the same command again with fewer --workers"
     else:
-        fix = "look at that file, or leave it out, and please report it; then run the same command again"
-    return PacktrainError(stage, got=got, fix=f"{fix}; what is complete is kept")
+        fix = "check or remove that file, and please report it; then run the same command again"
+    return PacktrainError(stage, got=got, fix=f"{fix}; finished work is kept")
 
 
 @contextmanager
@@ -255,7 +255,7 @@ def _from_ray(error: Any) -> Exception:
     return PacktrainError(
         "measure",
         got=f"Ray lost a task: {str(error).splitlines()[0]}",
-        fix="run the same command again; what is complete is kept",
+        fix="run the same command again; finished work is kept",
     )
 
 

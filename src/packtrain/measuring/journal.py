@@ -172,7 +172,7 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         raise PacktrainError(
             str(path.parent),
             got="another run is measuring into this folder",
-            fix="wait for it, or choose another --out",
+            fix="wait for it, or use another --out",
         ) from None
 
 

@@ -77,7 +77,7 @@ class FailureJudge:
         if self._failed > self._budget.max_failure_rate * self._judged:
             worst = self._reasons.most_common(3)
             raise DataError(
-                f"{self._failed:,} of the first {self._judged:,} records cannot be used",
+                f"{self._failed:,} of the first {self._judged:,} records are unusable",
                 problems=[f"{count:,} x {self._said(reason)}" for reason, count in worst],
                 expected=f"at most {self._budget.max_failure_rate:.1%}",
                 fix=self._fix([reason for reason, _ in worst]),
@@ -99,7 +99,7 @@ class FailureJudge:
     def _at_once(self, examples: Mapping[str, str]) -> DataError:
         reason, example = next(iter(examples.items()))
         helps = self._remedies.to_do(reason) or "fix it"
-        return DataError("a record cannot be used", got=f"{reason} ({example})", fix=f"{helps}; or --on-error skip")
+        return DataError("a record is unusable", got=f"{reason} ({example})", fix=f"{helps}; or --on-error skip")
 
     def _first_of(self, unit: UnitResult) -> dict[str, str]:
         """The first record of each reason; no more lines are read than that takes."""

@@ -118,7 +118,7 @@ def run_measurement(
         raise ArtifactError(
             f"data.costs {out}",
             got="; ".join(changed[:_NAMED]) if changed else "no complete cost table",
-            expected="a cost table of this data, this model and these settings",
+            expected="a cost table of this data, model and settings",
             fix="measure again with the same settings, or leave it out",
         )
     journal, stale = Journal.open(out / JOURNAL, {**inputs, "places": places.plain()})  # its units name their files
@@ -170,7 +170,7 @@ def run_measurement(
 def _refuse_others(out: Path) -> None:
     """A folder with files of others is not ours to write into."""
     if out.exists() and not out.is_dir():
-        raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a name that is free")
+        raise ConfigError("out", got=f"{out}, a file", expected="a folder, or a path that does not exist")
     if not out.is_dir() or (out / SUMMARY).exists() or (out / JOURNAL).exists():
         return
     others = sorted(path.name for path in out.iterdir() if path.name not in _OURS and not path.name.startswith("."))
@@ -180,7 +180,7 @@ def _refuse_others(out: Path) -> None:
             "out",
             got=f"{out}, which holds other files: {', '.join(others[:3])}{more}",
             expected="a new or empty folder, or one that packtrain measure wrote",
-            fix="name another folder",
+            fix="use another folder",
         )
 
 
@@ -258,12 +258,12 @@ def _check(
     if policy.check == 0:
         return DriftCheck(note="turned off")
     if task.rule != FAMILY_RULE:
-        return DriftCheck(note="not needed: the real processor measured every record")
+        return DriftCheck(note="not needed: every record was measured with the real processor")
     processor = reference()
     if isinstance(processor, str):
         return DriftCheck(note=processor)
     if measure_inputs(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
-        raise DataError("the data", got="files that changed while they were measured", fix="measure again")
+        raise DataError("the data", got="files that did not change during measuring", fix="measure again")
     compared = check_drift(task, table, counts.unit_entries, processor, policy.check)
     broken = min(policy.check, len(table)) - compared
     return DriftCheck(records=compared, note=f"{broken} more could not be decoded" if broken else "")
@@ -274,10 +274,10 @@ def _nothing_left(counts: TableCounts, remedies: Remedies, paths: Sequence[str])
     reasons = "; ".join(f"{count:,} x {reason}" for reason, count in worst)
     helps = dict.fromkeys((*(remedies.to_do(reason) for reason, _ in worst), remedies.listed()))
     return DataError(
-        "no record is left",
+        "no usable record",
         got=reasons or f"an empty dataset: {', '.join(paths[:3])}{' and more' * (len(paths) > 3)}",
         expected="at least one usable record",
-        fix="; ".join(filter(None, helps)) if reasons else "check that the path names the data",
+        fix="; ".join(filter(None, helps)) if reasons else "check that the path is that of the data",
     )
 
 

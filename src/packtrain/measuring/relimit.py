@@ -29,7 +29,7 @@ _SAMPLING = frozenset(("num_frames", "fps", "max_frames"))
 # Why records were left out that other limits might let in, and which limits these are.
 _REFUSED_BY_LIMITS: Mapping[str, frozenset[str]] = {
     "family: video with too few frames to sample": _SAMPLING,
-    "family: sampling reads behind the last frame": _SAMPLING,
+    "family: sampling reads past the last frame": _SAMPLING,
     "family: only videos of equal sampled length go into one sample": _SAMPLING,
     "family: image too thin for the processor": frozenset(("max_img_size",)),
 }
@@ -56,13 +56,13 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     summary = table.summary
     if summary.counts.reasons.get("filter: longer than max_sample_length"):
         raise ConfigError(
-            "with_limits", got="a table from which max_sample_length left out records", fix="measure again"
+            "with_limits", got="a table from which max_sample_length dropped records", fix="measure again"
         )
     for reason, names in _REFUSED_BY_LIMITS.items():
         if names & limits.given().keys() and (left_out := summary.counts.reasons.get(reason)):
             raise ConfigError(
                 "with_limits",
-                got=f"a table from which its own limits left out records ({left_out} x {reason})",
+                got=f"a table from which its own limits dropped records ({left_out} x {reason})",
                 fix="measure again",
             )
     before = summary.limits

@@ -10,12 +10,12 @@ from pathlib import Path
 from packtrain.measuring.request import Request
 
 _BY_REASON = {
-    "media: file not found": "name the folder where these paths start (--media-root)",
-    "media: path outside the media root": "name a folder that holds them all (--media-root), or allow any place "
+    "media: file not found": "set the folder that these paths start from (--media-root)",
+    "media: path outside the media root": "set a folder that holds them all (--media-root), or allow any path "
     "(--allow-outside-root)",
-    "media: remote media are not fetched": "download the media, and put their paths in place of the URLs",
-    "family: audio has no token rule yet": "leave the audio out: no family that packtrain knows takes it",
-    "template: the chat template refused the record": "change the records, or give another template "
+    "media: remote media are not fetched": "download the media, and replace the URLs by their paths",
+    "family: audio has no token rule yet": "leave the audio out: no model family here supports it",
+    "template: the chat template refused the record": "change the records, or use another template "
     "(--chat-template FILE)",
 }
 _NOT_WRITTEN = "template: the chat template does not write "  # tools, their answers, reasoning
@@ -47,15 +47,15 @@ class Remedies:
             return self.lacks[reason]
         if " takes no " in reason:
             kind = reason.rpartition(" ")[2]
-            return f"name a model that takes {kind}s, or leave the {kind}s out"
+            return f"use a model that takes {kind}s, or leave the {kind}s out"
         if reason.startswith(_NOT_WRITTEN):
             what = reason.removeprefix(_NOT_WRITTEN)
-            return f"name a model whose chat template writes {what}, or give such a template (--chat-template FILE)"
+            return f"use a model whose chat template writes {what}, or such a template (--chat-template FILE)"
         return _BY_REASON.get(reason, "")
 
     def listed(self) -> str:
         """Where all of them are named."""
-        return f"each record is named in {self.ledger}" if self.ledger else "the ledger names each record"
+        return f"{self.ledger} lists each record" if self.ledger else "the ledger lists each record"
 
 
 def remedies_of(request: Request, ledger: Path, model: str | None = None) -> Remedies:
@@ -64,7 +64,7 @@ def remedies_of(request: Request, ledger: Path, model: str | None = None) -> Rem
     name = model or request.model
     lacks = {}
     if settings.chat_template is None:
-        own = "give one of your own (--chat-template FILE), or name an instruction-tuned model"
+        own = "use your own (--chat-template FILE), or an instruction-tuned model"
         lacks["template: the model has no chat template"] = f"model {name} has no chat template: {own}"
     roots = tuple(spec.media_root for spec in request.specs)
     return Remedies(ledger=os.fspath(ledger), roots=roots, model=name, lacks=lacks)

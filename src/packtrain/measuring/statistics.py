@@ -56,15 +56,15 @@ def unread_note(unread: Mapping[str, UnreadName]) -> tuple[str, ...]:
     """Which columns and keys of the data nothing reads.
 
     >>> unread_note({"mood": UnreadName(records=2, example="a7")})[0].partition(";")[0]
-    'nothing reads these columns or keys of the data: mood (2 records, first a7)'
+    'unused columns or keys in the data: mood (2 records, first a7)'
     """
     if not unread:
         return ()
     named = [f"{name} ({one.records:,} records, first {one.example})" for name, one in unread.items()]
     more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
     return (
-        f"nothing reads these columns or keys of the data: {', '.join(named[:_NAMED])}{more}; "
-        "--columns gives one another name, --strict-columns refuses records that have any",
+        f"unused columns or keys in the data: {', '.join(named[:_NAMED])}{more}; "
+        "--columns maps them, --strict-columns refuses records that have any",
     )
 
 
@@ -76,19 +76,19 @@ def data_notes(summary: MeasureSummary) -> tuple[str, ...]:
     if learned < _FEW_SUPERVISED * tokens:
         notes.append(
             f"only {learned / tokens:.1%} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
-            "answers are short beside their prompts and media"
+            "answers are short compared to prompts and media"
         )
     if copies > _MANY_COPIES * rows:
-        notes.append(f"{copies:,} of {rows:,} records have the very text of another one")
+        notes.append(f"{copies:,} of {rows:,} records have the same text as another one")
     if number := counts.without_end:
         whose = "any sample" if number == rows else f"{number:,} of {rows:,} samples"
         notes.append(
-            f"nothing that carries loss in {whose} ends in an end token, so it does not teach the model to stop: "
+            f"no supervised text in {whose} ends with an EOS token, so the model is not trained to stop: "
             "add_eos appends one, except to input_ids"
         )
     if number := counts.shortened:
         notes.append(
-            f"the chat template leaves out a part of answers (reasoning, as a rule) in {number:,} of {rows:,} samples: "
+            f"the chat template drops part of the answer (usually reasoning) in {number:,} of {rows:,} samples: "
             "that part is not trained"
         )
     return (*notes, *unread_note(summary.unread))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KIND, VERSION = "cost-table", 8
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
-JOURNAL = ".measure.journal"  # of a measurement that is not complete
+JOURNAL = ".measure.journal"  # of an incomplete measurement
 _TABLE = "a folder written by packtrain measure"
 
 
@@ -299,7 +299,7 @@ def _not_measured(path: Path) -> ArtifactError:
     if not path.exists():
         got, fix = "no such folder", "measure first: packtrain measure DATA --model MODEL --out " + str(path)
     elif (path / JOURNAL).exists():
-        got, fix = "a measurement that is not complete", "the same packtrain measure command continues it"
+        got, fix = "an incomplete measurement", "the same packtrain measure command continues it"
     else:
-        got, fix = f"no {SUMMARY}", "name the folder that packtrain measure wrote (--out)"
+        got, fix = f"no {SUMMARY}", "use the folder that packtrain measure wrote (--out)"
     return ArtifactError(str(path), got=got, expected=_TABLE, fix=fix)

@@ -63,7 +63,7 @@ def _of_sources(request: Request, sources: np.ndarray) -> np.ndarray:
             raise ConfigError(
                 f"max_samples of {spec.name}",
                 got=f"{spec.max_samples:,} of {len(records):,} records",
-                expected="no more than there are",
+                expected="at most the number of records",
                 fix=f"repeats: {spec.max_samples / len(records):.6g} uses records more than once",
             )
         found[records] = False
@@ -79,7 +79,7 @@ def _parts(request: Request, records: np.ndarray) -> tuple[np.ndarray, np.ndarra
     held = math.ceil(size * total) if size < 1 else int(size)
     if not held < total:
         got = f"{size:g} of {total:,} records"
-        raise ConfigError("data.eval_size", got=got, expected="records that are left to train on")
+        raise ConfigError("data.eval_size", got=got, expected="records left to train on")
     order = stream(request.seed, "eval").permutation(records)
     parts = np.sort(order[held:]), np.sort(order[:held])
     return parts[::-1] if request.filters.eval_part else parts

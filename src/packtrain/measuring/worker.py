@@ -15,7 +15,7 @@ from packtrain.records.open import read_unit
 from packtrain.records.source import Unit
 
 FAMILY_RULE = "packtrain.measuring.measurer:FamilyRule"
-_FILTER, _LIMIT, _OTHER = "filter", "not drawn by limit", "in the other part of eval_size"
+_FILTER, _LIMIT, _OTHER = "filter", "not drawn by max_samples", "in the other part of eval_size"
 NOT_DRAWN, OTHER_PART = (f"{_FILTER}: {reason}" for reason in (_LIMIT, _OTHER))  # as counts of reasons name them
 
 

@@ -85,7 +85,7 @@ def pack_arrays(
             "packing_strategy",
             got=strategy,
             expected="a strategy that keeps samples whole",
-            fix="use packtrain.pack on a cost table, which knows what may be cut",
+            fix="use packtrain.pack on a cost table, which records where samples can be cut",
         )
     if effort not in get_args(Effort):
         raise ConfigError(
@@ -311,9 +311,7 @@ def _matrix(
     sizes = columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1)
     empty = np.flatnonzero(~sizes.any(axis=1))
     if len(empty):
-        raise ConfigError(
-            "resources", got=f"sample {empty[0]} needs nothing", expected="a positive cost for each sample"
-        )
+        raise ConfigError("resources", got=f"sample {empty[0]} has no cost", expected="a positive cost per sample")
     return sizes, np.array(list(capacities.values()), np.int64)
 
 
@@ -321,7 +319,7 @@ def _column(name: str, values: np.ndarray | Sequence[int]) -> np.ndarray:
     column = np.asarray(values)
     where = f"resources[{name!r}]"
     if column.ndim != 1:
-        raise ConfigError(where, got=f"an array of shape {column.shape}", expected="one number for each sample")
+        raise ConfigError(where, got=f"an array of shape {column.shape}", expected="one number per sample")
     if column.dtype.kind not in "iu" and len(column):
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             raise ConfigError(where, got=f"{column[~np.isfinite(column)][0]}", expected="whole numbers")
@@ -331,5 +329,5 @@ def _column(name: str, values: np.ndarray | Sequence[int]) -> np.ndarray:
         raise ConfigError(where, got=int(column.max()), expected="numbers below 2^62")
     column = np.ascontiguousarray(column, dtype=np.int64)
     if (column < 0).any():
-        raise ConfigError(where, got=int(column.min()), expected="no negative cost")
+        raise ConfigError(where, got=int(column.min()), expected="costs of at least 0")
     return column

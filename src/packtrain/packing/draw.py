@@ -72,9 +72,9 @@ def check_weights(given: Mapping[str, float | None]) -> None:
     if bare and total >= 1:
         raise ConfigError(
             "weight",
-            got=f"weights that add up to {total:g} beside sources without one ({', '.join(bare)})",
-            expected="less than 1, since a weight is a share of all samples",
-            fix="give every source a weight, or make the weights smaller",
+            got=f"weights that sum to {total:g}, and sources without one ({', '.join(bare)})",
+            expected="a sum below 1: a weight is a share of all samples",
+            fix="give every source a weight, or use smaller weights",
         )
 
 

@@ -153,8 +153,8 @@ class OnlinePlan:
         """Nothing is known before it is read."""
         raise ConfigError(
             "data.online",
-            got=f"{name} of packs that were not measured",
-            expected="a dataset that is measured first",
+            got=f"{name} of packs that are not measured",
+            expected="a measured dataset",
             fix="leave online out",
         )
 

@@ -14,7 +14,7 @@ from packtrain.packing.resources import Samples, Tails
 
 STAGE = "pack"
 _NO_LIMIT = 2**62 - 1
-UNFIT, UNLABELLED = "fits no pack", "cut to a piece without supervised tokens"
+UNFIT, UNLABELLED = "fits no pack", "truncated to a part without supervised tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def _span(tokens: int, length: int, config: PackingConfig) -> tuple[np.ndarray, 
 def _uncuttable(media_end: int, begins: np.ndarray, ends: np.ndarray) -> str:
     """Why these pieces cannot be made: media stay whole, and in the first of them."""
     if media_end > ends[0]:
-        return f"its media reach to token {media_end}, so it cannot be cut"
-    return "its beginning has media, so it cannot be cut on the left" if media_end and begins[0] else ""
+        return f"its media extend to token {media_end}, so it cannot be truncated"
+    return "its beginning has media, so it cannot be truncated on the left" if media_end and begins[0] else ""
 
 
 def _cut(

@@ -52,14 +52,14 @@ def own_packs(
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     loads = np.add.reduceat(sizes[order], offsets[:-1]) if len(packs) else sizes[:0]
     for pack, limit in np.argwhere(loads > capacities)[:1]:
-        raise _wrong(strategy, f"pack {pack} holds {loads[pack, limit]:,} where {capacities[limit]:,} is the limit")
+        raise _wrong(strategy, f"pack {pack} holds {loads[pack, limit]:,}, the limit is {capacities[limit]:,}")
     return order, offsets
 
 
 def _samples(pack: Iterable[int]) -> np.ndarray:
     found = np.array(list(pack))
     if found.size and found.dtype.kind not in "iu":
-        raise TypeError(f"a pack of {found.dtype}, not of whole numbers")
+        raise TypeError(f"a pack of {found.dtype}, not of integers")
     return found.astype(np.int64)
 
 
@@ -71,6 +71,6 @@ def _wrong(strategy: str, got: str) -> ConfigError:
     return ConfigError(
         _where(strategy),
         got=got,
-        expected="lists of samples: each sample in one pack, each pack within the limits",
-        fix="see docs/guides/packing.md for what the function is given and gives back",
+        expected="lists of samples: each sample in exactly one pack, each pack within the limits",
+        fix="see docs/guides/packing.md for the arguments and return value of the function",
     )

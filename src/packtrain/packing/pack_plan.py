@@ -33,7 +33,7 @@ from packtrain.predicting.flops import WorkModel
 KIND, VERSION = "pack-plan", 4
 PACKER_VERSION = 3  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
-_AGAIN = "pack again: packtrain pack COSTS --out NEW; one of the cache: packtrain cache clear --kind plans"
+_AGAIN = "pack again: packtrain pack COSTS --out NEW; for a cached plan: packtrain cache clear --kind plans"
 ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
 CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64()), ("first", pa.bool_())])
 PACK_SCHEMA = pa.schema(
@@ -257,4 +257,4 @@ def _mapped(path: Path, *schemas: pa.Schema) -> pa.Table:
         return found
     except (OSError, pa.ArrowException) as error:
         got = in_one_line(error)
-        raise ArtifactError(str(path), got=got, expected="a file of a whole pack plan", fix=_AGAIN) from None
+        raise ArtifactError(str(path), got=got, expected="a complete pack plan", fix=_AGAIN) from None

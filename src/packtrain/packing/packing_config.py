@@ -76,7 +76,7 @@ class PackingConfig:
         if self.packing_strategy == WRAPPED:
             self._check_wrapped()
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError("seed", got=self.seed, expected="a whole number from 0 on")
+            raise ConfigError("seed", got=self.seed, expected="a whole number of at least 0")
 
     def _check_wrapped(self) -> None:
         """Packs are filled by tokens alone, and nothing is too long for them."""
@@ -89,7 +89,7 @@ class PackingConfig:
             raise ConfigError(
                 "packing_strategy",
                 got=f"wrapped with {', '.join(others)}",
-                expected="packing_length alone: samples are cut where a pack is full",
+                expected="only packing_length: samples are cut where a pack is full",
                 fix="leave these out, or choose best_fit",
             )
 

@@ -28,7 +28,7 @@ from packtrain.predicting.flops import WorkModel
 
 STAGE = "pack"
 _LINES = 50_000  # of the ledger, whose ids and origins are read together
-TAIL = "not enough packs for a whole step"
+TAIL = "not enough packs for a full step"
 BEYOND = "in a pack after the first max_packs"
 
 
@@ -127,12 +127,10 @@ class _Builder:
         tokens = self.table.column("tokens")
         raise DataError(
             f"{self.table.folder}",
-            got=f"no pack at all: {first.dropped:,} of {first.drawn:,} entries fit none ({limits}); "
+            got=f"no packs: {first.dropped:,} of {first.drawn:,} entries do not fit ({limits}); "
             f"they have {tokens.min():,} to {tokens.max():,} tokens",
             expected="at least one sample within the limits"
-            + (
-                f", and packs for a whole step of {self.config.packs_per_step}" if self.config.packing_drop_last else ""
-            ),
+            + (f", and packs for a full step of {self.config.packs_per_step}" if self.config.packing_drop_last else ""),
             fix="raise the limits" + (", or turn packing_drop_last off" if self.config.packing_drop_last else ""),
         )
 

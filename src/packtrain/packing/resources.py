@@ -43,7 +43,7 @@ class Samples:
 
 
 def _no_runs(_: np.ndarray) -> Sequence[str]:
-    raise AssertionError("rows that were never measured cannot be cut")
+    raise AssertionError("rows that were not measured cannot be cut")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

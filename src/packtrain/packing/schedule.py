@@ -148,7 +148,7 @@ class Schedule:
         """
         packs = self.step(epoch, number)
         if not 0 <= done <= len(packs):
-            raise IndexError(f"{done} packs of a step of {len(packs)}")
+            raise IndexError(f"{done} packs in a step of {len(packs)}")
         whole, together = self.accumulation(world, rows_per_batch), world * rows_per_batch
         rest = packs[done:]
         rows = -(-len(rest) // together) if done else whole

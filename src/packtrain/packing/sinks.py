@@ -142,7 +142,7 @@ class FolderSink:
         if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
             raise ArtifactError(
                 str(self._out),
-                got="something is there already",
+                got="the folder is not empty",
                 expected="a new or empty folder: plans are never overwritten",
-                fix="choose another folder, or delete this one",
+                fix="use another folder, or delete this one",
             )

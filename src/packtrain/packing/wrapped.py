@@ -39,8 +39,8 @@ def refuse_media(samples: Samples, start: int) -> None:
         raise DataError(
             "packing_strategy wrapped",
             got=f"{len(media):,} samples with images or videos, the first of them row {start + media[0]}",
-            expected="text alone: media cannot be cut",
-            fix="use best_fit, with overlong: split for what is longer than a pack",
+            expected="text only: media cannot be cut",
+            fix="use best_fit, with overlong: split for samples longer than a pack",
         )
 
 

@@ -63,7 +63,7 @@ def _eight_bits(image: Image) -> Image:
     if image.mode in ("L", "LA", "RGB", "RGBA"):
         brightest = max(int(np.asarray(image.getchannel(band)).max()) for band in image.getbands() if band != "A")
         if brightest <= _DARKEST:
-            detail = f"nothing is brighter than {brightest} of 255: scale the values to the whole range of 8 or 16 bits"
+            detail = f"the brightest value is {brightest} of 255: scale the values to the whole range of 8 or 16 bits"
             raise RecordError("decode", _REFUSED, detail)
     return image
 
@@ -73,7 +73,7 @@ def _grey(image: Image, tags: dict[int, object]) -> Image:
     from PIL import Image as images
 
     if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")):
-        detail = f"mode {image.mode}: the largest value is not known; scale the values to 8 or 16 bits"
+        detail = f"mode {image.mode}: the value range is unknown; scale the values to 8 or 16 bits"
         raise RecordError("decode", _REFUSED, detail)
     values = np.asarray(image).astype(np.int64)
     full = 4095 if tags.get(_BITS) == (12,) else 65535

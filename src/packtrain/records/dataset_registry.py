@@ -26,14 +26,14 @@ _TAGS: Mapping[str, tuple[str, ...]] = {
     **{"role_tag": ("role", "from"), "content_tag": ("content", "value"), "system_tag": ("system",)},
     **{"user_tag": ("user", "human"), "assistant_tag": ("assistant", "gpt")},
 }
-_ONE_BY_ONE = "name those that you want with data.sources, or --source"
+_ONE_BY_ONE = "select sources with data.sources or --source"
 # Keys that would change what is trained: why they are refused, and what to do.
 _REFUSED: Mapping[str, str] = {
-    "ranking": "preference data are not trained here",
-    "folder": "name the folder as path in a YAML mixture",
-    "max_dynamic_patch": "images are cut as the model's own processor does; leave it out",
-    "min_dynamic_patch": "images are cut as the model's own processor does; leave it out",
-    "data_augment": "images are not augmented; set it to false",
+    "ranking": "preference data are not supported",
+    "folder": "set the folder as path in a YAML mixture",
+    "max_dynamic_patch": "image tiling follows the model's processor; leave it out",
+    "min_dynamic_patch": "image tiling follows the model's processor; leave it out",
+    "data_augment": "image augmentation is not supported; set it to false",
 }
 
 
@@ -93,7 +93,7 @@ def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list
                 problems.append(f"{name}.{part}.{key}: {brief(value)} is not read as {key}; {way}")
     if entry.get("formatting", "alpaca") not in ("alpaca", "sharegpt", "openai"):
         problems.append(
-            f"{name}.formatting: {brief(entry['formatting'])} is not known; alpaca, sharegpt and openai are"
+            f"{name}.formatting: {brief(entry['formatting'])} is not supported; use alpaca, sharegpt or openai"
         )
     shared = {key: entry[key] for key in ("split", "subset") if entry.get(key) is not None}
     shared |= {"max_samples": entry["num_samples"]} if entry.get("num_samples") else {}
@@ -102,7 +102,7 @@ def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list
     if "hf_hub_url" in entry:
         return {"name": name, "path": entry["hf_hub_url"], "format": "hf_dataset", **shared}
     problems.append(
-        f"{name}: only file_name and hf_hub_url are read; download it, and name its files in a YAML mixture"
+        f"{name}: only file_name and hf_hub_url are read; download it, and list its files in a YAML mixture"
     )
     return {}
 

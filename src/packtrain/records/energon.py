@@ -18,7 +18,7 @@ _META = ".nv-meta"
 _SHARE = {"blend": "weight", "datasets": "weight", "blend_epochized": "repetitions"}
 _IGNORED = ("subflavor", "subflavors", "shuffle_over_epochs_multiplier", "split_part", "path")
 _EXPECTED = "datasets with a path each, mixed by blend or blend_epochized"
-_WAY = "list what you want in a YAML mixture: {path: coco/shard-{000..099}.tar, weight: 0.6}; weights are shares"
+_WAY = "list the files in a YAML mixture: {path: coco/shard-{000..099}.tar, weight: 0.6}; weights are shares"
 
 
 def is_metadataset(content: Any) -> bool:
@@ -31,7 +31,7 @@ def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problem
     splits = content.get("splits")
     if not isinstance(splits, Mapping) or not isinstance(chosen := splits.get(split), Mapping):
         has = ", ".join(map(str, splits)) if isinstance(splits, Mapping) else "none"
-        raise ConfigError(file, got=f"splits {has}", expected=f"the split {split}", fix="name one: data.split, --split")
+        raise ConfigError(file, got=f"splits {has}", expected=f"the split {split}", fix="set data.split or --split")
     kind = next((name for name in _SHARE if name in chosen), "")
     members = chosen[kind] if kind else [chosen]
     strange = [str(name) for name in chosen if name not in (kind, *(_IGNORED if not kind else ()))]
@@ -82,7 +82,7 @@ def _shards(folder: str, split: str) -> str:
     meta = Path(folder) / _META
     split_of, dataset = _read(meta / "split.yaml"), _read(meta / "dataset.yaml")
     if dataset.get("sample_loader"):
-        raise ConfigError(folder, got=f"{folder}: its samples are made by code, {dataset['sample_loader']}")
+        raise ConfigError(folder, got=f"{folder}: its samples come from code, {dataset['sample_loader']}")
     parts = split_of.get("split_parts")
     listed = parts.get(split) if isinstance(parts, Mapping) else None
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
@@ -94,7 +94,7 @@ def _shards(folder: str, split: str) -> str:
     kept = [os.path.join(folder, name) for name in names if name not in left_out]
     inside = os.path.realpath(folder) + os.sep
     if any(not os.path.realpath(path).startswith(inside) or "," in path or "{" in path for path in kept):
-        raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml names files outside of it")
+        raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml lists files outside of it")
     return (
         kept[0] if len(kept) == 1 else f"{folder}{os.sep}{{{','.join(os.path.relpath(one, folder) for one in kept)}}}"
     )

@@ -101,7 +101,7 @@ def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureIte
         if value in _ASKS_NOTHING.get(str(written), ()):
             continue
         if key in _ASKS_NOTHING and key not in ALIASES:
-            problems.append(f"{where}.{written}: {brief(value)} is not known here; repeats takes a share of a source")
+            problems.append(f"{where}.{written}: {brief(value)} is not supported; repeats takes a share of a source")
         elif key not in KEYS:
             problems.append(f"{where}.{written}: unknown key. {nearest(str(written), [*KEYS, *ALIASES])}".rstrip())
         elif key in values:
@@ -126,7 +126,7 @@ def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
     if path is None:
         problems.append(f"{where}: no path")
     elif isinstance(path, str) and path.lower().endswith(YAML_ENDINGS):
-        problems.append(f"{where}.path: {brief(path)} is a mixture inside a mixture; write its datasets here")
+        problems.append(f"{where}.path: {brief(path)} is a mixture inside a mixture; list its datasets here")
     chosen = values.get("format")
     if isinstance(chosen, str) and chosen not in FORMATS:
         hint = nearest(chosen, FORMATS) or "one of " + ", ".join(FORMATS)
@@ -141,7 +141,7 @@ def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         problems.append(f"{where}.max_samples: {brief(most)} instead of a positive whole number")
     if all(key in values for key in SHARE_KEYS):
-        problems.append(f"{where}: weight and repeats exclude each other")
+        problems.append(f"{where}: weight and repeats are mutually exclusive")
 
 
 def _resolve(path: str, format: str | None, folder: str) -> str:

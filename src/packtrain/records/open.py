@@ -215,7 +215,7 @@ def _source(
     path = kept_apart(os.path.expanduser(item.path))
     format = item.format or format
     if format is not None and format not in FORMATS:
-        hint = nearest(format, FORMATS) or "leave it out to have the format recognised"
+        hint = nearest(format, FORMATS) or "leave it out to detect the format"
         raise ConfigError("dataset_format", got=format, expected="one of " + ", ".join((*FORMATS, YAML)), fix=hint)
     if format is None:
         format = recognise(path)
@@ -226,7 +226,7 @@ def _source(
             raise _nothing_there(path)
     elif format == "hf_dataset" and os.path.isfile(path):
         got, expected = f"{format} and a file", "the format of the file"
-        raise ConfigError("dataset_format", got=got, expected=expected, fix="leave it out to have it recognised")
+        raise ConfigError("dataset_format", got=got, expected=expected, fix="leave it out to detect it")
     elif format != "hf_dataset":
         if not (os.path.exists(path) or is_pattern(path)):
             raise _nothing_there(path)
@@ -239,7 +239,7 @@ def _source(
         path = path.rstrip("/") + "/"  # a folder, and from now on it can be told without asking
     root = os.path.expanduser(item.media_root or media_root or (dataset_root(path) if local else "."))
     if not os.path.isdir(root):
-        raise ConfigError("media_root", got=f"{root!r}, which is no folder", expected="the folder of the media")
+        raise ConfigError("media_root", got=f"{root!r}, which is not a folder", expected="the folder of the media")
     spec = SourceSpec(
         name=item.name or _default_name(path),
         path=path,
@@ -285,16 +285,16 @@ def _free_name(name: str, taken: set[str]) -> str:
 def _nothing_there(path: str) -> ConfigError:
     return ConfigError(
         "dataset_path",
-        got=f"{path!r}, and nothing is there",
+        got=f"{path!r}, which does not exist",
         expected="a file, a folder, a pattern, a URL, a YAML mixture, or a hub name such as org/name",
-        fix="check the path; relative paths start here, or where the config lies; in a mixture at the YAML file",
+        fix="check the path; relative paths start at the current or the config's folder; in a mixture at the YAML file",
     )
 
 
 def _kind_of_folder(folder: str) -> str:
     """The format of the data files in a folder."""
     if snapshots := hub_snapshots(folder):
-        expected = "one of its snapshots, which are the dataset at a commit"
+        expected = "one of its snapshots, which hold the dataset at a commit"
         raise ConfigError(
             f"dataset_path {folder}", got="a folder of the hub's cache", expected=expected, fix=f"name {snapshots[0]}"
         )
@@ -330,7 +330,7 @@ def _one_kind(found: Mapping[str, Sequence[str]], folder: str, head: Callable[[s
         f"dataset_path {folder}",
         got="files of several formats: " + ", ".join(sorted(kinds)) if kinds else "no data file",
         expected="a folder of jsonl, json, csv, tsv, parquet, arrow or tar files, or one made by save_to_disk",
-        fix="set dataset_format to read those of one format alone, or name all in a YAML mixture"
+        fix="set dataset_format to read only those of one format, or list all in a YAML mixture"
         if kinds
         else "set dataset_format: hf_dataset lets the datasets package find the files",
     )
@@ -384,10 +384,10 @@ def _kind_of_content(head: bytes, path: str) -> str:
 def _unknown(path: str) -> str:
     expected = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
     if path.lower().endswith(".xlsx"):
-        got, fix = "XLSX, which is not read", "save it as CSV, JSON Lines or Parquet"
+        got, fix = "XLSX, which is not supported", "save it as CSV, JSON Lines or Parquet"
         raise ConfigError(f"dataset_path {path}", got=got, expected=expected, fix=fix)
-    fix = "set dataset_format, if it is one of these under another name"
-    raise ConfigError(f"dataset_path {path}", got="a file of no known kind", expected=expected, fix=fix)
+    fix = "set dataset_format if the file has another extension"
+    raise ConfigError(f"dataset_path {path}", got="an unknown file type", expected=expected, fix=fix)
 
 
 def _kind_of_json(text: bytes) -> str | None:

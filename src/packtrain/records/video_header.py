@@ -145,7 +145,7 @@ def _wav_seconds(file: BinaryIO, size: int) -> float | None:
             if not block_rate or length in _STREAMED:
                 return None
             if position + 8 + length > size:
-                raise RecordError("media", "truncated audio", f"{length} bytes promised, {size - position - 8} there")
+                raise RecordError("media", "truncated audio", f"{length} bytes expected, {size - position - 8} found")
             return length / block_rate
         position += 8 + length + length % 2
     return None

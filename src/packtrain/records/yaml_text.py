@@ -38,7 +38,7 @@ def load_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ValueError(f"{line}{' '.join((error.problem or error.context or 'no YAML').split())}") from None
+        raise ValueError(f"{line}{' '.join((error.problem or error.context or 'not YAML').split())}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     _require_bounded(content)
@@ -97,7 +97,7 @@ def read_value(text: str) -> Any:
     try:
         return load_yaml(text)
     except ValueError:  # it may show the value, which may be a secret
-        raise ValueError("no YAML value") from None
+        raise ValueError("not a YAML value") from None
 
 
 def brief(value: Any) -> str:
@@ -114,7 +114,7 @@ def _require_bounded(content: Any) -> None:
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
         found += 1 + len(inner)
         if found > _MOST_VALUES or depth > _DEEPEST:
-            raise ValueError("more values than a config has: they refer to each other")
+            raise ValueError("too many values: aliases refer to each other")
         left.extend((one, depth + 1) for one in inner if isinstance(one, dict | list))
 
 
@@ -126,28 +126,30 @@ def _whole_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     """Python writes out no number of thousands of digits, so no message could show it."""
     found = int(loader.construct_yaml_int(node))
     if found.bit_length() > _MOST_BITS:
-        raise yaml.constructor.ConstructorError(None, None, "a number longer than any config has", node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark)
     return found
 
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
     class Loader(yaml.SafeLoader):
-        """Safe, with numbers as everyone writes them; a key that stands twice is refused."""
+        """Safe, with numbers as everyone writes them; a key that is given twice is refused."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                     if key.value in seen:
-                        raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+                        raise yaml.constructor.ConstructorError(
+                            None, None, f"{key.value} is given twice", key.start_mark
+                        )
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             super().flatten_mapping(node)
             if len(node.value) > _MOST_KEYS:  # references to references multiply
-                raise yaml.constructor.ConstructorError(None, None, "more keys than a config has", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "too many keys", node.start_mark)
 
     Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
     Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)

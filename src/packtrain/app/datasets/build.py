@@ -96,7 +96,7 @@ class _Packs:
         raise ConfigError(
             "online",
             got=f"true for a {type(self).__name__}",
-            expected="a MultiModalIterableDataset: packs of a stream cannot be asked for by number",
+            expected="a MultiModalIterableDataset: packs of a stream have no index",
             fix="MultiModalIterableDataset(config)",
         )
 
@@ -310,8 +310,8 @@ class MultiModalIterableDataset(_Packs):
             raise ConfigError(
                 "online",
                 got=f"repeats, weights or max_samples of {', '.join(parts)}",
-                expected="sources of which every sample is read once in a pass",
-                fix="leave them out of the mixture, or measure the data first (online: false)",
+                expected="sources that are read once per pass, every sample once",
+                fix="remove them from the mixture, or measure the data first (online: false)",
             )
         self._notes = tuple(split_notes(request.specs))
         encoder = SampleEncoder(request)
@@ -354,7 +354,7 @@ def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
     if size > budget:
         warnings.warn(
             f"{len(fetched)} compressed or remote data files have {size:,} bytes, and the cache may hold {budget:,}. "
-            "Without a packing_window any of them may be needed at any time, so they will be fetched again and again: "
+            "Without packing_window any of them may be needed at any time, so they will be fetched repeatedly: "
             "set packing_window, or raise cache_bytes.",
             stacklevel=4,
         )

@@ -29,7 +29,7 @@ FAMILIES = {
     "gemma3_text": Family(model_type="gemma3_text", rule=TextOnly, shape=shape.GEMMA3_TEXT, tiny=tiny.GEMMA3_TEXT),
     "paligemma": Family(
         model_type="paligemma",
-        refused="it attends in both directions inside a prompt and needs an explicit 4-D mask for that",
+        refused="it attends bidirectionally inside a prompt, which needs an explicit 4-D mask",
         shape=shape.PALIGEMMA,
     ),
 }

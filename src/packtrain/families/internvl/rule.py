@@ -117,7 +117,7 @@ class InternVL:
         frames = math.ceil((header.frames - start) / step)
         # the processor holds positions in single precision, which can round the last one up to the end
         if frames < 1 or int(np.float32(start + step * (frames - 1))) >= header.frames:
-            raise RecordError("family", "sampling reads behind the last frame", f"{wanted} of {header.frames} frames")
+            raise RecordError("family", "sampling reads past the last frame", f"{wanted} of {header.frames} frames")
         return frames
 
 

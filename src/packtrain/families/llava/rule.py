@@ -264,6 +264,6 @@ def _most_tiles(aspect_ratio: str) -> int:
             "vision_aspect_ratio",
             got=aspect_ratio,
             expected="anyres_max_N with a number N",
-            fix="correct it in the model folder's processor_config.json",
+            fix="fix it in the model folder's processor_config.json",
         )
     return int(digits)

@@ -10,7 +10,7 @@ from packtrain.families.text.rule import TextOnly
 from packtrain.families.text.shape import DECODERS
 from packtrain.families.text.tiny import TINY
 
-_OWN_SCORES = "the model adds scores of its own to the mask, which this backend does not have"
+_OWN_SCORES = "the model adds its own scores to the mask, which this backend does not support"
 _CONTRACTS = {
     "doge": BatchContract(refused_backends={"varlen": _OWN_SCORES, "flex": _OWN_SCORES}),
     "gpt_oss": BatchContract(given_masks=True),

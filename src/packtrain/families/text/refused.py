@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from packtrain.families.contracts import HYBRID
 
-_UNSEEN = "it does not look for samples in a row (it makes its mask, or its positions, without position_ids)"
+_UNSEEN = "it does not separate samples in a row (its mask or positions ignore position_ids)"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -24,8 +24,8 @@ REFUSED: Mapping[str, str] = {
             *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xlm"),
             *("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
         ),
-        "it is an encoder, or a decoder that does not look for samples in a row",
+        "it is an encoder, or a decoder that does not separate samples in a row",
     ),
-    "blt": "it groups the bytes of a row into patches, whichever samples they belong to",
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it only drafts for another model"),
+    "blt": "it groups bytes of a row into patches across samples",
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it is only a draft model"),
 }

@@ -32,7 +32,7 @@ def _files(family: str) -> dict[str, bytes]:
             f"tiny model {family!r}",
             got="a family without a tiny model",
             expected="one of " + ", ".join(tiny_families()),
-            fix=nearest(family, tiny_families()) or "choose one of these",
+            fix=nearest(family, tiny_families()) or "use one of these",
         )
     spec = known.tiny
     tokenizer = build_tokenizer(

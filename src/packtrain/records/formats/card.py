@@ -20,7 +20,7 @@ from packtrain.records.yaml_text import load_yaml
 
 _HEAD = re.compile(r"---\s*\n(.*?)\n---", re.DOTALL)
 _LONGEST = 1 << 20  # characters that are looked at
-_WAY = "name the files that you want by a pattern, or in a YAML mixture"
+_WAY = "select files by a pattern, or in a YAML mixture"
 
 
 def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dict[str, str] | None:
@@ -35,9 +35,9 @@ def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dic
             for name in names:
                 if _fits(pattern.split("/"), name.split("/")) and found.setdefault(name, split) != split:
                     got = f"{name} in the splits {found[name]} and {split}"
-                    raise ConfigError(f"README.md of {folder}", got=got, expected="one split for a file", fix=_WAY)
+                    raise ConfigError(f"README.md of {folder}", got=got, expected="one split per file", fix=_WAY)
     if subset is not None and not found:
-        raise ConfigError(f"subset of {folder}", got=f"{subset}, and no file of it is there", expected="its files")
+        raise ConfigError(f"subset of {folder}", got=f"{subset}, which has no files", expected="its files")
     return found or None
 
 

@@ -198,8 +198,8 @@ def _asked(spec: SourceSpec, function: str, **options: Any) -> Any:
         raise ConfigError(
             f"dataset {spec.path}",
             got=f"{type(error).__name__}: {error}",
-            expected="a folder, or the name of a dataset on the Hugging Face hub that needs no code of its own",
-            fix="check the name, the network and, for a private dataset, that you are logged in",
+            expected="a folder, or a Hugging Face hub dataset without a loading script",
+            fix="check the name, the network and, for a private dataset, your login",
         ) from error
 
 

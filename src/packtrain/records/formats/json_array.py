@@ -25,7 +25,7 @@ from packtrain.records.formats.source_files import failed_entry, gathered, shown
 from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
 
-NOT_A_LIST = "file holds no list of objects"
+NOT_A_LIST = "file has no list of objects"
 SEVERAL_LISTS = "file holds several lists of objects"
 BROKEN_REST = "broken JSON, the rest of the file cannot be read"
 CUT_OFF = "file ends inside its list, the rest is missing"

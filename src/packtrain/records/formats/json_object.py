@@ -43,7 +43,7 @@ def parse_object(raw: bytes | str) -> dict[str, object]:
         raise RecordError("read", NOT_JSON, str(error)) from error
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         if not all(any(key in one for key in _OF_TURNS) for one in value):
-            detail = f"{len(value)} of them: write each on its own, they are packed when all lengths are known"
+            detail = f"{len(value)} of them: write each as its own record; packtrain packs them"
             raise RecordError("read", PACKED, detail)
         value = {"messages": value}
     if not isinstance(value, dict):

@@ -104,7 +104,7 @@ class JsonLines:
                     line = handle.readline(self.longest + 1)
                     if not line:
                         size = os.fstat(handle.fileno()).st_size
-                        detail = f"it ends at byte {size}, and had {unit.stop} when it was first looked at"
+                        detail = f"it has {size} bytes, and had {unit.stop} when it was opened"
                         yield position, RecordError("read", "file has shrunk while it was read", detail)
                         return
                     at, position = position, position + len(line)

@@ -187,7 +187,7 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
     places = allowed_places(spec.path) if os.path.isdir(spec.path) else None
     for file in split_files(spec):
         if places and os.path.islink(file) and not os.path.realpath(file).startswith(places):
-            detail = "name the files by a pattern, such as folder/**/*, to follow such links"
+            detail = "select files by a pattern, such as folder/**/*, to follow such links"
             yield file, RecordError("read", LINK_OUT, detail)
         elif os.path.lexists(file) and not os.path.isfile(file):  # opening a pipe would wait for ever
             yield file, RecordError("read", NOT_A_FILE)

@@ -58,8 +58,8 @@ def chosen_split(spec: SourceSpec, found: Mapping[str | None, Sequence[str]]) ->
         raise ConfigError(
             f"split of {spec.path}",
             got=f"files of {', '.join(splits)} and others that belong to no split: {others}",
-            expected="a folder in which every data file belongs to a split, or none",
-            fix="name the files that you want by a pattern, such as folder/**/*.parquet for all, or in a YAML mixture",
+            expected="a folder in which all data files belong to a split, or none",
+            fix="select files by a pattern, such as folder/**/*.parquet for all, or in a YAML mixture",
         )
     if spec.split in splits:
         return spec.split

@@ -106,7 +106,7 @@ class Table:
                 for value in plain_rows(batch, sound):
                     yield row_entry(f"{name}:{row}", row, value)
                     row += 1
-            problem = RecordError("read", CUT_OFF, f"the file has no row {row} any more") if row < unit.stop else None
+            problem = RecordError("read", CUT_OFF, f"the file no longer has row {row}") if row < unit.stop else None
         except (pa.ArrowException, OSError, ValueError) as error:
             problem = _table_error(DAMAGED, error)
         if problem:
@@ -119,7 +119,7 @@ class Table:
             with self._lock:
                 found = self._rows_at.row(file, plain, at)
                 if found is None:
-                    raise RecordError("read", CUT_OFF, f"the file has no row {at} any more")
+                    raise RecordError("read", CUT_OFF, f"the file no longer has row {at}")
                 return row_entry(origin, at, next(plain_rows(*found)))
         except RecordError as error:
             return Entry(origin=origin, error=error, at=at)

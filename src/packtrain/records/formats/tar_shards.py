@@ -21,7 +21,7 @@ SPECIAL = "special file in archive"
 DUPLICATE = "two members with the same extension"
 NO_EXTENSION = "member has no extension"
 MEDIA_TOO_LARGE = "media member is too large"
-NO_SAMPLE = "no sample stands there"
+NO_SAMPLE = "no sample there"
 
 TEXT_KEYS = {"txt": "text", "text": "text", "caption": "caption", "cls": "cls"}
 LINK_TYPES = (b"1", b"2")
@@ -118,7 +118,7 @@ class TarShards:
             return RecordError("read", TOO_LONG, f"{where} has {member.size:,} bytes")
         media = extension.rpartition(".")[2] in MEDIA_ENDINGS
         if media and sample.archive is None and sample.held + member.size > self.largest:
-            detail = f"{where} has {member.size:,} bytes; in a plain tar it could stay where it is"
+            detail = f"{where} has {member.size:,} bytes; in an uncompressed tar it would not be copied"
             return RecordError("read", MEDIA_TOO_LARGE, detail)
         return None
 

@@ -135,7 +135,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
         parts = tuple(_read_parts(content, pool))
         train = _parts_carry_loss(content) and train
         if train and known == "assistant" and parts and extras is None and all(isinstance(p, Media) for p in parts):
-            raise RecordError("schema", "an answer of media alone", "they can be shown there, and are never learned")
+            raise RecordError("schema", "an answer of media alone", "media there are never supervised")
     elif content is None:
         if known != "assistant" or extras is None:
             raise RecordError("schema", "a message has no content", known)
@@ -161,7 +161,7 @@ def carries_loss(said: Mapping[str, object], flags: Iterable[str], whose: str) -
         if wish is None:
             continue
         if not isinstance(wish, int | float) or wish not in (0, 1):
-            raise RecordError("schema", f"a {whose}'s train flag is neither yes nor no", f"{field}: {_short(wish)}")
+            raise RecordError("schema", f"a {whose}'s train flag is not a boolean", f"{field}: {_short(wish)}")
         train = train and bool(wish) is LOSS_FLAGS[field]
     return train
 
@@ -270,7 +270,7 @@ def refuse_markers(messages: Sequence[Message]) -> None:
                 if left[0] != "<image>":
                     raise RecordError("schema", GROUNDING, f"{left[0]} in a text: {INTO_TEXTS}")
                 beside = sum(isinstance(one, Media) for other in messages for one in other.parts)
-                more = ", which stand in parts of their own" if beside else ""
+                more = ", which are separate parts" if beside else ""
                 raise RecordError(
                     "schema", "more image markers than images", f"{left.count('<image>') + beside} for {beside}{more}"
                 )

@@ -35,19 +35,15 @@ def limits_of(part: Mapping[str, Any], kind: MediaKind) -> PartLimits | None:
         name = PART_LIMITS[kind].get(key)
         if name is None:
             known = ", ".join(PART_LIMITS[kind]) or "none"
-            raise RecordError(
-                "schema", "a limit in a part that is not known", f"{key} of {a_kind(kind)}; known are {known}"
-            )
+            raise RecordError("schema", "an unknown limit in a part", f"{key} of {a_kind(kind)}; known are {known}")
         whole = isinstance(value, int) or (isinstance(value, float) and (name == "fps" or value.is_integer()))
         if not whole or isinstance(value, bool) or not 0 < value < 1e12 or found.get(name, value) != value:
-            raise RecordError("schema", "a limit in a part is no usable number", f"{key}: {ascii(value)[:60]}")
+            raise RecordError("schema", "a limit in a part is not a usable number", f"{key}: {ascii(value)[:60]}")
         found[name] = value if name == "fps" else int(value)
     resized = ("resized_height" in found) + ("resized_width" in found)
     if resized == 1 or (resized and len(found) > 2) or {"fps", "num_frames"} <= found.keys():
-        detail = (
-            f"{', '.join(sorted(found))}: resized_height needs resized_width alone, fps and nframes exclude each other"
-        )
-        raise RecordError("schema", "limits in a part do not go together", detail)
+        detail = f"{', '.join(sorted(found))}: resized_height goes only with resized_width, and fps excludes nframes"
+        raise RecordError("schema", "limits in a part contradict each other", detail)
     return PartLimits(**found) if found else None
 
 

@@ -44,8 +44,8 @@ ID_COLUMNS = ("id", "sample_id", "uid", "__key__")
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
 OTHER_COLUMNS = ("system", "input", "history", "width", "height", "weight", "labels", *LOSS_MASKS, *ID_COLUMNS)
 GROUNDING = "grounding objects are not supported"
-INTO_TEXTS = "write them into the texts, for example with --formatting-func"
-OWN_FUNCTION = "a function of your own makes messages of it: --formatting-func module:function"
+INTO_TEXTS = "write them into the text, for example with --formatting-func"
+OWN_FUNCTION = "convert it to messages with your own function: --formatting-func module:function"
 # How others say whether a record, a message, or a part of one, carries loss: the name, and whether 1 says that it does.
 # Of a record only where it is a number: `mask` may be a picture, `train` a split.
 LOSS_FLAGS: Mapping[str, bool] = {
@@ -78,7 +78,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "caption": ("captions",),
     "system": ("system_prompt", "system_message"),
 }
-_KEEP = "this trains on given answers: keep the rows that are wanted, with the answer as completion"
+_KEEP = "this is supervised fine-tuning: keep the preferred rows, with the answer as completion"
 _FLAG = re.compile(r"\s*(true|false|yes|no|[0-9.]+)\s*", re.IGNORECASE)
 _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` is KTO's, where it is true or false
 
@@ -170,7 +170,7 @@ def choose_schema(plan: Plan, value: Mapping[str, object]) -> str:
         else:
             return name
     if isinstance(value.get("prompt"), str | list) and value["prompt"] and not looks_like(value):
-        raise RecordError("schema", "a prompt without a completion", "nothing could carry loss")
+        raise RecordError("schema", "a prompt without a completion", "no tokens would carry loss")
     raise _unknown(value)
 
 
@@ -210,7 +210,7 @@ def looks_like(value: Mapping[str, Any]) -> str:
         if (like := next((name for name in (ours, *alike) if name in names), None)) is not None
     }
     if "cls" in texts and not texts.keys() & {"text", "caption"}:
-        return f"looks like: --columns {texts['cls']}=text, which trains the class as it is written"
+        return f"looks like: --columns {texts['cls']}=text, which trains on the class name as written"
     asked = "options" not in value and "choices" not in value
     if "messages" in found:
         wanted = {"messages": "messages", "system": "system"}

@@ -54,7 +54,7 @@ def _from_data_url(item: str) -> MediaRef:
 def from_base64(body: str, name: str) -> MediaRef:
     """A reference to the bytes that strict base64 stands for, of a bounded size."""
     if len(body) > MAX_INLINE_BYTES // 3 * 4 + 4:
-        raise RecordError("media", "inline medium too large", f"{len(body)} characters of base64")
+        raise RecordError("media", "inline media too large", f"{len(body)} characters of base64")
     try:
         return MediaRef(name=name, data=base64.b64decode(body, validate=True))
     except (binascii.Error, ValueError) as error:
@@ -63,7 +63,7 @@ def from_base64(body: str, name: str) -> MediaRef:
 
 def _bounded(data: bytes) -> bytes:
     if len(data) > MAX_INLINE_BYTES:
-        raise RecordError("media", "inline medium too large", f"{len(data)} bytes")
+        raise RecordError("media", "inline media too large", f"{len(data)} bytes")
     return data
 
 

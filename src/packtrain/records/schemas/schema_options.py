@@ -11,7 +11,7 @@ from packtrain.records.schemas.recognise import SCHEMA_COLUMNS, known_columns
 
 ORDERINGS = ("sorted", "random", "as_is")
 EMIT_NORMS = ("none", *NORM_SCALES)
-_SCHEMA_NAMES = "ShareGPT is conversations, Alpaca is instruction; omit it to detect it from the columns"
+_SCHEMA_NAMES = "ShareGPT is conversations, Alpaca is instruction; leave it out to detect it from the columns"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class SchemaOptions:
             raise ConfigError(
                 "data.coord_tokens",
                 got=self.coord_tokens,
-                expected="false: special coordinate tokens are an experiment that is not supported",
+                expected="false: special coordinate tokens are experimental, and not supported",
                 fix="set it to false, as its own recommended config does, and choose emit_norm: norm1000",
             )
         if self.object_template is not None:

@@ -30,9 +30,9 @@ def tokens_schema(value: Mapping[str, Any], pool: MediaPool | None) -> Converted
     if not ids:
         raise RecordError("schema", "no tokens", "input_ids is empty")
     if min(ids) < 0 or max(ids) > _LARGEST:
-        raise RecordError("schema", "an id outside of the vocabulary", f"input_ids: {_first_outside(ids)}")
+        raise RecordError("schema", "an id outside the vocabulary", f"input_ids: {_first_outside(ids)}")
     if pool is not None or any(_filled(value.get(name)) for name in _OF_MEDIA):
-        raise RecordError("schema", "media beside input_ids", "tokens and pixels are made together here: use messages")
+        raise RecordError("schema", "media beside input_ids", "images need the processor: use messages")
     _refuse_packs(value, len(ids))
     learned = [True] * len(ids)
     for name, mask in _masks(value, ids):
@@ -48,7 +48,7 @@ def _masks(value: Mapping[str, Any], ids: Sequence[int]) -> Iterator[tuple[str, 
         labels = _numbers(value["labels"], "labels")
         for at, (label, own) in enumerate(zip(labels, ids, strict=False)):
             if label not in (own, IGNORED):
-                detail = f"token {at}: label {label}, id {own}; shifting them is the model's business"
+                detail = f"token {at}: label {label}, id {own}; the model shifts labels itself"
                 raise RecordError("schema", "a label is neither its token nor -100", detail)
         yield "labels", [label != IGNORED for label in labels]
     for name in LOSS_MASKS:
@@ -77,7 +77,7 @@ def _refuse_packs(value: Mapping[str, Any], count: int) -> None:
         known = name in _OF_TOKENS or (name == "token_type_ids" and isinstance(item, list) and not any(item))
         if not known and isinstance(item, list | tuple) and len(item) == count > 1:
             detail = f"column {name}; loss masks are {', '.join(LOSS_MASKS)}: --columns renames it"
-            raise RecordError("schema", "a column of a number for each token is not known", detail)
+            raise RecordError("schema", "an unknown column with one number per token", detail)
 
 
 def _numbers(item: object, name: str) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def _numbers(item: object, name: str) -> tuple[int, ...]:
         raise RecordError("schema", "a column has the wrong type", f"{name}: {type(item).__name__}, not a list")
     for number in item:
         if type(number) is not int and not (type(number) is bool and name in LOSS_MASKS):
-            raise RecordError("schema", "a column has the wrong type", f"{name}: {ascii(number)[:40]}, no whole number")
+            raise RecordError("schema", "a column has the wrong type", f"{name}: {ascii(number)[:40]}, not an integer")
     return tuple(item)
 
 

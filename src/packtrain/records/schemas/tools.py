@@ -138,7 +138,7 @@ def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(kind, str) or kind not in BLOCKS:
             if "tool_calls" in made:
-                raise RecordError("schema", "a part behind a tool call", "templates write calls behind the content")
+                raise RecordError("schema", "a part after a tool call", "templates write calls after the content")
             parts.append(part)
             continue
         if any(part.get(flag) is not None for flag in LOSS_FLAGS):
@@ -147,7 +147,7 @@ def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
         item = part.get("value") if item is None else item
         if kind in ("reasoning", "thinking"):
             if made or parts:
-                raise RecordError("schema", "reasoning behind an answer's beginning", "templates write it before")
+                raise RecordError("schema", "reasoning after the answer has started", "templates write it before")
             made["reasoning_content"] = item
         elif kind == "tools":
             tools += parsed(item, "tool definitions are not JSON") or ()

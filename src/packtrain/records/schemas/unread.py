@@ -104,7 +104,7 @@ class UnreadNames:
         """Names of one record, each once. Refuses the record where it is strict."""
         shown = [name.encode("utf-8", "backslashreplace").decode()[:_LONGEST] for name in names]
         if shown and self._strict:
-            raise RecordError("schema", "a column or key that nothing reads", ", ".join(shown)[:300])
+            raise RecordError("schema", "an unused column or key", ", ".join(shown)[:300])
         for name in shown:
             if name in self._found:
                 self._found[name][0] += 1
@@ -152,7 +152,7 @@ def refuse_lookalikes(found: Iterable[tuple[str, object]], messages: Sequence[Me
 
 def _way(name: str, ours: str) -> str:
     """What to do about a column; keys of messages cannot be renamed."""
-    return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid where it is something else"
+    return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid if it is something else"
 
 
 def _media(messages: Sequence[Message]) -> Iterator[Media]:

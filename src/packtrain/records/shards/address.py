@@ -86,7 +86,9 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(with_secrets(url), **_patience(url, fsspec.config.conf))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:
-        raise ConfigError(url, got=str(error), expected="a URL that an installed file system can read") from error
+        raise ConfigError(
+            url, got=str(error), expected="a URL that an installed fsspec file system can read"
+        ) from error
 
 
 def identify(path: str, pauses: Sequence[float] = PAUSES) -> Identity:
@@ -123,7 +125,7 @@ def reaching(url: str) -> Iterator[None]:
         raise DataError(
             f"data file {url}",
             got=str(error),
-            fix="see whether its server works and lets you in; the same command continues where this one ended",
+            fix="check the server and your access to it; the same command continues from here",
         ) from error
 
 
@@ -154,7 +156,7 @@ def _said(path: str, error: Exception, attempts: int) -> RecordError | Unreachab
     if missing or status in _NOT_THERE:
         return gone(path, error)
     if status is not None:
-        found = ("access is refused, " if status in _REFUSED else "") + f"HTTP {status}"
+        found = ("access denied, " if status in _REFUSED else "") + f"HTTP {status}"
     elif isinstance(cause or error, TimeoutError):
         found = f"the server sent nothing for {_read_timeout():g} s (${READ_TIMEOUT})"
     else:
@@ -297,7 +299,7 @@ def _open_at(path: str, position: int) -> BinaryIO:
     while position > 0:
         passed = len(file.read(min(READ, position)))
         if not passed:
-            raise OSError("the source has become shorter")
+            raise OSError("the source has shrunk")
         position -= passed
     return file
 

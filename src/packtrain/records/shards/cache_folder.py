@@ -94,15 +94,15 @@ class CacheFolder:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise CacheFault(f"{self.path}: {error.strerror}") from error
-            expected = "a folder that can be made and written"
+            expected = "a writable folder"
             raise ConfigError(f"cache folder {self.path}", got=error.strerror, expected=expected) from error
         foreign = sorted(name for name, is_file in items.items() if not (is_file and is_ours(name)))
         if foreign or (items and MARKER not in items):
             raise ConfigError(
                 f"cache folder {self.path}",
-                got="files that no shard cache has made: " + ", ".join((foreign or sorted(items))[:3]),
-                expected="a folder of its own, empty or made by a shard cache",
-                fix="name another folder",
+                got="files that are not from a shard cache: " + ", ".join((foreign or sorted(items))[:3]),
+                expected="a folder used for nothing else: empty, or made by a shard cache",
+                fix="use another folder",
             )
         with self.locked(MARKER):
             pass  # made first of all: a folder with files but without it is not ours

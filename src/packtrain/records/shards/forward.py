@@ -15,7 +15,7 @@ from packtrain.records.span import Span
 
 ZSTD_INPUT = 1 << 11  # four bytes of zstd may expand to 128 KiB: so one call makes 64 MiB at the very most
 LOOK_BACK = 1 << 22  # bytes behind the reading place that can be read again without starting over
-TOO_LARGE = "table is too large to be read without a place on disk"
+TOO_LARGE = "table is too large to be read without disk space"
 TABLE_HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # formats that are read from their end, or all over
 
 

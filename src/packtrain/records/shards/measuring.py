@@ -39,8 +39,8 @@ def _cache(folder: str, budget: str) -> ShardCache:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            expected = "a folder in which copies of remote files can be kept while they are measured"
-            fix = f"set ${FOLDER} to one"
+            expected = "a folder for copies of remote files while they are measured"
+            fix = f"set ${FOLDER}"
             raise ConfigError(f"cache folder {folder}", got=error.strerror, expected=expected, fix=fix) from error
     return ShardCache(folder, int(budget) if budget else min(MOST, shutil.disk_usage(folder).total // SHARE))
 

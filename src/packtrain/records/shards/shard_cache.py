@@ -106,7 +106,7 @@ class ShardCache:
                 ready = self._stored(self._order(file, self._identity(file)))
                 break
             except CacheFault as fault:
-                raise DataError("shard cache", got=str(fault), fix="make room, or name another folder") from fault
+                raise DataError("shard cache", got=str(fault), fix="free some space, or use another folder") from fault
             except NoRoom as fault:
                 if fault.needed > self._folder.budget or time.monotonic() > end:
                     raise DataError(
@@ -279,7 +279,7 @@ class ShardCache:
         self._resting = _rest(self._resting, FAULT_REST)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"shard cache: {fault}; data are read directly until it works again", stacklevel=2)
+            warnings.warn(f"shard cache: {fault}; data are read without it until it works again", stacklevel=2)
 
 
 def _again(folder: str, budget: int, settings: dict[str, Any]) -> ShardCache:
