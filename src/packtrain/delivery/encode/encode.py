@@ -131,7 +131,7 @@ class SampleEncoder:
                 image = image.resize(size[::-1])
             return Decoded.image(image, medium.ref.name, medium.limits)
         if medium.kind not in self._family.placeholders:
-            raise RecordError("family", f"this model does not accept {medium.kind}")
+            raise RecordError("family", f"this model takes no {medium.kind}")
         header = media_header(store, medium)
         indices = self.frame_indices(header)
         frames = decode_frames(store, medium.ref, indices)
