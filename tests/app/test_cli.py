@@ -302,7 +302,11 @@ def shows(image: str) -> str:
         (shows("http://host/1.jpg"), "qwen2_5_vl", ["download the media"]),
         (shows("x.png"), "no template", ["{model} has no chat template", "--chat-template"]),
         (shows("x.png"), "no processor", ["{model}", "no processor files", "preprocessor_config.json"]),
-        (shows("x.png"), "qwen2", ["this model takes no image", "model {model}", "use a model that takes images"]),
+        (
+            shows("x.png"),
+            "qwen2",
+            ["this model takes no image", "model {model}", "name a model that takes images"],
+        ),
         (shows("x.png"), "no liking", ["refused the record (first data.jsonl:1: not you", "--chat-template"]),
         ('{"messages": 3}\n', "qwen2_5_vl", ["data.jsonl:1", "fix the records"]),
         ('[{"messages": 1},\n {"messages": 2},\n {"messages" 3}]', "qwen2_5_vl", ["at line 3, character"]),
@@ -337,7 +341,7 @@ def test_a_model_without_a_chat_template_says_how_chats_are_written(run: Run, tm
     assert (code, "no chat template" in out) == (0, False)
     (tmp_path / "model" / "chat_template.jinja").unlink()
     code, out, _ = run(*measure(tmp_path / "data.jsonl", tmp_path / "model", tmp_path / "without"))
-    assert (code, "joined as they are" in out, "--chat-template" in out) == (0, True, True)
+    assert (code, "concatenated as plain text" in out, "--chat-template" in out) == (0, True, True)
 
 
 @pytest.mark.parametrize(

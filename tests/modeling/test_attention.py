@@ -282,7 +282,7 @@ def test_a_gpu_too_old_for_the_kernel_is_noticed_before_the_first_step(monkeypat
     model, own, half = fresh_model("qwen3"), contract("qwen3"), torch.float16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert choose_backend(model, own, device=CUDA, dtype=half) == "sdpa"
-    with pytest.raises(ConfigError, match=r"8\.0, and this has 7\.5"):
+    with pytest.raises(ConfigError, match=r"8\.0, and this GPU has 7\.5"):
         set_attention(model, "varlen", own, device=CUDA, dtype=half)
 
 
