@@ -305,7 +305,7 @@ def shows(image: str) -> str:
         (
             shows("x.png"),
             "qwen2",
-            ["this model takes no image", "model {model}", "name a model that takes images"],
+            ["this model takes no image", "model {model}", "use a model that takes images"],
         ),
         (shows("x.png"), "no liking", ["refused the record (first data.jsonl:1: not you", "--chat-template"]),
         ('{"messages": 3}\n', "qwen2_5_vl", ["data.jsonl:1", "fix the records"]),
