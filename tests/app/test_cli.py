@@ -352,7 +352,7 @@ def test_a_model_without_a_chat_template_says_how_chats_are_written(run: Run, tm
         (measure("data.jsonl", "tiny:qwen2_5_vl", "."), ["holds other files:", "another folder"]),
         (measure("data.jsonl", "models/qwen", "out"), ["no folder of that name", "did you mean 'qwen2'?"]),
         (measure("data.jsonl", "./qwen", "out"), ["no folder of that name in"]),
-        (measure("data.jsonl", "tiny:qwen2_5_vl", "/proc/x"), ["/proc/x", "name another one"]),
+        (measure("data.jsonl", "tiny:qwen2_5_vl", "/proc/x"), ["/proc/x", "use another one"]),
     ],
     ids=lambda value: " ".join(map(str, value[:3])) if isinstance(value, tuple) else "",
 )
