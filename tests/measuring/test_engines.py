@@ -117,7 +117,7 @@ def test_a_dead_worker_is_said_in_words(tmp_path: Path, parts: Path, qwen: Path,
     monkeypatch.syspath_prepend(str(tmp_path))
     options = {"model": str(qwen), "out": tmp_path / "out", "check": 0}
     formatting = "deadly:to_messages"
-    said = r"(?s)killed by exit code 9 while it read \S+/00\.jsonl\n.*check or remove that file.*the same command"
+    said = r"(?s)ended with exit code 9 while it read \S+/00\.jsonl\n.*check or remove that file.*the same command"
     with pytest.raises(PacktrainError, match=said):
         measure_outcome(parts, workers=2, formatting_func=formatting, **options)  # type: ignore[arg-type]
     assert int(marker.read_text()) != os.getpid()
