@@ -16,7 +16,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, DataError, Packtra
 
 LONG = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "word " * 900}]}
 BROKEN = {
-    "gone.jsonl": (None, "nothing is there"),
+    "gone.jsonl": (None, "which does not exist"),
     "bad.jsonl": ('{"a": 1\n{"b"\n', "not valid JSON"),
     "empty.jsonl": ("", "an empty dataset"),
     "silent.jsonl": (json.dumps({"messages": LONG["messages"][:1]}) + "\n", "no supervised tokens"),

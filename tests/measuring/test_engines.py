@@ -101,7 +101,7 @@ def test_an_error_of_the_user_keeps_its_kind(tmp_path: Path, parts: Path, qwen: 
 
 
 @pytest.mark.parametrize(
-    ("how", "fix"), [(signal.SIGSEGV, "look at that file"), (signal.SIGKILL, "killed it for its memory")]
+    ("how", "fix"), [(signal.SIGSEGV, "check or remove that file"), (signal.SIGKILL, "probably out of memory")]
 )
 def test_a_dead_worker_names_what_it_had_in_hand(how: signal.Signals, fix: str) -> None:
     items = [signal.SIGURG, signal.SIGURG, how, signal.SIGURG, signal.SIGURG]  # that one does nothing
@@ -117,7 +117,7 @@ def test_a_dead_worker_is_said_in_words(tmp_path: Path, parts: Path, qwen: Path,
     monkeypatch.syspath_prepend(str(tmp_path))
     options = {"model": str(qwen), "out": tmp_path / "out", "check": 0}
     formatting = "deadly:to_messages"
-    said = r"(?s)ended by exit code 9 while it read \S+/00\.jsonl\n.*look at that file.*the same command"
+    said = r"(?s)ended with exit code 9 while it read \S+/00\.jsonl\n.*check or remove that file.*the same command"
     with pytest.raises(PacktrainError, match=said):
         measure_outcome(parts, workers=2, formatting_func=formatting, **options)  # type: ignore[arg-type]
     assert int(marker.read_text()) != os.getpid()

@@ -203,7 +203,7 @@ def test_killed_worker_is_said_in_words(tmp_path: Path, data: Path, qwen: Path, 
         workers[0].kill()
         assert process.wait(timeout=60) == 1
     said = (tmp_path / "log.err").read_text()
-    assert "a worker process was killed by SIGKILL" in said  # with what it read, unless it was between two files
+    assert "a worker process ended with SIGKILL" in said  # with what it read, unless it was between two files
     assert "run the same command again" in said
     assert "Traceback" not in said
     assert_gone(others)

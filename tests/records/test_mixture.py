@@ -108,7 +108,7 @@ datasets:
     for number, words in enumerate(
         [
             "did you mean 'weight'",
-            "exclude each other",
+            "mutually exclusive",
             "-1 instead of a number above 0",
             "True instead of a number above 0",
             "nan instead of a number above 0",
@@ -146,7 +146,7 @@ def test_yaml_cannot_make_objects(folder: Path) -> None:
     with pytest.raises(ConfigError):
         open_sources(mixture(folder, f"datasets: !!python/object/apply:os.mkdir ['{marker}']"))
     assert not marker.exists()
-    with pytest.raises(ConfigError, match="nothing is there"):
+    with pytest.raises(ConfigError, match="which does not exist"):
         open_sources(str(folder / "none.yaml"))
 
 

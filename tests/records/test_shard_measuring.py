@@ -140,7 +140,7 @@ def test_a_damaged_shard_is_an_entry_that_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nothing.jsonl", "nothing-{0..2}.jsonl", "nothing-*.jsonl", "nothing"])
 def test_nothing_at_all_is_a_config_error(name: str, tmp_path: Path) -> None:
     checks.register()
-    with pytest.raises(ConfigError, match="nothing is there"):
+    with pytest.raises(ConfigError, match="which does not exist"):
         open_sources(f"forward://{tmp_path}/{name}")
 
 

@@ -1,7 +1,7 @@
-"""Settings: what keys there are, YAML and other systems' configs in, checked sections and datasets' settings out.
+"""Settings: YAML and other systems' configs in, checked sections and dataset settings out.
 
 `load_config` takes a file (YAML, or another system's) and gives a `RunConfig` of typed sections; every key, its type,
-default, help and aliases are declared there once. `DatasetConfig` is what a dataset needs of them.
+default, help and aliases are declared there once. `DatasetConfig` holds those that a dataset needs.
 """
 
 from __future__ import annotations

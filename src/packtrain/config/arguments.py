@@ -1,4 +1,4 @@
-"""What a config gives of transformers.TrainingArguments: passed on, derived, or refused with the reason."""
+"""A config's settings of transformers.TrainingArguments: passed on, derived, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DERIVED = (
 _EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
 _NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
-# Arguments that would lose data or change the loss without a word: the value that cannot be, and the way out.
+# Arguments that would silently lose data or change the loss: the refused value, and the alternative.
 _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_data_skip": (bool, "a resumed run would repeat its first packs and never reach the last"),
     "dataloader_drop_last": (bool, "the loader drops nothing; data.packing_drop_last does this in the plan"),
@@ -54,7 +54,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Arguments by name, and what was understood; everything that cannot be is refused at once."""
+    """Arguments by name, and notes; raises one error with everything that is refused."""
     problems = [*_refused(config), *_contradictions(config), *_missing_packages(config), *_unmerged(config, world)]
     if problems:
         raise ConfigError("settings", problems=problems)
@@ -95,7 +95,7 @@ def _evaluation(config: RunConfig, found: dict[str, object]) -> list[str]:
 
 
 def _no_adapters(config: RunConfig) -> list[str]:
-    """Settings of adapters where there are none: all weights learn, and the method may have been forgotten."""
+    """Adapter settings in full training: the method may have been forgotten."""
     ignored = [name for name, value in config.model.given(*_ADAPTERS).items() if value is not False]
     if not ignored or model_settings(config).has_adapters:
         return []
@@ -112,7 +112,7 @@ def _warmup(config: RunConfig) -> dict[str, object]:
 
 
 def _sharded(config: RunConfig, world: int) -> dict[str, object]:
-    """How weights are shared out; with one process there is nothing to share."""
+    """How weights are sharded; nothing with one process."""
     training, how = config.training, sharding(config)
     if uses_deepspeed(config):
         return {"deepspeed": _deepspeed(int(how[-1])) if zero_stage(config) else training.deepspeed}
@@ -198,7 +198,7 @@ def _contradictions(config: RunConfig) -> list[str]:
 
 
 def _unmerged(config: RunConfig, world: int) -> list[str]:
-    """Said before the run, not at its end."""
+    """Refused before the run, not at its end."""
     if world == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
         return []
     if model_settings(config).method != "qlora":

@@ -1,4 +1,4 @@
-"""A config's data section -> the datasets of training and evaluation, and the defaults of the section it came from."""
+"""A config's data section -> the training and evaluation datasets, with the defaults of the system it came from."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _meanings(config: RunConfig) -> list[str]:
 
 
 def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple[DatasetConfig, tuple[str, ...]]:
-    """The dataset that is trained on; packs of a step and epochs are filled in once packs are counted."""
+    """The training dataset; packs per step and epochs are filled in once packs are counted."""
     data = config.data
     if not data.dataset_path:
         raise ConfigError("data.dataset_path", got="none", expected="a file or folder, or a hub name")
@@ -146,7 +146,7 @@ def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetConfig | None:
-    """The dataset that is evaluated on, in its own order, with its own cost table and plan."""
+    """The evaluation dataset, in its own order, with its own cost table and plan."""
     data = config.data
     if not config.evaluates:
         return None
@@ -196,12 +196,12 @@ def cache_root(config: RunConfig) -> Path:
 
 
 def data_seed(config: RunConfig) -> int:
-    """The seed of everything that is drawn about data."""
+    """The random seed of the data."""
     training = config.training
     return training.data_seed if training.data_seed is not None else training.seed or 0
 
 
 def _grouped(config: RunConfig) -> bool:
-    """Are padded batches grouped by length? The trainer of transformers says it by another name."""
+    """Whether padded batches are grouped by length, by either of its names in transformers."""
     given = config.training.group_by_length
     return config.training.train_sampling_strategy == "group_by_length" if given is None else given

@@ -1,4 +1,4 @@
-"""What a dataset of packs is made from: one value, checked when it is made, all that is wrong with it said at once."""
+"""The settings of a packed dataset: one value, checked when it is created, with all errors reported together."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ class DatasetConfig(DatasetSection):
 
     @property
     def shard_bytes(self) -> int:
-        """Room for copies of compressed or remote data files."""
+        """Disk budget for copies of compressed or remote data files."""
         return self.cache_bytes or 0
 
     @property
     def has_packs(self) -> bool:
-        """Do samples share packs, whether these are trained as they are or padded?"""
+        """Whether samples are packed, or grouped by packs into padded batches."""
         return bool(self.packing or self.pad_packs)
 
     @property
@@ -145,7 +145,7 @@ class DatasetConfig(DatasetSection):
 
     @property
     def caches_tokens(self) -> bool:
-        """Is text tokenized once and kept?"""
+        """Whether text is tokenized once and kept."""
         return not self.packing if self.cache_tokens is None else self.cache_tokens
 
     def media_limits(self) -> MediaLimits:
@@ -181,7 +181,7 @@ class DatasetConfig(DatasetSection):
         return text
 
     def filters(self) -> Filters:
-        """Which records are left out."""
+        """Which records are dropped."""
         given = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
         return Filters(limit=self.max_samples, eval_part=self.part == "eval", **given)
 
@@ -311,7 +311,7 @@ def _packing(config: DatasetConfig) -> Iterator[str]:
 
 
 def _online(config: DatasetConfig) -> Iterator[str]:
-    """Without measuring first nothing is known of the samples that come."""
+    """What online packing cannot do, since nothing is known about the samples to come."""
     if not config.online:
         return
     if config.max_steps is None:

@@ -1,4 +1,4 @@
-"""What the value of a key may be: a type, a range, and the words for both."""
+"""What the value of a key may be: a type, a range, and how messages describe them."""
 
 from __future__ import annotations
 

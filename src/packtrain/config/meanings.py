@@ -1,4 +1,4 @@
-"""What a key of another system can mean here: settings of ours, nothing, or that it cannot be."""
+"""What a key of another system can mean here: settings of ours, nothing, or an error."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def to(name: str) -> Meant:
 
 
 def nothing(why: str) -> Meant:
-    """It changes nothing here, whatever its value."""
+    """No effect here, whatever its value."""
     return lambda value, beside: Means(why=why)
 
 
 def refused(why: str) -> Meant:
-    """It cannot be, whatever its value."""
+    """Refused, whatever its value."""
     return lambda value, beside: why
 
 
@@ -48,7 +48,7 @@ def only_off(why: str) -> Meant:
     return meaning
 
 
-def only(usual: Any, why: str, said: str = "as it is here") -> Meant:
+def only(usual: Any, why: str, said: str = "the same here") -> Meant:
     """A setting of which one value is known, or nothing."""
     return lambda value, beside: Means(why=said) if value == usual or not value else why
 
@@ -75,7 +75,7 @@ def flag(why: str) -> Meant:
     return lambda value, beside: Means(why=why) if isinstance(value, bool) else None
 
 
-def among(known: Mapping[str, Mapping[str, Any]], otherwise: str = "", said: str = "as it is here") -> Meant:
+def among(known: Mapping[str, Mapping[str, Any]], otherwise: str = "", said: str = "the same here") -> Meant:
     """One of these words; any other cannot be."""
     otherwise = otherwise or f"instead of {' or '.join([', '.join([*known][:-1]), [*known][-1]])}"
 

@@ -1,4 +1,4 @@
-"""A run's config: one YAML file in, checked sections out; everything that is wrong with it is said at once."""
+"""A run's config: one YAML file in, checked sections out; all errors are reported together."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ class RunConfig:
 
     @property
     def packs(self) -> bool:
-        """Are samples packed? They are unless it is said otherwise."""
+        """Whether samples are packed; the default."""
         return self.data.packing is not False
 
     @property
     def evaluates(self) -> bool:
-        """Are there data that are evaluated?"""
+        """Whether there is evaluation data."""
         return bool(self.data.eval_path or self.data.eval_size)
 
     def sections(self, *names: str) -> dict[str, dict[str, object]]:
-        """What was said, as plain values, by these sections or all."""
+        """The settings that were given, as plain values, of these sections or all."""
         return {name: getattr(self, name).given() for name in names or SECTIONS}
 
 

@@ -44,11 +44,11 @@ def key(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """Settings by name; one that nobody has said is None."""
+    """Settings by name; None where not set."""
 
     @classmethod
     def known(cls) -> dict[str, Key]:
-        """Everything that may be said in it, in order."""
+        """All its keys, in order."""
         return {one.name: one.metadata["key"] for one in fields(cls) if "key" in one.metadata}
 
     @classmethod
@@ -57,13 +57,13 @@ class Section:
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     def given(self, *names: str) -> dict[str, Any]:
-        """What was said, of these or of all."""
+        """The settings that were given, of these or of all."""
         wanted = names or tuple(self.known())
         return {name: value for name in wanted if (value := getattr(self, name)) is not None}
 
     @classmethod
     def problems(cls, values: Mapping[str, object], where: str = "") -> Iterator[str]:
-        """Names that it does not have, and values that a key cannot have."""
+        """Unknown keys and wrong values."""
         known = cls.known()
         for name, value in values.items():
             if name not in known:

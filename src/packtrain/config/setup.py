@@ -46,7 +46,7 @@ _OF_MODEL = ("method", "lora_rank", "train_vision", "train_projector")  # of a T
 
 
 def model_settings(config: RunConfig) -> ModelSettings:
-    """Which model, and what of it learns. A part with a learning rate of its own learns, one with rate 0 does not."""
+    """Which model, and which parts are trained. A part with its own rate is trained, rate 0 freezes it."""
     model, training = config.model, config.training
     found = model.given(*_MODEL)
     for part, rate in (("train_vision", "vit_lr"), ("train_projector", "aligner_lr"), ("train_language", "")):
@@ -67,7 +67,7 @@ def model_settings(config: RunConfig) -> ModelSettings:
 
 
 def step_settings(config: RunConfig) -> StepSettings:
-    """How a step is computed. Rates of parts that do not learn are left out."""
+    """How a step is computed, without the rates of frozen parts."""
     training, model = config.training, model_settings(config)
     found = training.given(*_STEP)
     for rate, learns in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
@@ -79,7 +79,7 @@ def step_settings(config: RunConfig) -> StepSettings:
 
 
 def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | None = None) -> TrainingSetup:
-    """How the run is trained, as far as memory and time depend on it; `given` overrules the config."""
+    """How the run is trained, as far as memory and time depend on it; `given` overrides the config."""
     known = [one.name for one in fields(TrainingSetup)]
     for name in given or {}:
         if name not in known:
@@ -118,7 +118,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | N
 
 
 def compiles(config: RunConfig, *, packing: bool) -> bool:
-    """Are layers compiled on a GPU? For packs, unless it is said otherwise: padded rows have no static shapes."""
+    """Whether layers are compiled on a GPU. Default: with packing, since padded rows have no static shapes."""
     given = step_settings(config).compile
     return packing if given is None else given
 

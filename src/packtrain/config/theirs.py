@@ -189,7 +189,7 @@ def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
 
 def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
     way = "plain text is read unchanged: prompt and completion as strings, or dataset_type: fineweb_edu"
-    return Means(why="as it is here") if value is True else f"{value!r:.100}: chats use it; {way}"
+    return Means(why="the same here") if value is True else f"{value!r:.100}: chats use it; {way}"
 
 
 _KERNEL_CHOICE = "kernels are set by training.attn_implementation and training.compile, and change no result"

@@ -1,7 +1,7 @@
 """Model families: what differs between them, a folder each, and the fast and exact layout of records as tokens.
 
-Takes a model folder's settings, records and media headers; gives token layouts, costs and batch contracts. A family of
-one's own is a `Family` made of the names below: see docs/guides/extending.md.
+Takes a model folder's settings, records and media headers; gives token layouts, costs and batch contracts. Your own
+family is a `Family` made of the names below: see docs/guides/extending.md.
 """
 
 from packtrain.core.values import MediaHeader, MediaLimits

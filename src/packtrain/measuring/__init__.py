@@ -1,4 +1,4 @@
-"""A dataset and a model's settings -> the cost table, one exact row for each record; parallel and resumable.
+"""A dataset and a model's settings -> the cost table, one exact row per record; parallel and resumable.
 
 Takes a `Request` (sources, model, limits, filters) and leaves a folder that `CostTable.load` opens: costs.parquet,
 media.parquet, ledger.jsonl, and measure.json, which is a `MeasureSummary`. Later stages read nothing but that table.

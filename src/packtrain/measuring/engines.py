@@ -134,7 +134,7 @@ def _lost(stage: str, processes: Mapping[int, Any], hands: _Hands, names: Mappin
         if process.exitcode not in (None, 0, -signal.SIGTERM):
             ended[pid] = process.exitcode
     over = [names[held[pid]] for pid in ended or held if held.get(pid) in names]
-    got = f"a worker process was killed by {by_signal(ended.values()) or 'a signal'}" + (
+    got = f"a worker process ended with {by_signal(ended.values()) or 'a signal'}" + (
         f" while it read {', '.join(over)}" if over else ""
     )
     if not ended or -signal.SIGKILL in ended.values():

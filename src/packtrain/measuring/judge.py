@@ -1,4 +1,4 @@
-"""The failure budget of a run: when too much is lost, the run stops and says what was lost most."""
+"""The failure budget of a run: when too many records fail, the run stops and reports the most frequent reasons."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def run_measurement(
 def _refuse_others(out: Path) -> None:
     """A folder with files of others is not ours to write into."""
     if out.exists() and not out.is_dir():
-        raise ConfigError("out", got=f"{out}, a file", expected="a folder, or a path that does not exist")
+        raise ConfigError("out", got=f"{out}, which is a file", expected="a folder, or a path that does not exist")
     if not out.is_dir() or (out / SUMMARY).exists() or (out / JOURNAL).exists():
         return
     others = sorted(path.name for path in out.iterdir() if path.name not in _OURS and not path.name.startswith("."))

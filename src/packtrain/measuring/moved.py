@@ -1,4 +1,4 @@
-"""Data that were found elsewhere: do their records still cost what was measured, or are the media there others?"""
+"""Data that have moved: check that records still cost what was measured, and that media did not change."""
 
 from __future__ import annotations
 

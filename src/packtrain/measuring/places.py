@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcePlace:
-    """Where one source lies."""
+    """Where one source is."""
 
     path: str
     media_root: str

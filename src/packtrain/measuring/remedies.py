@@ -1,4 +1,4 @@
-"""What helps against the faults of records, by their reasons: an option, another model, or other data."""
+"""Fixes for unusable records, by reason: an option, another model, or other data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Remedies:
         return f"{entry['origin']}:{detail}" if detail else str(entry["origin"])
 
     def to_do(self, reason: str) -> str:
-        """What mends this fault, where it is not the record itself."""
+        """The fix for this reason, unless the record itself is wrong."""
         if reason in self.lacks:
             return self.lacks[reason]
         if " takes no " in reason:

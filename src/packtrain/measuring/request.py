@@ -1,4 +1,4 @@
-"""What is asked of a measurement: everything that decides its result, and nothing that does not."""
+"""The request of a measurement: everything that determines its result, and nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Request:
     schema: SchemaOptions = field(default_factory=SchemaOptions)
     filters: Filters = field(default_factory=Filters)
     loss_on: LossOn | None = None
-    add_eos: bool | None = None  # None: where the text is plain
+    add_eos: bool | None = None  # None: for plain text
     allow_outside_root: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
     seed: int = 0

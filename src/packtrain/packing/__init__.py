@@ -1,4 +1,4 @@
-"""A cost table -> packs: packers, limits, the plan as files, and the order in which packs are trained.
+"""A cost table -> packs (sequence packing): packers, limits, the plan as files, and the order of packs in training.
 
 Takes a `CostTable` and a `PackingConfig` and gives a `PackPlan`: a folder with the packs of every epoch and plan.json,
 which is a `PlanSummary`. A `Schedule` puts its packs into steps, and a `LoaderState` is a place in it. `pack_arrays`

@@ -1,4 +1,4 @@
-"""A packer of the user's own: `packing_strategy: module:function`. What it says is checked, its source is kept.
+"""A user-defined packer: `packing_strategy: module:function`. Its packs are checked, its source is stored.
 
     def pack(sizes, capacities, seed): return [[0, 2], [1]]
 
@@ -26,7 +26,7 @@ def packer_source(strategy: str) -> str | None:
 
 
 def is_own(strategy: str) -> bool:
-    """Does it name a function?"""
+    """Whether it names a function."""
     return names_function(strategy)
 
 

@@ -173,7 +173,7 @@ class Schedule:
         return self.at(0, 0)
 
     def check(self, state: LoaderState) -> None:
-        """Refuse a state that another schedule saved, or that points behind the end."""
+        """Refuse a state that another schedule saved, or that points past the end."""
         if state.schedule != self.hash:
             changed = differences(state.settings, self.settings) if state.settings is not None else []
             raise ArtifactError(

@@ -1,4 +1,4 @@
-"""`packing_strategy: wrapped`: samples one behind the other, cut wherever a pack is full.
+"""`packing_strategy: wrapped`: samples one after the other, cut wherever a pack is full.
 
     samples    a a a a a | b b b | c c c c c c
     packs      a a a a   | a b b b | c c c c | c c

@@ -1,4 +1,4 @@
-"""What the user has -> records: file formats, chat schemas, media headers, archives, mixtures.
+"""A user's data -> records: file formats, chat schemas, media headers, archives, mixtures.
 
 Takes a `SourceSpec` for each file, folder or name on the hub, with its schema, and gives units of work whose raw
 entries become `Record`s: messages, media and what carries loss. Nothing is decoded here; of media only headers are

@@ -1,4 +1,4 @@
-"""A file that names several datasets and how much of each to use; all that is wrong with it is said at once."""
+"""A file that names several datasets and how much of each to use; all errors are reported together."""
 
 from __future__ import annotations
 
