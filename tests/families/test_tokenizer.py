@@ -240,5 +240,5 @@ def test_without_an_end_token(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     del config["eos_token"]
     path.write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="end token"):
+    with pytest.raises(ConfigError, match="EOS token"):
         with_eos(folder)
