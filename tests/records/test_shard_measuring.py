@@ -220,7 +220,7 @@ def test_a_shard_of_a_server_that_is_ill_for_a_moment_is_measured_whole(
         assert server.faults["d.jsonl"] == []
     again = open_sources("http://127.0.0.1:1/d.jsonl", format="jsonl")
     monkeypatch.setattr(cache_module.ShardCache, "_identity", lambda self, file: address.identify(file, ()))
-    with pytest.raises(DataError, match="see whether its server works"):
+    with pytest.raises(DataError, match="check the server"):
         [entry for unit in iter_units(again) for entry in read_unit(again, unit)]
 
 

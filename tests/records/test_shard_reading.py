@@ -190,7 +190,7 @@ def test_a_port_where_nobody_listens_is_unreachable_and_not_missing(server: chec
     server.server_close()
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1.*, in each of 3 attempts"):
         address.identify(url, QUICK)
-    with pytest.raises(DataError, match="see whether its server works"):
+    with pytest.raises(DataError, match="check the server"):
         address.remote_state(url, QUICK)
 
 
