@@ -105,7 +105,7 @@ def test_an_error_of_the_user_keeps_its_kind(tmp_path: Path, parts: Path, qwen: 
 )
 def test_a_dead_worker_names_what_it_had_in_hand(how: signal.Signals, fix: str) -> None:
     items = [signal.SIGURG, signal.SIGURG, how, signal.SIGURG, signal.SIGURG]  # that one does nothing
-    with pytest.raises(PacktrainError, match=rf"(?s)ended by {how.name} while it read file-{int(how)}\n.*{fix}"):
+    with pytest.raises(PacktrainError, match=rf"(?s)ended with {how.name} while it read file-{int(how)}\n.*{fix}"):
         list(in_processes(2, signal.raise_signal, items, stage="measure", name=lambda item: f"file-{int(item)}"))
 
 

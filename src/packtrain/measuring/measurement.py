@@ -263,7 +263,7 @@ def _check(
     if isinstance(processor, str):
         return DriftCheck(note=processor)
     if measure_inputs(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
-        raise DataError("the data", got="files that did not change during measuring", fix="measure again")
+        raise DataError("the data", got="files that changed while they were measured", fix="measure again")
     compared = check_drift(task, table, counts.unit_entries, processor, policy.check)
     broken = min(policy.check, len(table)) - compared
     return DriftCheck(records=compared, note=f"{broken} more could not be decoded" if broken else "")
