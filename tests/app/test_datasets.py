@@ -457,7 +457,7 @@ def test_the_model_may_stand_with_the_processor() -> None:
         found = DatasetConfig(dataset_path="x", processor_config=given)
         assert found.model_name == "some/model"
         assert "model" not in found.media_limits().given()
-    with pytest.raises(ConfigError, match="not the same"):
+    with pytest.raises(ConfigError, match="differ"):
         DatasetConfig(dataset_path="x", model="a", processor_config={"model": "b"})
 
 

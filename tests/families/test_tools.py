@@ -351,7 +351,7 @@ def test_what_a_template_cannot_write_is_refused_or_written_as_its_own_tags(fold
     with pytest.raises(RecordError, match="does not write a tool's answer"):
         encoder(folder, silent).layouter.rendered(record_of([user("q"), result("sunny"), answer("Yes")], []))
     one_of_two = LLAMA.replace("m.tool_calls | length > 1", "false")
-    with pytest.raises(RecordError, match="leaves a tool call out"):
+    with pytest.raises(RecordError, match="drops a tool call"):
         encoder(folder, one_of_two).layouter.rendered(record_of(CHATS["two at once"], [tool("weather"), tool("time")]))
     layout = encoder(folder, PARSING).layouter.rendered(record_of(CHATS["thoughts"], []))
     assert learned(layout) == ["Yes<|im_end|>", "<think>hm</think>No<|im_end|>"]
