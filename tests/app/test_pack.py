@@ -93,7 +93,7 @@ def test_help_teaches(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> N
         ({"--packs-per-step": 0}, 2, ["packs_per_step"]),
         ({"--packing-window": 0}, 2, ["packing_window"]),
         ({"--seed": -1}, 2, ["seed"]),
-        ({"--packing-drop-last": None, "--packs-per-step": 1000}, 1, ["whole step of 1000", "packing_drop_last"]),
+        ({"--packing-drop-last": None, "--packs-per-step": 1000}, 1, ["full step of 1000", "packing_drop_last"]),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )

@@ -71,7 +71,7 @@ def test_an_unknown_column_suggests_the_nearest(folder: Path) -> None:
 
 def test_no_summary(folder: Path) -> None:
     (folder / "measure.json").unlink()
-    with pytest.raises(ArtifactError, match=r"(?s)no measure\.json.*name the folder that packtrain measure wrote"):
+    with pytest.raises(ArtifactError, match=r"(?s)no measure\.json.*use the folder that packtrain measure wrote"):
         CostTable.load(folder)
     with pytest.raises(ArtifactError, match=r"(?s)no such folder.*packtrain measure DATA"):
         CostTable.load(folder / "not here")
