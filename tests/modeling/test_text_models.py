@@ -51,7 +51,7 @@ SPECIAL = {
     "gpt_oss": ("sinks", "eager"),
     "qwen2_moe": ("windows are only in its mask", "sdpa"),
     "phimoe": ("windows are only in its mask", "sdpa"),
-    "doge": ("scores of its own", "sdpa"),
+    "doge": ("its own scores", "sdpa"),
     "gpt_neo": ("cannot be exchanged", "eager"),
     "codegen": ("cannot be exchanged", "eager"),
 }
