@@ -121,7 +121,7 @@ def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_pat
     )
     found = prepared(config, f"model.model_name_or_path={model}")
     (note,) = said(found, "end token")
-    assert "nothing that carries loss in any sample ends" in note
+    assert "no supervised text in any sample ends" in note
     (note,) = said(found, "leaves out")
     assert "of 40 samples" in note
     outcome = measure_outcome(tmp_path / "train.jsonl", model=str(model), out=tmp_path / "costs", workers=1, check=0)

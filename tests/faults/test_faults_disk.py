@@ -30,7 +30,7 @@ def test_a_full_disk_changes_nothing_but_the_speed(make_run: MakeRun, sound: Sou
     run = make_run("stream", own_cache=small_disk.parent)
     run.finish(2, workers=1)
     said = "".join(path.read_text() for path in run.folder.glob("log-*.txt"))
-    assert "No space left on device; data are read directly" in said
+    assert "No space left on device; data are read without it" in said
     sound(run)
 
 

@@ -51,9 +51,9 @@ SPECIAL = {
     "gpt_oss": ("sinks", "eager"),
     "qwen2_moe": ("windows are only in its mask", "sdpa"),
     "phimoe": ("windows are only in its mask", "sdpa"),
-    "doge": ("scores of its own", "sdpa"),
-    "gpt_neo": ("cannot be replaced", "eager"),
-    "codegen": ("cannot be replaced", "eager"),
+    "doge": ("its own scores", "sdpa"),
+    "gpt_neo": ("cannot be exchanged", "eager"),
+    "codegen": ("cannot be exchanged", "eager"),
 }
 PLAIN = ("jetmoe", "gemma4_text", "deepseek_v3", "mistral")  # views of the result; heads that differ; in layers, too
 # Too much of their own for sizes by name, or no model without another one.

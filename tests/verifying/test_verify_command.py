@@ -162,7 +162,7 @@ def test_bad_usage_is_exit_code_2(run: Run, options: list[str], words: list[str]
 def test_refused_models_give_the_reason(run: Run, tmp_path: Path) -> None:
     folder = tiny.write("llama", tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    for model_type, reason in (("paligemma", "4-D mask"), ("qwen3_next", "see the ones before it")):
+    for model_type, reason in (("paligemma", "4-D mask"), ("qwen3_next", "leak into the next")):
         (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
         code, _, err = run("verify", "--model", folder, "--device", "cpu")
         assert code == 2

@@ -130,6 +130,6 @@ def test_synthetic_samples_are_of_every_kind(subject: Callable[[str], Any], fami
 
 
 def test_refused_families_say_why(tmp_path: Any) -> None:
-    for model_type, reason in (("paligemma", "4-D mask"), ("qwen3_next", "see the ones before it")):
+    for model_type, reason in (("paligemma", "4-D mask"), ("qwen3_next", "leak into the next")):
         with pytest.raises(ConfigError, match=reason):
             contract_for({"model_type": model_type})
