@@ -94,7 +94,7 @@ def test_the_command_names_samples_without_their_data(run: Run, tmp_path: Path, 
     assert code == 0
     assert all(name in out for name in ids)
     assert "loss 1.250" in out
-    assert "Warned: loss_spike" in out
+    assert "Warning: loss_spike" in out
     assert "NaN" in run("inspect", folder, "--step", 3)[1] or "nan" in run("inspect", folder, "--step", 3)[1]
     assert "does not have this step" in run("inspect", folder, "--step", 4)[1]
 
@@ -160,9 +160,9 @@ def test_what_is_not_there_is_said(run: Run, tmp_path: Path, made: tuple[Path, P
     for step in (0, -1, 10_000):
         with pytest.raises(ConfigError, match="a step of the run, from 1 to"):
             inspect_step(folder, step)
-    with pytest.raises(ArtifactError, match="no packs_per_step"):
+    with pytest.raises(ArtifactError, match="no valid packs_per_step"):
         inspect_step(write_run(tmp_path / "bare", made[1], packs_per_step=None), 1)
-    with pytest.raises(ArtifactError, match="no packs_per_step"):
+    with pytest.raises(ArtifactError, match="no valid packs_per_step"):
         inspect_step(write_run(tmp_path / "odd", made[1], balance="weird"), 1)
     with pytest.raises(ConfigError, match="a run over a stream"):
         inspect_step(write_run(tmp_path / "stream", made[1], derived={"looked_at": 32}), 1)

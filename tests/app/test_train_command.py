@@ -665,7 +665,7 @@ class TestBadInput:
             (("data.jsonl",), "packtrain train --model MODEL --data data.jsonl"),
             (
                 ("model=tiny:llama", "data=data.jsonl"),
-                "found: data: str instead of a section. Say data.dataset_path, or",
+                "found: data: str instead of a section. Set data.dataset_path, or",
             ),
             (("training.learnig_rate=1",), "error: command line found: training.learnig_rate: unknown key. did you"),
         ],

@@ -374,7 +374,7 @@ def test_benchmark_of_a_file(tmp_path: Path) -> None:
     assert result["one_resource"][0]["dropped"] > 0
     assert said[0] == "one resource"
     page = shown(result)
-    for title in ("Best fit, one resource", "Strategies at 8,192", "Several resources", "Equal work", "mine.npy"):
+    for title in ("Best fit, one resource", "Strategies at 8,192", "Several resources", "Load balance", "mine.npy"):
         assert title in page
     assert "Growth" not in page
 

@@ -248,7 +248,7 @@ def test_a_tied_head_stays_tied(tmp_path: Path) -> None:
 def test_a_weight_that_the_class_has_no_place_for_is_an_error(tmp_path: Path) -> None:
     model = fresh_model("llama")
     model.register_parameter("another", torch.nn.Parameter(torch.ones(3)))
-    with pytest.raises(AssertionError, match=r"no place for .*another"):
+    with pytest.raises(AssertionError, match=r"no checkpoint names for .*another"):
         save_final(model, tmp_path / "final")
     assert not list(tmp_path.iterdir())
 
@@ -364,7 +364,7 @@ def test_a_full_disk_leaves_what_was_there(moment: str, tmp_path: Path, monkeypa
     else:
         rename = os.rename
         monkeypatch.setattr(os, "rename", lambda a, b: full() if str(a).endswith(".tmp") else rename(a, b))
-    with pytest.raises(ArtifactError, match=r"(?s)No space left.*takes about [\d,]+ bytes; [\d,]+ are free"):
+    with pytest.raises(ArtifactError, match=r"(?s)No space left.*room for about [\d,]+ bytes; [\d,]+ are free"):
         save_final(shaken(model), tmp_path / "final", processor_folder=folder("llama"))
     monkeypatch.undo()
     assert {path.name: path.read_bytes() for path in (tmp_path / "final").iterdir()} == before

@@ -211,4 +211,4 @@ def show_blocked(plan: PackPlan, console: Console) -> None:
     console.print(_sentences(plan)[0], soft_wrap=True)
     blocked = plan.summary.blocked
     taken = blocked.offers - blocked.refused
-    console.print(f"{taken:,} of {blocked.offers:,} probe samples would still have fitted.", soft_wrap=True)
+    console.print(f"{taken:,} of {counted(blocked.offers, 'probe sample')} would still have fitted.", soft_wrap=True)
