@@ -211,7 +211,7 @@ def test_columns_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "square.npy", np.ones((2, 2), int))
     for name, said in {
         "other.npz": "text_tokens",
-        "uneven.npz": "one length",
+        "uneven.npz": "equal length",
         "more.npz": "sample 1",
         "below.npz": "-3",
         "square.npy": "shape",

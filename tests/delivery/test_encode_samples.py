@@ -196,7 +196,7 @@ def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> N
     piece = encoder.encode(shown, store, start=6, tokens=3)
     assert (piece.input_ids.tolist(), piece.labels.tolist()) == ([46, 47, 48], [IGNORED, 47, 48])
     picture = AutoTokenizer.from_pretrained(model("qwen3_vl")).convert_tokens_to_ids("<|image_pad|>")
-    for wrong, expected in ((10**6, "outside the vocabulary"), (picture, "stands for a medium")):
+    for wrong, expected in ((10**6, "outside the vocabulary"), (picture, "a media placeholder")):
         for refused in (encoder.encode, lambda one, store: pricing(encoder).cost(one, ())):
             with pytest.raises(RecordError, match=expected):
                 refused(replace(shown, tokens=TokenIds(ids=(5, wrong), learned=((0, 2),))), store)

@@ -52,8 +52,8 @@ SPECIAL = {
     "qwen2_moe": ("windows are only in its mask", "sdpa"),
     "phimoe": ("windows are only in its mask", "sdpa"),
     "doge": ("its own scores", "sdpa"),
-    "gpt_neo": ("cannot be exchanged", "eager"),
-    "codegen": ("cannot be exchanged", "eager"),
+    "gpt_neo": ("cannot be replaced", "eager"),
+    "codegen": ("cannot be replaced", "eager"),
 }
 PLAIN = ("jetmoe", "gemma4_text", "deepseek_v3", "mistral")  # views of the result; heads that differ; in layers, too
 # Too much of their own for sizes by name, or no model without another one.

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,13 +127,23 @@ def _in_hand(work: Callable[[T], R], number: int, item: T) -> R:
     return work(item)
 
 
+def _exit_code(process: Any) -> int | None:
+    """How a process ended; where the pool's own thread was the one that waited for it, it notes that a moment later."""
+    process.join(5)
+    for _ in range(50):
+        if process.exitcode is not None:
+            break
+        time.sleep(0.02)
+    return None if process.exitcode is None else int(process.exitcode)
+
+
 def _lost(stage: str, processes: Mapping[int, Any], hands: _Hands, names: Mapping[int, str]) -> PacktrainError:
     """What to say of a worker that died: of what, and over which item. The others are ended by the pool."""
     held, ended = hands.held(), {}
     for pid, process in processes.items():
-        process.join(5)
-        if process.exitcode not in (None, 0, -signal.SIGTERM):
-            ended[pid] = process.exitcode
+        code = _exit_code(process)
+        if code not in (None, 0, -signal.SIGTERM):
+            ended[pid] = code
     over = [names[held[pid]] for pid in ended or held if held.get(pid) in names]
     got = f"a worker process ended with {by_signal(ended.values()) or 'a signal'}" + (
         f" while it read {', '.join(over)}" if over else ""
