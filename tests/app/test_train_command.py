@@ -424,7 +424,7 @@ class TestRun:
         assert code == 0, err
         assert json.loads(said)["resumed"] == 1
         notes = " ".join(json.loads(said)["notes"])
-        assert "passed over" in notes
+        assert "skipped" in notes
         assert "checkpoint-2: model.safetensors differs from what was written" in notes
         assert weights_of(out) == weights_of(whole)
         assert (json.loads(said)["numbers"]["held_out"], json.loads(said)["numbers"]["samples"]) == (4, 36)

@@ -334,7 +334,7 @@ def test_a_worker_that_dies_is_said_with_its_packs() -> None:
         list(loader)
     assert " 7" in caught.value.got
     assert "SIGKILL" in caught.value.got
-    assert caught.value.got.endswith("of data.jsonl")
+    assert caught.value.got.endswith("from data.jsonl")
     assert "memory" in caught.value.fix
     assert "epoch 0" in str(caught.value)
 

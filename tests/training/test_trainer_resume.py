@@ -266,7 +266,7 @@ def test_damage_of_the_same_size_is_passed_over_and_said(
         shutil.copytree(Path(uninterrupted().args.output_dir) / f"checkpoint-{step}", run / f"checkpoint-{step}")
     damage(run / "checkpoint-3" / name)
     again = trainer_of(dataset(), run, small(), save_strategy="no")
-    with pytest.warns(UserWarning, match=r"passed over.*checkpoint-3"):
+    with pytest.warns(UserWarning, match=r"skipped.*checkpoint-3"):
         assert again._checkpoint(True) == str(run / "checkpoint-2")
     with pytest.raises(ArtifactError, match=name):
         again._checkpoint(str(run / "checkpoint-3"))
@@ -280,7 +280,7 @@ def test_weights_of_another_step_in_its_place_are_noticed(tmp_path: Path) -> Non
         shutil.copytree(Path(uninterrupted().args.output_dir) / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
     shutil.copy(tmp_path / "checkpoint-2" / "model.safetensors", tmp_path / "checkpoint-3")
     again = trainer_of(dataset(), tmp_path, small(), save_strategy="no")
-    with pytest.warns(UserWarning, match=r"passed over.*checkpoint-3.*bytes of model\.safetensors"):
+    with pytest.warns(UserWarning, match=r"skipped.*checkpoint-3.*model\.safetensors"):
         again.train(resume_from_checkpoint=True)
     assert_is_the_same(again)
 

@@ -379,7 +379,7 @@ def test_a_compiler_that_fails_is_not_the_model(llama: Any, subject: Any, module
 
 def test_one_sample_proves_nothing(llama: Any) -> None:
     contract = BatchContract(model_type="llama")
-    with pytest.raises(ConfigError, match="no neighbour"):
+    with pytest.raises(ConfigError, match="at least two samples"):
         verify_model(llama, text_samples(50, (9,)), contract, PackCollator(contract, pad_id=0))
 
 

@@ -133,7 +133,7 @@ class Session:
         if made.trains_half and not masters:
             notes = (*notes, _ROUNDED)
         if checkpoint is not None:
-            passed = (f"passed over, the run continues from an earlier step: {one}" for one in checkpoint.passed_over)
+            passed = (f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over)
             notes = (*notes, *passed, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
             notes = (*notes, _NO_BASE)
