@@ -212,7 +212,7 @@ class TestChangedData:
         for again in (
             (reader, reader_of(table, tmp_path, files)) if way == "local" else (reader_of(table, tmp_path, files),)
         ):
-            with pytest.raises(DataError, match=r"(?s)d\.(parquet|arrow) has changed.*another text.*sample r1"):
+            with pytest.raises(DataError, match=r"(?s)d\.(parquet|arrow) has changed.*other text.*sample r1"):
                 again.record(1)
 
     def reader(self, table: CostTable, folder: Path, way: str) -> RecordReader:
@@ -227,7 +227,7 @@ class TestChangedData:
         table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
         assert reader_of(table, tmp_path).record(2).id == "r2"
         write_rows(data, "parquet", rows[::-1])
-        with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*another text.*sample r4"):
+        with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*other text.*sample r4"):
             reader_of(table, tmp_path).record(4)
         write_rows(data, "parquet", rows[:3])
         with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*no row 4.*sample r4"):

@@ -93,7 +93,7 @@ def test_an_interrupted_run_goes_on(data: Path, model: Folder, monkeypatch: pyte
     monkeypatch.setattr(token_writer, "_write_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
         built(given)
-    with pytest.raises(ArtifactError, match="not complete"):
+    with pytest.raises(ArtifactError, match="incomplete"):
         TokenTable.load(whole)
     monkeypatch.setattr(token_writer, "_write_part", write)
     (whole / part_name(1)).write_bytes(b"damaged meanwhile")
