@@ -113,16 +113,16 @@ class TestSamplesOfAStep:
 
 
 def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_path: Path) -> None:
-    assert not said(prepared(config), "end token")
+    assert not said(prepared(config), "EOS token")
     model = tiny.write("llama", tmp_path / "model")
     (model / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>so {{ m.content.replace('red', '') }}{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     found = prepared(config, f"model.model_name_or_path={model}")
-    (note,) = said(found, "end token")
+    (note,) = said(found, "EOS token")
     assert "no supervised text in any sample ends" in note
-    (note,) = said(found, "leaves out")
+    (note,) = said(found, "drops part of the answer")
     assert "of 40 samples" in note
     outcome = measure_outcome(tmp_path / "train.jsonl", model=str(model), out=tmp_path / "costs", workers=1, check=0)
     counts = outcome.table.summary.counts
@@ -130,7 +130,7 @@ def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_pat
     assert (counts.without_end, counts.shortened > 0) == (40, True)
     assert set(data_notes(outcome.table.summary)) <= set(outcome.notes) & set(found.run.notes)
     ended = prepared(config, f"model.model_name_or_path={model}", "data.add_eos=true")
-    assert not said(ended, "end token")
+    assert not said(ended, "EOS token")
 
 
 def test_limits_that_processor_files_do_not_know_are_said(config: Path) -> None:

@@ -196,7 +196,7 @@ def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> N
     piece = encoder.encode(shown, store, start=6, tokens=3)
     assert (piece.input_ids.tolist(), piece.labels.tolist()) == ([46, 47, 48], [IGNORED, 47, 48])
     picture = AutoTokenizer.from_pretrained(model("qwen3_vl")).convert_tokens_to_ids("<|image_pad|>")
-    for wrong, expected in ((10**6, "outside the vocabulary"), (picture, "stands for a medium")):
+    for wrong, expected in ((10**6, "outside the vocabulary"), (picture, "media placeholder")):
         for refused in (encoder.encode, lambda one, store: pricing(encoder).cost(one, ())):
             with pytest.raises(RecordError, match=expected):
                 refused(replace(shown, tokens=TokenIds(ids=(5, wrong), learned=((0, 2),))), store)
@@ -306,7 +306,7 @@ def test_an_image_is_resized_before_the_processor_sees_it(family: str, side: int
         ("idefics3", medium("photo.png", max_pixels=9_000), "max_pixels of image; idefics3 takes max_img_size"),
         ("internvl", medium("photo.png", resized_height=56, resized_width=56), "they are Qwen-VL's"),
         ("qwen3_vl", medium("slow.mkv", max_pixels=9_000), "max_pixels of video; qwen3_vl takes num_frames, fps"),
-        ("gemma3", medium("photo.png", min_pixels=9_000), "min_pixels of image; gemma3 takes no limit"),
+        ("gemma3", medium("photo.png", min_pixels=9_000), "min_pixels of image; gemma3 takes none"),
     ],
 )
 def test_a_limit_that_a_processor_does_not_have_is_refused(

@@ -186,7 +186,7 @@ def test_another_table_is_not_taken_for_this_one(table: CostTable, tmp_path: Pat
     second = RowTable.make(other, tmp_path / "rows")
     assert first.path != second.path
     os.replace(second.path, first.path)
-    with pytest.raises(ArtifactError, match="as it was written"):
+    with pytest.raises(ArtifactError, match="the unchanged file"):
         RowTable.make(table, tmp_path / "rows")
     os.replace(second.path.with_suffix(".json"), first.path.with_suffix(".json"))
     with pytest.raises(ArtifactError, match=first.path.name):

@@ -146,7 +146,7 @@ def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
         (["--model", "tiny:llama", "--shape", "smal"], ["did you mean 'small'?"]),
         (["--model", "org/name", "--shape", "small"], ["shape", "tiny:FAMILY"]),
         (["--model", "tiny:llama", "--samples", "1"], ["no neighbour"]),
-        (["--model", "tiny:llama", "--data", "nowhere.jsonl"], ["nothing is there"]),
+        (["--model", "tiny:llama", "--data", "nowhere.jsonl"], ["which does not exist"]),
         ([], ["--model"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
