@@ -130,7 +130,7 @@ def test_answers_that_do_not_end_or_are_shortened_are_said(config: Path, tmp_pat
     assert (counts.without_end, counts.shortened > 0) == (40, True)
     assert set(data_notes(outcome.table.summary)) <= set(outcome.notes) & set(found.run.notes)
     ended = prepared(config, f"model.model_name_or_path={model}", "data.add_eos=true")
-    assert not said(ended, "end token")
+    assert not said(ended, "EOS token")
 
 
 def test_limits_that_processor_files_do_not_know_are_said(config: Path) -> None:
