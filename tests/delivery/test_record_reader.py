@@ -230,7 +230,7 @@ class TestChangedData:
         with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*other text.*sample r4"):
             reader_of(table, tmp_path).record(4)
         write_rows(data, "parquet", rows[:3])
-        with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*no row 4.*sample r4"):
+        with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*no longer has row 4.*sample r4"):
             reader_of(table, tmp_path).record(4)
 
 
