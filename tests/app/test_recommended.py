@@ -21,7 +21,7 @@ WORLDS = (1, 2, 4)
 
 
 def wanted(config: Path) -> int:
-    """Samples of a step, as the config says them."""
+    """Samples per step, as the config says them."""
     return int(load_config(config).training.effective_batch_size or 0)
 
 

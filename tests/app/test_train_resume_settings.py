@@ -60,7 +60,7 @@ def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
 def test_what_makes_other_parameters_or_states_is_refused(model: dict[str, Any], asked: str, words: str) -> None:
     said = refused(model, asked)
     assert words in said
-    assert "leave these out, or begin a new run in another training.output_dir" in said
+    assert "leave these out, or start a new run in another training.output_dir" in said
 
 
 @pytest.mark.parametrize(

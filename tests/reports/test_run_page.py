@@ -149,7 +149,7 @@ def test_what_is_shown_alike_is_not_marked_as_different() -> None:
 def test_runs_can_be_told_in_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
     text = write_run_report(pair[0], others=[pair[1]], out=tmp_path / "both.md").read_text()
     assert text.startswith("**The same loss, 2.3")
-    assert "| Speed over the baseline | 2.3" in text
+    assert "| Speedup over the baseline | 2.3" in text
     assert "| --- | --- | --- |" in text
     assert "\u2068" not in text
     assert text.strip() in Page(render_runs([read_run(folder) for folder in pair])).all("main")[0].text
@@ -227,7 +227,7 @@ def test_a_run_that_is_training_says_so(tmp_path: Path) -> None:
     outcome = {"status": "running", "step": 0, "steps": 40}
     folder = write_run(tmp_path / "run", Made(steps=12, outcome=outcome))
     stopped = runs_content([read_run(folder)])
-    assert "without saying why" in stopped["lead"]
+    assert "without a reason" in stopped["lead"]
     assert f"--resume \u2068{folder}" in stopped["lead"]
     with alone(folder / ".lock"):
         content = runs_content([read_run(folder)])
@@ -301,7 +301,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 _SAME = {"fingerprints.schedule": "a"}
 _WHY = {
-    "same": ({"other": _SAME}, "What their losses still differ by is rounding", "kernels"),
+    "same": ({"other": _SAME}, "The remaining difference of their losses is rounding", "kernels"),
     "kernels": (
         {"other": _SAME, "derived": {"attn_implementation": "sdpa"}},
         "other attention kernels (",
@@ -316,7 +316,7 @@ _WHY = {
     "no cause": ({"other": _SAME, "config": "training: {learning_rate: 1, output_dir: b}"}, "is rounding", "set diff"),
     "warm start": (
         {"other": {"origin.run": "/runs/first", "origin.weights": "final", "origin.samples_seen": 1200}},
-        "began from different weights: packed from \u2068m\u2069 and padded from "
+        "started from different weights: packed from \u2068m\u2069 and padded from "
         "\u2068final\u2069 of the run \u2068first\u2069, trained on 1,200 samples. "
         "Every optimizer step has as many samples",
         "which samples shared a step",
@@ -347,5 +347,5 @@ def test_why_losses_differ_is_said(case: str) -> None:
     assert words in why
     assert others not in why
     assert why in render_runs(runs)
-    assert ("curves lie on each other" in why) == ("rounding" in why)
+    assert ("curves coincide" in why) == ("rounding" in why)
     assert ("from different starting weights" in content["headline"]) == ("different weights" in why)

@@ -232,7 +232,7 @@ def test_few_steps_compare_no_speed_and_call_no_losses_the_same(tmp_path: Path, 
         counts = f"packed has {steps} steps and padded has {steps} steps"
         assert f"In {16 * steps} samples {counts}; {FEWEST} of each after warm-up are needed to compare speed" in said
         assert not re.search(r"[-\u2212]\d+ steps", said)
-        assert "Speed over the baseline" not in said
+        assert "Speedup over the baseline" not in said
 
 
 def test_a_run_has_one_final_loss(tmp_path: Path) -> None:

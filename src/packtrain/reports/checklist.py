@@ -41,7 +41,7 @@ def checklist(study: Study, out: Path) -> tuple[ChecklistItem, ...]:
         ChecklistItem(
             name="See what will be trained, without training", command=train_command(study, yaml, "--dry-run")
         ),
-        ChecklistItem(name="Prove that packed samples do not see each other", command=shlex.join(verify)),
+        ChecklistItem(name="Check that packed samples do not see each other", command=shlex.join(verify)),
         *([ChecklistItem(name=f"Try {TRIAL:,} samples", command=trial)] if study.dataset.samples > TRIAL else []),
         ChecklistItem(name="Train", command=train_command(study, yaml, "-o", f"{runs}-{whole}")),
     ]

@@ -62,7 +62,7 @@ def draw_efficiency(study: Study, path: Path) -> None:
     figure = _figure("Packing by length", _subtitle(study))
     grid = figure.add_gridspec(2, 2, left=0.09, right=0.97, top=0.83, bottom=0.06, hspace=0.36, wspace=0.22)
     panels: tuple[tuple[str, Callable[[Simulation], float], Callable[[float], str]], ...] = (
-        ("fill: share of packs that is real tokens", lambda one: one.fill, lambda value: f"{100 * value:g} %"),
+        ("fill: share of a pack that is real tokens", lambda one: one.fill, lambda value: f"{100 * value:g} %"),
         ("speed: real tokens per second", lambda one: one.tokens_per_second, tick),
         ("packs in an epoch", lambda one: one.packs, tick),
         ("memory of one GPU in GiB", lambda one: one.memory_bytes / GIB, lambda value: f"{value:g}"),

@@ -39,7 +39,7 @@ def summary_text(content: Content, tasks: Sequence[ChecklistItem]) -> str:
         _about(content),
         _statistics(content),
         _list(content["dataset"]["observations"]),
-        "## Packings that were tried",
+        "## Packing lengths tried",
         _simulations(content),
         "## Padding versus packing",
         _comparison(content),
@@ -50,7 +50,7 @@ def summary_text(content: Content, tasks: Sequence[ChecklistItem]) -> str:
         _reasons(content),
         _list(advice["advice"]),
         _alternatives(content),
-        "## Memory of one GPU",
+        "## Memory per GPU",
         _memory(content),
         _comfortable(content),
         "## If it goes wrong" if advice["trouble"] else "",
@@ -78,10 +78,10 @@ def memory_text(content: Content) -> str:
     """Where the memory of the worst pack goes, what would change it, and what the machine needs."""
     report = content["memory"]
     return _document(
-        "# Memory of one GPU",
+        "# Memory per GPU",
         _about(content),
         _memory(content),
-        "## The worst case in words" if report["sentences"] else "",
+        "## The worst case" if report["sentences"] else "",
         _list(report["sentences"]),
         "## One layer of the vision encoder" if report["vision_layer"] else "",
         _vision(report),
@@ -213,8 +213,8 @@ def _comfortable(content: Content) -> str:
         return ""
     share = percent(found["memory_bytes"] / report["gpu_bytes"])
     return (
-        f"With room for surprises: {_safe(', '.join(found['changes']))}: {gib(found['memory_bytes'])} ({share} of the "
-        f"GPU), {formatted('duration', found['seconds'])} an epoch, {count(found['lost'])} samples lost."
+        f"With a comfortable margin: {_safe(', '.join(found['changes']))}: {gib(found['memory_bytes'])} ({share} of "
+        f"the GPU), {formatted('duration', found['seconds'])} an epoch, {count(found['lost'])} samples lost."
     )
 
 

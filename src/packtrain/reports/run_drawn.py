@@ -103,7 +103,7 @@ class _Charts:
             dots += self._evaluations(at, x)
         if not curves:
             return None
-        over = "time of training, warm-up left out" if by_time else "samples seen"
+        over = "training time after warm-up" if by_time else "samples seen"
         unit = f"mean loss of a token, over the {over}; bold: smoothed"
         look = _Look(
             title=f"Loss over {'time' if by_time else 'samples'}",
@@ -130,7 +130,7 @@ class _Charts:
         kept = [curve for curve in curves if len(curve.points.x)]
         if not kept:
             return None
-        unit = "of each part of the model" if one else "of the first part that learns"
+        unit = "of each part of the model" if one else "of the first trained part"
         drawn = self._chart(_Look(title="Learning rate", unit=unit, write=rate), kept)
         return replace(drawn, keys=tuple(LegendKey(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
 
@@ -280,7 +280,7 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 _SPEED = {
     "tokens_per_second": _Look(title="Speed", unit="real tokens per second, over all ranks", write=large, tick=tick),
     "padding_share": _Look(
-        title="Padding", unit="share of computed positions that teach nothing", write=percent, tick=_percent_tick
+        title="Padding", unit="share of computed positions that are padding", write=percent, tick=_percent_tick
     ),
     "fill": _Look(
         title="Fill",
@@ -294,11 +294,9 @@ _SPEED = {
     "data_wait_share": _Look(
         title="Waiting for data", unit="share of a step's time", write=percent, tick=_percent_tick
     ),
-    "mfu": _Look(
-        title="Use of the chip", unit="MFU: language, vision and attention FLOPs", write=percent, tick=_percent_tick
-    ),
+    "mfu": _Look(title="MFU", unit="MFU: language, vision and attention FLOPs", write=percent, tick=_percent_tick),
     "spread": _Look(
         title="Equal work", unit="slowest rank / mean of ranks; 1 is ideal", write=ratio, tick=_short, bottom=1.0
     ),
-    "perf/global_seq_len_avg": _Look(title="Length of a batch", unit="real tokens, mean", write=count, tick=tick),
+    "perf/global_seq_len_avg": _Look(title="Tokens per micro-batch", unit="real tokens, mean", write=count, tick=tick),
 }

@@ -51,7 +51,7 @@ def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
 
 def _method(method: str, derived: Derived) -> str:
     if (rank := derived.get("lora.rank")) is None:
-        return "all weights of the parts that learn" if method == "full" else method
+        return "full fine-tuning" if method == "full" else method
     targets = _text(derived.get("lora.targets")) or "every linear layer of the decoder"
     return f"{method}: rank {shown(rank, 20)}, alpha {shown(derived.get('lora.alpha'), 20)}, {targets}"
 

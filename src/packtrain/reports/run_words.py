@@ -16,7 +16,7 @@ _FASTER = 1.05
 _UNEVEN = 1.1  # between numbers of samples per step that are told apart
 _FALLS = 0.02  # a loss that falls by this share over the last tenth of a run is said to
 _ON_TOP = 0.001  # relative difference of losses that no chart can show
-_ENDED = {"complete": "Completed.", "not begun": "Its first step has not ended yet."}
+_ENDED = {"complete": "Completed.", "not begun": "The first step has not finished yet."}
 
 
 def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
@@ -71,8 +71,8 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
     found, reasons = [], []
     if other_starts(runs):
         starts = [f"{name} from {start_of(run)}" for name, run in zip(_named(labels), runs, strict=True)]
-        found.append(f"The runs began from different weights: {_listed(starts)}.")
-        reasons.append("the weights they began from")
+        found.append(f"The runs started from different weights: {_listed(starts)}.")
+        reasons.append("their starting weights")
     if same:
         found.append("Every optimizer step has the same samples in all runs.")
     elif alike:
@@ -86,9 +86,9 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
     reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
     reasons += [kernel] if kernel else []
     if same and not other_starts(runs) and not others:
-        rounding = "What their losses still differ by is rounding: numbers are added up in another order"
+        rounding = "The remaining difference of their losses is rounding: sums in another order"
         found.append(f"{rounding}, and by {kernel}." if kernel else f"{rounding}.")
-        found += ["Over samples their curves lie on each other."] if (apart or 0) < _ON_TOP else []
+        found += ["Over samples their curves coincide."] if (apart or 0) < _ON_TOP else []
     elif reasons:
         found.append(f"Their losses may differ by {_listed(reasons)}.")
     return " ".join(found)
@@ -136,7 +136,7 @@ def ended(run: TrainingRun) -> str:
         return f"It is still training: {where}."
     if run.status in ("running", "begun"):
         why = "stopped from outside, or on another machine"
-        return f"It ended at {where} without saying why: {why}. {again} continues it."
+        return f"It stopped at {where} without a reason: {why}. {again} continues it."
     if run.status == "interrupted":
         return f"It was interrupted at {where}; {again} continues it."
     if run.status == "failed":
@@ -205,7 +205,7 @@ def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Co
     found += [f"{few}."] if (few := too_few(labels, both)) else []
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
     if spent:
-        found.append(f"Training on them took {_listed(spent)}, warm-up left out.")
+        found.append(f"Training took {_listed(spent)} after warm-up.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]

@@ -155,8 +155,8 @@ class MetricsLog:
         raise ArtifactError(
             str(self._path),
             got="a file that was deleted, moved or replaced while the run was writing it",
-            expected="the folder of the run to stay where it is until the run ends",
-            fix="bring the folder back and resume, or begin a new run",
+            expected="the folder of the run in place until the run ends",
+            fix="bring the folder back and resume, or start a new run",
         )
 
 

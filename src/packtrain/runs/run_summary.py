@@ -40,7 +40,7 @@ class Summary:
     warm_steps: int  # in which workers start and layers are compiled: in no speed
     warm_seconds: float | None  # that they took
     step_seconds: float | None  # median
-    padding: float | None  # share of computed positions that teach nothing
+    padding: float | None  # share of computed positions that are padding
     mfu: float | None
     wait_share: float | None
     spread: float | None  # slowest rank over mean

@@ -45,7 +45,7 @@ def refuse_changes(before: RunConfig, asked: RunConfig) -> None:
             "--resume",
             problems=found,
             expected="the values that the run has",
-            fix="leave these out, or begin a new run in another training.output_dir",
+            fix="leave these out, or start a new run in another training.output_dir",
         )
 
 

@@ -38,7 +38,7 @@ def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:
             str(folder.path),
             got="a run that an older version of packtrain began",
             expected="one of this version",
-            fix="go on with that version, or begin a new run",
+            fix="go on with that version, or start a new run",
         )
     changed = differences(before, json.loads(json.dumps(inputs)))
     if changed:
@@ -46,7 +46,7 @@ def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:
             str(folder.path),
             got="a run of other data or another model: " + "; ".join(changed[:_NAMED]),
             expected="what the run was begun with; it may lie elsewhere",
-            fix="bring that back (files without checksums, as parquet, with their times), or begin a new run",
+            fix="bring that back (files without checksums, as parquet, with their times), or start a new run",
         )
 
 
@@ -114,7 +114,7 @@ def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
             str(folder.path),
             got="adapters of another model: its config is the same, its weights are others",
             expected="the weights that the run was begun with; they may lie elsewhere",
-            fix="name that model by model.model_name_or_path, or begin a new run",
+            fix="name that model by model.model_name_or_path, or start a new run",
         )
 
 
