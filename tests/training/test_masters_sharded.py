@@ -108,7 +108,7 @@ def test_and_one_with_masters_by_a_run_without(runs: Any) -> None:
     for rank in ranks:
         found, _, masters, _, said = rank["plain from masters"]
         assert not masters
-        assert any("fp32 masters, which are left out" in one for one in said) == (way == "fsdp")
+        assert any("fp32 masters, which are ignored" in one for one in said) == (way == "fsdp")
         assert {step: found[step] for step in (1, 2, 3)} == {step: rank["whole"][0][step] for step in (1, 2, 3)}
         assert len(found) == STEPS
 

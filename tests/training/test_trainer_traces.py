@@ -57,7 +57,7 @@ def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"from checkpoint-2.*set-aside-checkpoint-4, set-aside-checkpoint-6"):
         trainer_of(dataset(), tmp_path, save_steps=3, max_steps=3).train(str(tmp_path / "checkpoint-2"))
     assert [one.step for one in complete_checkpoints(tmp_path)] == [2, 3]
-    with pytest.warns(UserWarning, match=r"begins again.*set-aside-checkpoint-2, set-aside-checkpoint-3"):
+    with pytest.warns(UserWarning, match=r"starts again.*set-aside-checkpoint-2, set-aside-checkpoint-3"):
         trainer_of(dataset(), tmp_path, save_steps=1, max_steps=1).train()
     assert [one.step for one in complete_checkpoints(tmp_path)] == [1]
     before = complete_checkpoints(tmp_path)
