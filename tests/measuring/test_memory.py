@@ -110,7 +110,7 @@ def peak(process: subprocess.Popen[bytes]) -> tuple[int, int]:
 def test_memory_does_not_grow_with_the_dataset(tmp_path: Path, qwen: Path) -> None:
     write_image(tmp_path / "a.png", 64, 64)
     peaks = {}
-    for records in (5_000, 100_000):
+    for records in (10, 25_000, 100_000):  # the first one makes what is made once for a model
         data = tmp_path / f"{records}.jsonl"
         with data.open("w") as stream:
             for number in range(records):
@@ -126,5 +126,5 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path, qwen: Path) -> No
         assert json.loads((tmp_path / "log.out").read_text())["counts"]["rows"] == records
         assert samples >= 10
         assert peaks[records] > 50 << 20, "the processes were not seen"
-    grown = (peaks[100_000] - peaks[5_000]) / (1 << 20)
-    assert grown < 50, f"{grown:.0f} MiB more for 95,000 records more"
+    grown = (peaks[100_000] - peaks[25_000]) / (1 << 20)
+    assert grown < 50, f"{grown:.0f} MiB more for 75,000 records more"
