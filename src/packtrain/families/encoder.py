@@ -120,7 +120,7 @@ class RecordEncoder:
         if self._seen[key] < self.patience:
             self._seen[key] += 1
             return self.layouter.layout(record, sized.headers)
-        return self._skeletons.layout(record, sized.headers)
+        return self._skeletons.layout(record, sized.headers, key)
 
     def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> Priced:
         if isinstance(layout, Layout):

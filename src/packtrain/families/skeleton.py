@@ -143,11 +143,11 @@ class Skeletons:
         self._always_run = not filters <= _SEEN_THROUGH or bool(functions & _HIDING_METHODS)
         self._known: dict[Shape, Skeleton | None] = {}
 
-    def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
-        """As the layouter lays it out, by filling in where that is known to be the same."""
+    def layout(self, record: Record, headers: Sequence[MediaHeader], shape: Shape | None = None) -> Layout:
+        """As the layouter lays it out, by filling in where that is known to be the same; `shape` where it is known."""
         expansions = self._layouter.expansions(headers)
         kinds = [header.kind for header in headers]
-        skeleton = self.skeleton(record, shape_of(record))
+        skeleton = self.skeleton(record, shape_of(record) if shape is None else shape)
         if skeleton is not None:
             texts = texts_of(record)
             if not self.hides_placeholder(texts):
