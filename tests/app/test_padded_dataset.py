@@ -18,7 +18,6 @@ from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDatase
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.join import count_patches
 from packtrain.delivery.encode.encoded_sample import IGNORED
-from packtrain.packing.padding_share import padding_share
 
 SAMPLES = 30
 KEPT, SILENT = "kept answer that is learned", "silent answer that is not learned"
@@ -125,8 +124,8 @@ def test_padded_packs_hold_the_samples_of_packs_step_by_step(lines: Path, cache:
         computed += other["input_ids"].numel()
     assert max(batch.info.samples for batch in padded.loader()) > 1
     tokens = int(padded.plan.epoch(0).load("tokens").sum())
-    assert 0 < padding_share(padded.schedule, 1) == pytest.approx(1 - tokens / computed)
-    assert padded.describe().padding == padding_share(padded.schedule, 1)
+    assert 0 < padded.schedule.padding_share(1) == pytest.approx(1 - tokens / computed)
+    assert padded.describe().padding == padded.schedule.padding_share(1)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_the_padding_of_a_schedule_is_that_of_its_batches(
     dataset = built(config(lines, cache, rows_per_batch=rows, packs_per_step=size))
     batches = [batch for rank in range(world) for batch in dataset.loader(rank=rank, world=world) if batch.info.samples]
     padding, tokens = (sum(getattr(batch.info, name) for batch in batches) for name in ("padding", "tokens"))
-    assert padding_share(dataset.schedule, rows, world=world) == pytest.approx(padding / (padding + tokens))
+    assert dataset.schedule.padding_share(rows, world=world) == pytest.approx(padding / (padding + tokens))
 
 
 # ---- messages without loss

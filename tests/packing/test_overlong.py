@@ -53,7 +53,7 @@ def why(pieces: Pieces) -> dict[int, str]:
 
 def spans(pieces: Pieces) -> list[tuple[int, int, int]]:
     """(row, start, tokens) of every piece."""
-    columns = (pieces.rows, pieces.starts, pieces.samples["tokens"])
+    columns = (pieces.entries.rows, pieces.entries.starts, pieces.entries.samples["tokens"])
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -88,11 +88,11 @@ def test_media_are_never_cut(overlong: str) -> None:
     found = samples([25, 25, 25], images=[1, 1, 1], patches=[8, 8, 8])
     pieces = cut(found, [15, 14, 25], overlong=overlong)  # media end at tokens 10, 11 and 0
     assert why(pieces) == {1: "25 tokens > packing_length 10; its media extend to token 11, so it cannot be truncated"}
-    first = pieces.starts == 0
-    assert pieces.rows[first].tolist() == [0, 2]
+    first = pieces.entries.starts == 0
+    assert pieces.entries.rows[first].tolist() == [0, 2]
     for name in ("images", "patches"):
-        assert pieces.samples[name][first].tolist() == found[name][[0, 2]].tolist()
-        assert not pieces.samples[name][~first].any()
+        assert pieces.entries.samples[name][first].tolist() == found[name][[0, 2]].tolist()
+        assert not pieces.entries.samples[name][~first].any()
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
@@ -134,9 +134,9 @@ def test_pieces_stay_within_the_attention_limit(overlong: str, limit: int) -> No
     pieces = cut(
         samples(tokens), tokens, packing_length=2 * max(tokens), max_attention_per_pack=limit, overlong=overlong
     )
-    assert (pieces.samples["attention"] <= limit).all()
+    assert (pieces.entries.samples["attention"] <= limit).all()
     assert pieces.cut_rows > 0
-    longest = int(pieces.samples["tokens"].max())
+    longest = int(pieces.entries.samples["tokens"].max())
     assert (longest + 1) ** 2 > limit, "as long as the limit allows"
     assert {one.reason for one in pieces.dropped} <= {UNLABELLED}
 
@@ -175,13 +175,13 @@ def test_pieces_cover_rows_and_their_labels_exactly(
     pieces = fit_pieces(found, Tails(np.array(tails), lambda some: [runs[row] for row in some]), settings)
     unfit = {one.row for one in pieces.dropped if one.reason == UNFIT}
     unlabelled = Counter(one.row for one in pieces.dropped if one.reason == UNLABELLED)
-    assert unfit | set(unlabelled) | set(pieces.rows.tolist()) == set(range(len(rows)))
-    assert not unfit & (set(pieces.rows.tolist()) | set(unlabelled))
+    assert unfit | set(unlabelled) | set(pieces.entries.rows.tolist()) == set(range(len(rows)))
+    assert not unfit & (set(pieces.entries.rows.tolist()) | set(unlabelled))
     lost = labels_lost = 0
     longest = min(length, math.isqrt(attention or length**2))
     for row in range(len(rows)):
-        mine = np.flatnonzero(pieces.rows == row)
-        starts, lengths = pieces.starts[mine].tolist(), pieces.samples["tokens"][mine].tolist()
+        mine = np.flatnonzero(pieces.entries.rows == row)
+        starts, lengths = pieces.entries.starts[mine].tolist(), pieces.entries.samples["tokens"][mine].tolist()
         if tokens[row] <= longest:
             assert (starts, lengths) == ([0], [tokens[row]]) or row in unfit, "what fits is not looked into"
             continue
@@ -190,17 +190,17 @@ def test_pieces_cover_rows_and_their_labels_exactly(
         begins = range(0, tokens[row], longest) if overlong == "split" else [0]
         whole = {begin: [False, *labels[row][begin + 1 : begin + longest]] for begin in begins}
         carrying = {begin: sum(part) for begin, part in whole.items() if sum(part)}
-        assert dict(zip(starts, pieces.samples["supervised_tokens"][mine].tolist(), strict=True)) == carrying
+        assert dict(zip(starts, pieces.entries.samples["supervised_tokens"][mine].tolist(), strict=True)) == carrying
         assert lengths == [len(whole[begin]) for begin in carrying]
         assert unlabelled[row] == len(whole) - len(carrying)
-        assert pieces.firsts[mine].tolist() == [at == 0 for at in range(len(mine))]
+        assert pieces.entries.firsts[mine].tolist() == [at == 0 for at in range(len(mine))]
         if len(mine):
             lost += tokens[row] - sum(map(len, whole.values()))
             labels_lost += sum(labels[row]) - sum(carrying.values())
         for name in ("images", "patches", "vision_tokens"):
-            assert pieces.samples[name][mine].tolist() == [found[name][row] * (begin == 0) for begin in starts]
+            assert pieces.entries.samples[name][mine].tolist() == [found[name][row] * (begin == 0) for begin in starts]
     assert (pieces.tokens_lost, pieces.supervised_lost) == (lost, labels_lost)
-    parts = pieces.samples
+    parts = pieces.entries.samples
     assert (parts["tokens"] > 0).all()
     assert (parts["tokens"] <= length).all()
     assert (parts["attention"] == parts["tokens"] ** 2).all()
@@ -222,8 +222,8 @@ def test_a_piece_without_labels_goes_to_the_ledger(
     tails = Tails(np.array([24]), lambda _: ["19,5"])
     found = fit_pieces(samples([24], supervised_tokens=[5]), tails, PackingConfig(packing_length=10, overlong=overlong))
     assert spans(found) == kept
-    assert (found.samples["supervised_tokens"].tolist(), found.supervised_lost) == (labels, lost)
-    assert found.firsts.tolist() == [True, False][: len(kept)]
+    assert (found.entries.samples["supervised_tokens"].tolist(), found.supervised_lost) == (labels, lost)
+    assert found.entries.firsts.tolist() == [True, False][: len(kept)]
     assert found.dropped == (Dropped(0, UNLABELLED, "tokens 0 to 10 of 24 carry no loss"),)
 
 

@@ -212,7 +212,7 @@ def test_a_full_disk_names_the_plan(table: CostTable, tmp_path: Path, monkeypatc
     def full(self: object, *arguments: object) -> None:
         raise OSError(errno.ENOSPC, "Error writing bytes to file")
 
-    monkeypatch.setattr("packtrain.packing.sinks.FolderSink.write", full)
+    monkeypatch.setattr("pyarrow.ipc.RecordBatchFileWriter.write_batch", full)
     with pytest.raises(
         DiskFull, match=r"(?s)plan\n.*No space left on device: [\d,]+ bytes are free in .*free some space"
     ):

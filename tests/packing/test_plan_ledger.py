@@ -19,9 +19,9 @@ import packtrain.packing.plan_builder as build_module
 from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
-from packtrain.packing.blocked import PROBES, Blocked, BlockedCount
 from packtrain.packing.overlong import UNFIT, UNLABELLED
-from packtrain.packing.plan_builder import BEYOND, TAIL, build_plan
+from packtrain.packing.plan_builder import BEYOND, PROBES, TAIL, Blocked, build_plan
+from packtrain.packing.plan_summary import BlockedCount
 from packtrain.packing.resources import samples_of
 
 # ---- every entry is accounted for
@@ -167,12 +167,7 @@ def test_an_entry_lost_on_the_way_is_noticed(table: CostTable, monkeypatch: pyte
 
     def losing(*arguments: Any) -> Any:
         for window in whole(*arguments):
-            yield window.__class__(
-                **{
-                    **{name: getattr(window, name) for name in window.__slots__},
-                    "drawn": window.drawn + 1,
-                }
-            )
+            yield replace(window, counts=replace(window.counts, drawn=window.counts.drawn + 1))
 
     monkeypatch.setattr(build_module, "pack_windows", losing)
     with pytest.raises(ArtifactError, match="ledger of epoch 0"):
@@ -292,7 +287,7 @@ def test_blocked_counts_do_not_depend_on_how_many_packs_are_looked_at_at_once(
     table: CostTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build_plan(table, config(max_patches_per_pack=18_000), WORK).summary.blocked
-    monkeypatch.setattr("packtrain.packing.blocked._AT_ONCE", 3)
+    monkeypatch.setattr("packtrain.packing.plan_builder._PACKS_AT_ONCE", 3)
     assert build_plan(table, config(max_patches_per_pack=18_000), WORK).summary.blocked == whole
 
 
@@ -300,4 +295,4 @@ def test_nothing_is_offered_where_there_are_no_packs(table: CostTable) -> None:
     blocked = Blocked({"tokens": 5})
     samples, _ = samples_of(table, 0, 1)
     blocked.add(samples, {"tokens": np.zeros(0, np.int64)}, 0)
-    assert (blocked.offers, blocked.counts()["tokens"].stopped) == (0, 0)
+    assert (blocked.summary().offers, blocked.summary().limits["tokens"].stopped) == (0, 0)

@@ -105,8 +105,8 @@ def test_nothing_is_lost_whatever_is_carried(
     assert Counter(packed_rows(found)) == Counter({row: n for row, n in expected.items() if n})
     left_out = {"drop": lambda n: n > 100, "truncate": lambda n: False, "split": lambda n: n == 101}[overlong]
     dropped = sum(times[row] for row, n in enumerate(tokens) if left_out(n))
-    assert sum(w.dropped_entries for w in found) == dropped
-    assert sum(w.drawn for w in found) == sum(expected.values()) + dropped
+    assert sum(w.counts.dropped for w in found) == dropped
+    assert sum(w.counts.drawn for w in found) == sum(expected.values()) + dropped
     assert sum(w.rows for w in found) == len(tokens)
     for w in found:
         assert (np.diff(w.offsets) > 0).all()
@@ -178,7 +178,7 @@ def test_wrapped_packs_are_samples_one_behind_the_other(
     loads = np.concatenate([w.loads["tokens"] for w in found])
     assert (loads <= length).all()
     entries = sum(len(w.entries) for w in found)
-    assert sum(w.drawn for w in found) == entries + sum(w.dropped_entries for w in found)
+    assert sum(w.counts.drawn for w in found) == entries + sum(w.counts.dropped for w in found)
     if not any(w.left_out for w in found):
         assert (loads[:-1] == length).all(), "all but the last are full"
     if repeats is None:

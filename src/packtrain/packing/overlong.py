@@ -10,7 +10,7 @@ import numpy as np
 from packtrain.core.errors import DataError
 from packtrain.packing.arrays import WRAPPED
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
-from packtrain.packing.resources import Samples, Tails
+from packtrain.packing.resources import Entries, Samples, Tails
 
 STAGE = "pack"
 _NO_LIMIT = 2**62 - 1
@@ -30,14 +30,11 @@ class Dropped:
 class Pieces:
     """What goes into packs: spans of rows of the cost table. Uncut rows are spans from 0 to their end."""
 
-    rows: np.ndarray
-    starts: np.ndarray
-    firsts: np.ndarray  # is it the first piece of its row that goes into a pack: with it the sample is counted
-    samples: Samples  # costs of each piece
+    entries: Entries
     dropped: tuple[Dropped, ...]
     cut_rows: int = 0  # of which something is packed
     tokens_lost: int = 0  # of rows that were truncated
-    supervised_lost: int = 0  # of rows that were cut: behind the cut, or the first of a piece
+    supervised_lost: int = 0  # of rows that were cut: after the cut, or the first token of a piece
 
 
 def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
@@ -64,19 +61,19 @@ def fit_pieces(samples: Samples, tails: Tails, config: PackingConfig) -> Pieces:
         unfit |= samples["tokens"] > config.cutoff_len
     whole = np.flatnonzero(~unfit)
     if not config.cuts or not unfit.any():
-        return Pieces(
+        entries = Entries(
             rows=whole,
             starts=np.zeros(len(whole), np.int64),
             firsts=np.ones(len(whole), bool),
             samples=samples.take(whole) if reasons else samples,
-            dropped=tuple(Dropped(row, UNFIT, reason) for row, reason in reasons.items()),
         )
+        return Pieces(entries=entries, dropped=tuple(Dropped(row, UNFIT, reason) for row, reason in reasons.items()))
     return _cut(samples, tails, config, over, whole, reasons)
 
 
 def _over(samples: Samples, config: PackingConfig) -> dict[str, np.ndarray]:
     """Which limits of a pack each sample exceeds, once it is cut to `cutoff_len`."""
-    found = {}
+    over = {}
     for name, limit in config.capacities().items():
         column = samples[name]
         if name == "tokens" and config.cutoff_len is None:
@@ -84,8 +81,8 @@ def _over(samples: Samples, config: PackingConfig) -> dict[str, np.ndarray]:
         if config.cutoff_len is not None and name in ("tokens", "attention"):
             cut = np.minimum(samples["tokens"], config.cutoff_len)
             column = config.aligned(cut) if name == "tokens" else cut * cut
-        found[name] = column > limit
-    return found
+        over[name] = column > limit
+    return over
 
 
 def _span(tokens: int, length: int, config: PackingConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -134,8 +131,8 @@ def _cut(
     for row, runs in zip(cut, tails.runs(np.array(cut, np.int64)) if cut else (), strict=True):
         tokens, carrying = int(samples["tokens"][row]), int(samples["supervised_tokens"][row])
         begins, ends = _span(tokens, length, config)
-        found = supervised_in(runs, tokens, carrying, int(tails.tokens[row]), begins, ends)
-        kept = found > 0
+        labels = supervised_in(runs, tokens, carrying, int(tails.tokens[row]), begins, ends)
+        kept = labels > 0
         for begin, end in zip(begins[~kept].tolist(), ends[~kept].tolist(), strict=True):
             dropped.append(Dropped(row, UNLABELLED, f"tokens {begin:,} to {end:,} of {tokens:,} carry no loss"))
         if not kept.any():
@@ -144,18 +141,16 @@ def _cut(
         starts.append(begins[kept])
         firsts.append(np.arange(kept.sum()) == 0)
         lengths.append((ends - begins)[kept])
-        supervised.append(found[kept])
+        supervised.append(labels[kept])
         cut_rows += 1
         tokens_lost += tokens - int((ends - begins).sum())
-        supervised_lost += carrying - int(found.sum())
-    joined = [np.concatenate(parts) for parts in (rows, starts, firsts, lengths, supervised)]
-    order = np.lexsort((joined[1], joined[0]))  # pieces stand where their row stood
-    row_of, start_of, first_of, length_of, supervised_of = (part[order] for part in joined)
+        supervised_lost += carrying - int(labels.sum())
+    columns = [np.concatenate(parts) for parts in (rows, starts, firsts, lengths, supervised)]
+    order = np.lexsort((columns[1], columns[0]))  # pieces take the place of their row
+    row_of, start_of, first_of, length_of, supervised_of = (column[order] for column in columns)
+    costs = _piece_costs(samples, row_of, start_of, length_of, supervised_of)
     return Pieces(
-        rows=row_of,
-        starts=start_of,
-        firsts=first_of,
-        samples=_priced(samples, row_of, start_of, length_of, supervised_of),
+        entries=Entries(rows=row_of, starts=start_of, firsts=first_of, samples=costs),
         dropped=tuple(sorted(dropped, key=lambda one: one.row)),
         cut_rows=cut_rows,
         tokens_lost=tokens_lost,
@@ -185,24 +180,21 @@ def supervised_in(
 
     later = begins > 0  # the first token of these is predicted from nothing
     lost = np.where(later, up_to(begins + 1) - up_to(begins), 0)
-    found: np.ndarray = up_to(ends) - up_to(begins) - lost + np.where(later, 0, before)
-    return found
+    return np.asarray(up_to(ends) - up_to(begins) - lost + np.where(later, 0, before))
 
 
-def _priced(
+def _piece_costs(
     samples: Samples, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, supervised: np.ndarray
 ) -> Samples:
     """The costs of pieces: media belong to the first piece of a row."""
-    found = samples.take(rows)
     first = starts == 0
-    columns = {
-        name: np.where(first, column, 0)
-        for name, column in found.columns.items()
-        if name not in ("tokens", "samples", "attention", "longest", "supervised_tokens")
-    }
-    columns |= {"tokens": lengths, "longest": lengths, "attention": lengths * lengths, "samples": found["samples"]}
-    columns["supervised_tokens"] = supervised
-    return Samples({name: columns[name] for name in found.columns})
+    own = {"tokens": lengths, "longest": lengths, "attention": lengths * lengths, "supervised_tokens": supervised}
+    return Samples(
+        {
+            name: own[name] if name in own else column if name == "samples" else np.where(first, column, 0)
+            for name, column in samples.take(rows).columns.items()
+        }
+    )
 
 
 def _reason(samples: Samples, capacities: dict[str, int], over: dict[str, np.ndarray], row: int) -> str:

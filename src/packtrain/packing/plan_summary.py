@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from packtrain.packing.blocked import BlockedCount
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.predicting.flops import WorkModel
 
@@ -37,6 +36,15 @@ class EpochCounts:
     def ledger(self) -> int:
         """Entries in the ledger."""
         return self.dropped + self.tail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockedCount:
+    """What became of offering samples to finished packs, for one limit."""
+
+    stopped: int  # offers that this limit refused
+    alone: int  # of these, offers that no other limit refused
+    fullest: int  # packs of which this limit is used up most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

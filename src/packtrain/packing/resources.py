@@ -37,9 +37,44 @@ class Samples:
         """Some of the samples, in another order, perhaps repeated."""
         return Samples({name: column[rows] for name, column in self.columns.items()})
 
+    def part(self, start: int, stop: int) -> Samples:
+        """A span of samples."""
+        return Samples({name: column[start:stop] for name, column in self.columns.items()})
+
     def matrix(self, resources: tuple[str, ...]) -> np.ndarray:
         """The sizes of several resources, one row for each sample."""
         return np.stack([self.columns[name] for name in resources], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Entries:
+    """What packs are made of: rows of a cost table, or pieces of rows, with their costs."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    firsts: np.ndarray  # is it the first piece of its row that goes into a pack: with it the sample is counted
+    samples: Samples
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, positions: np.ndarray) -> Entries:
+        """Some of the entries, in another order."""
+        return Entries(
+            rows=self.rows[positions],
+            starts=self.starts[positions],
+            firsts=self.firsts[positions],
+            samples=self.samples.take(positions),
+        )
+
+    def __add__(self, other: Entries) -> Entries:
+        columns = {name: np.concatenate([column, other.samples[name]]) for name, column in self.samples.columns.items()}
+        return Entries(
+            rows=np.concatenate([self.rows, other.rows]),
+            starts=np.concatenate([self.starts, other.starts]),
+            firsts=np.concatenate([self.firsts, other.firsts]),
+            samples=Samples(columns),
+        )
 
 
 def _no_runs(_: np.ndarray) -> Sequence[str]:
@@ -74,20 +109,20 @@ def samples_of(table: CostTable, start: int = 0, stop: int | None = None) -> tup
     if not len(table):
         raise DataError(str(table.folder), got="a cost table without rows", expected="at least one measured record")
     read = table.rows(_READ, np.arange(start, len(table) if stop is None else stop))
-    found = {name: column.astype(np.int64, copy=False) for name, column in read.items()}
-    _check(table, found, start)
-    tokens, largest = found["tokens"], found["max_patches_per_image"]
+    costs = {name: column.astype(np.int64, copy=False) for name, column in read.items()}
+    _check(table, costs, start)
+    tokens, largest = costs["tokens"], costs["max_patches_per_image"]
     columns = {
         "tokens": tokens,
-        "vision_tokens": np.add.reduce([found[name] for name in VISION_TOKENS]),
+        "vision_tokens": np.add.reduce([costs[name] for name in VISION_TOKENS]),
         "samples": np.ones(len(tokens), np.int64),
         "attention": tokens * tokens,
-        **{name: found[name] for name in ("patches", "images", "videos", "frames", "supervised_tokens")},
+        **{name: costs[name] for name in ("patches", "images", "videos", "frames", "supervised_tokens")},
         "largest_patches": largest,
-        "squared_patches": found["patches"] * largest,
+        "squared_patches": costs["patches"] * largest,
         "longest": tokens,
     }
-    return Samples(columns), Tails(found["tail_tokens"], lambda some: tail_runs(table, some + start))
+    return Samples(columns), Tails(costs["tail_tokens"], lambda some: tail_runs(table, some + start))
 
 
 def tail_runs(table: CostTable, rows: np.ndarray) -> Sequence[str]:
@@ -95,8 +130,8 @@ def tail_runs(table: CostTable, rows: np.ndarray) -> Sequence[str]:
     return list(table.rows(("tail_runs",), rows)["tail_runs"])
 
 
-def _check(table: CostTable, found: dict[str, np.ndarray], start: int) -> None:
-    for name, column in found.items():
+def _check(table: CostTable, costs: dict[str, np.ndarray], start: int) -> None:
+    for name, column in costs.items():
         least = 1 if name == "tokens" else 0
         bad = np.flatnonzero(column < least)
         if len(bad):

@@ -137,6 +137,24 @@ class Schedule:
         """Micro-batches of one optimizer step on this many ranks, each with batches of this many packs."""
         return -(-self.packs_per_step // (world * rows_per_batch))
 
+    def padding_share(self, rows_per_batch: int, *, world: int = 1) -> float:
+        """The share of padding in all tokens of the first epoch's batches, each padded to its longest sample.
+
+        A batch has the samples of `rows_per_batch` packs, one in each with the strategy `none`.
+        """
+        packs, order = self.plan.epoch(0), self.order(0)
+        lengths, samples = packs.load("longest")[order], packs.load("samples")[order]
+        step_of = np.arange(len(lengths)) // self.packs_per_step
+        filled = self.accumulation(world, rows_per_batch) * world * rows_per_batch
+        # What fills up a step comes before its packs, the incomplete one's too, so batches are counted from its end.
+        last = np.minimum((step_of + 1) * self.packs_per_step, len(lengths))
+        place = step_of * filled + filled - (last - np.arange(len(lengths)))
+        longest, rows = np.zeros((2, self.num_steps(0) * filled), np.int64)
+        longest[place], rows[place] = lengths, samples
+        batches = longest.reshape(-1, rows_per_batch).max(axis=1) * rows.reshape(-1, rows_per_batch).sum(axis=1)
+        computed = int(batches.sum())
+        return 1 - int(packs.load("tokens").sum()) / computed if computed else 0.0
+
     def micro_batches(
         self, epoch: int, number: int, world: int, done: int = 0, *, rows_per_batch: int = 1
     ) -> np.ndarray:

@@ -9,6 +9,7 @@ one in which nothing does is left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,20 +17,19 @@ import numpy as np
 from packtrain.core.errors import DataError
 from packtrain.core.seeds import stream
 from packtrain.packing.overlong import UNLABELLED, Dropped, supervised_in
-from packtrain.packing.pack_entries import Entries
-from packtrain.packing.resources import Samples, Tails
+from packtrain.packing.resources import Entries, Samples, Tails
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Wrapped:
-    """The packs of one window; `open` are the entries of the last, which the next window fills."""
+class Filled:
+    """Entries in packs: pack i holds entries `offsets[i]` to `offsets[i + 1]`."""
 
     entries: Entries
     offsets: np.ndarray
-    open: Entries | None
-    left_out: tuple[Dropped, ...]  # pieces without loss; rows as in the cost table
-    cut_entries: int
-    supervised_lost: int
+    carried: Entries | None  # go on to the next window
+    left_out: tuple[Dropped, ...] = ()  # pieces without loss; rows as in the cost table
+    cut_rows: int = 0
+    supervised_lost: int = 0
 
 
 def refuse_media(samples: Samples, start: int) -> None:
@@ -53,8 +53,8 @@ def wrap(
     length: int,
     seed: int | None,
     last: bool,
-) -> Wrapped:
-    """Fill packs of this length. `rows` are those of the window, from `start` on; `before` is what stands open."""
+) -> Filled:
+    """Fill packs of this length. `rows` are those of the window, from `start` on; `before` is in the open pack."""
     if seed is not None:
         fresh = fresh.take(stream(seed, "order").permutation(len(fresh)))
     whole = fresh if before is None else before + fresh
@@ -70,57 +70,45 @@ def wrap(
     supervised = whole.samples["supervised_tokens"][of]
     cut = np.flatnonzero(times > 1)
     at = np.cumsum(times) - times
-    for entry, found in zip(cut, _supervised(whole, cut, rows, start, starts, lengths, at, times), strict=True):
-        supervised[at[entry] : at[entry] + times[entry]] = found
+    spans = [slice(at[entry], at[entry] + times[entry]) for entry in cut]
+    for span, labels in zip(spans, _labels(whole.rows[cut] - start, rows, spans, starts, lengths), strict=True):
+        supervised[span] = labels
     kept = (supervised > 0) | (times[of] == 1)
     pieces = _pieces(whole, of, starts, lengths, supervised, kept)
     sizes = np.bincount(pack[kept]) if kept.any() else np.zeros(0, np.int64)
     is_open = not last and len(whole) > 0 and ends[-1] % length != 0 and len(sizes) == pack[-1] + 1
-    behind = int(sizes[-1]) if is_open else 0
     closed = sizes[:-1] if is_open else sizes
-    return Wrapped(
-        entries=pieces.take(np.arange(len(pieces) - behind)),
+    stop = len(pieces) - (int(sizes[-1]) if is_open else 0)
+    lost = zip(whole.rows[of[~kept]].tolist(), starts[~kept].tolist(), lengths[~kept].tolist(), strict=True)
+    return Filled(
+        entries=pieces.take(np.arange(stop)),
         offsets=np.concatenate([[0], np.cumsum(closed[closed > 0])]),
-        open=pieces.take(np.arange(len(pieces) - behind, len(pieces))) if behind else None,
+        carried=pieces.take(np.arange(stop, len(pieces))) if stop < len(pieces) else None,
         left_out=tuple(
-            Dropped(int(whole.rows[of[one]]), UNLABELLED, f"tokens {begin:,} to {begin + size:,} carry no loss")
-            for one, begin, size in zip(
-                np.flatnonzero(~kept).tolist(), starts[~kept].tolist(), lengths[~kept].tolist(), strict=True
-            )
+            Dropped(row, UNLABELLED, f"tokens {begin:,} to {begin + size:,} carry no loss") for row, begin, size in lost
         ),
-        cut_entries=len(cut),
+        cut_rows=len(cut),
         supervised_lost=int(whole.samples["supervised_tokens"].sum() - supervised.sum()),
     )
 
 
-def _supervised(
-    whole: Entries,
-    cut: np.ndarray,
-    rows: tuple[Samples, Tails],
-    start: int,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    at: np.ndarray,
-    times: np.ndarray,
-) -> list[np.ndarray]:
-    """Labels in the pieces of each entry that is cut; what stood open before is never cut again."""
+def _labels(
+    cut: np.ndarray, rows: tuple[Samples, Tails], spans: list[slice], starts: np.ndarray, lengths: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Labels in the pieces of each row that is cut; what was in the open pack before is never cut again."""
     samples, tails = rows
-    local = whole.rows[cut] - start
-    wanted = np.unique(local)
+    wanted = np.unique(cut)
     runs = dict(zip(wanted.tolist(), tails.runs(wanted) if len(wanted) else (), strict=True))
-    found = []
-    for entry, row in zip(cut.tolist(), local.tolist(), strict=True):
-        part = slice(at[entry], at[entry] + times[entry])
+    for row, span in zip(cut.tolist(), spans, strict=True):
         tokens, carrying = int(samples["tokens"][row]), int(samples["supervised_tokens"][row])
-        begins = starts[part]
-        found.append(supervised_in(runs[row], tokens, carrying, int(tails.tokens[row]), begins, begins + lengths[part]))
-    return found
+        begins, ends = starts[span], starts[span] + lengths[span]
+        yield supervised_in(runs[row], tokens, carrying, int(tails.tokens[row]), begins, ends)
 
 
 def _pieces(
     whole: Entries, of: np.ndarray, starts: np.ndarray, lengths: np.ndarray, supervised: np.ndarray, kept: np.ndarray
 ) -> Entries:
-    """Those that are kept; the first of each entry stands for its sample."""
+    """Pieces that are kept; with the first of each entry its sample is counted."""
     taken = whole.take(of[kept])
     leads = np.ones(int(kept.sum()), bool)
     leads[1:] = of[kept][1:] != of[kept][:-1]

@@ -11,8 +11,7 @@ import numpy as np
 from packtrain.core.errors import ConfigError, DataError, nearest
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import Samples
-from packtrain.packing.tail import Tail, first_packs
-from packtrain.packing.windows import loads_of, pack_windows
+from packtrain.packing.windows import Tail, first_packs, loads_of, pack_windows
 from packtrain.planning.padding import baseline_run
 from packtrain.planning.passes import PassColumns, pack_passes
 from packtrain.planning.question import Question
@@ -86,8 +85,8 @@ def pack_rows(question: Question, config: PackingConfig) -> Packed:
         loads=loads,
         samples=samples,
         whole=sum(int(window.entries.firsts.sum()) for window in windows),
-        tokens_drawn=sum(window.tokens_drawn for window in windows),
-        dropped=sum(window.dropped_entries for window in windows),
+        tokens_drawn=sum(window.counts.tokens_drawn for window in windows),
+        dropped=sum(window.counts.dropped for window in windows),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from packtrain.packing.padding_share import padding_share
 from packtrain.packing.schedule import Schedule
 
 
@@ -49,7 +48,7 @@ def summarize(
         samples_per_pack=packs.num_samples / max(1, packs.num_packs),
         packing_length=plan.config.packing_length,
         fill=float(counts.fill),
-        padding=0.0 if packing else padding_share(schedule, rows_per_batch, world=world),
+        padding=0.0 if packing else schedule.padding_share(rows_per_batch, world=world),
         tokens=int(tokens.sum()),
         supervised_tokens=int(packs.load("supervised_tokens").sum()),
         longest=int(packs.load("longest").max(initial=0)),

@@ -30,7 +30,6 @@ from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.measuring.worker import NOT_DRAWN, OTHER_PART
 from packtrain.modeling.input_limits import limited_parts
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.packing.padding_share import padding_share
 from packtrain.packing.plan_builder import PackProgress as Packing
 from packtrain.packing.schedule import Schedule
 from packtrain.planning.sweep import KEPT
@@ -398,7 +397,7 @@ def _numbers(run: ResolvedRun, dataset: Dataset) -> RunNumbers:
         waiting=counts.waiting,
         packs=counts.packs,
         packing_length=plan.config.packing_length,
-        fill=counts.fill if config.packing else 1 - padding_share(schedule, config.rows_per_batch, world=run.world),
+        fill=counts.fill if config.packing else 1 - schedule.padding_share(config.rows_per_batch, world=run.world),
         samples_per_pack=samples_per_pack,
         packs_per_step=config.packs_per_step,
         samples_per_step=config.packs_per_step * samples_per_pack,
