@@ -11,6 +11,7 @@ from markupsafe import Markup
 from packtrain.core.numbers import (
     GIB,
     count,
+    decimal,
     elapsed,
     gib,
     large,
@@ -22,8 +23,8 @@ from packtrain.core.numbers import (
     shown,
     tick,
 )
-from packtrain.reports.picture import LegendKey
-from packtrain.reports.run_curves import Axes, Curve, Dot, Level, curve_chart
+from packtrain.reports.charts import LegendKey
+from packtrain.reports.curves import Axes, Curve, Dot, Level, curve_chart
 from packtrain.runs.run_summary import drawn_loss
 from packtrain.runs.run_values import TrainingRun
 from packtrain.runs.thin import BUCKETS, edges_for, thin
@@ -32,7 +33,7 @@ COLOURS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class RunChart:
     """A chart under its title."""
 
     title: str
@@ -45,11 +46,12 @@ class Drawn:
 class RunCharts:
     """Everything that is drawn on the page."""
 
-    loss: Drawn | None
-    loss_by_time: Drawn | None  # only where runs are compared
-    learning: tuple[Drawn, ...]
-    speed: tuple[Drawn, ...]
-    memory: tuple[Drawn, ...]
+    loss: RunChart | None
+    loss_by_time: RunChart | None  # only where runs are compared
+    learning: tuple[RunChart, ...]
+    speed: tuple[RunChart, ...]
+    memory: tuple[RunChart, ...]
+    other: tuple[RunChart, ...]  # metrics that have no look of their own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +71,17 @@ class _Look:
 def draw_runs(runs: Sequence[TrainingRun], labels: Sequence[str]) -> RunCharts:
     """All charts; those of which no run knows a number are left out."""
     made = _Charts(runs, labels)
-    speed = [made.speed_chart(column, look) for column, look in _SPEED.items()]
+    speed = [made.metric_chart(column, look) for column, look in _SPEED.items()]
+    known = {*_SPEED, *_ELSEWHERE}
+    names = dict.fromkeys(name for run in runs for name in run.steps.columns if name not in known)
+    other = [made.metric_chart(name, _look_of(name)) for name in names]
     return RunCharts(
         loss=made.loss_chart(by_time=False),
         loss_by_time=made.loss_chart(by_time=True) if len(runs) > 1 else None,
-        learning=_there((made.rate_chart(), made.norm_chart())),
-        speed=_there(speed),
-        memory=_there((made.memory_chart(),)),
+        learning=_without_none((made.rate_chart(), made.norm_chart())),
+        speed=_without_none(speed),
+        memory=_without_none((made.memory_chart(),)),
+        other=_without_none(other),
     )
 
 
@@ -88,7 +94,7 @@ class _Charts:
         self.buckets = BUCKETS * (1 if max(len(run.steps) for run in runs) > BUCKETS else 10)
         self.edges = edges_for(max(_end(run.steps["samples_seen"]) for run in runs), self.buckets)
 
-    def loss_chart(self, *, by_time: bool) -> Drawn | None:
+    def loss_chart(self, *, by_time: bool) -> RunChart | None:
         """Loss over samples, or over the time of training; evaluations are dots."""
         longest = max(_end(run.steps.elapsed) for run in self.runs)
         edges = edges_for(longest, self.buckets) if by_time else self.edges
@@ -99,7 +105,7 @@ class _Charts:
                 continue
             x = run.steps.elapsed if by_time else run.steps["samples_seen"]
             points, trend = thin(x, run.steps["loss"], edges), thin(*drawn_loss(run.steps, x), edges)
-            curves.append(Curve(name=self._name(at), css=_css(at), points=points, trend=trend))
+            curves.append(Curve(name=self._name(at), css=line_css(at), points=points, trend=trend))
             dots += self._evaluations(at, x)
         if not curves:
             return None
@@ -116,7 +122,7 @@ class _Charts:
         )
         return self._chart(look, curves, edges=edges, by_time=by_time, dots=dots)
 
-    def rate_chart(self) -> Drawn | None:
+    def rate_chart(self) -> RunChart | None:
         """Learning rates: by part for one run, where equal ones are one curve; the first part's for several."""
         curves, one = [], len(self.runs) == 1
         for at, run in enumerate(self.runs):
@@ -126,7 +132,7 @@ class _Charts:
             for number, parts in enumerate(list(equal.values())[: None if one else 1]):
                 points = thin(run.steps["samples_seen"], run.steps.rates[parts[0]], self.edges)
                 name = ", ".join(shown(part, 40) for part in parts) if one else self._name(at)
-                curves.append(Curve(name=name, css=_css(at + number), points=points))
+                curves.append(Curve(name=name, css=line_css(at + number), points=points))
         kept = [curve for curve in curves if len(curve.points.x)]
         if not kept:
             return None
@@ -134,13 +140,13 @@ class _Charts:
         drawn = self._chart(_Look(title="Learning rate", unit=unit, write=rate), kept)
         return replace(drawn, keys=tuple(LegendKey(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
 
-    def norm_chart(self) -> Drawn | None:
+    def norm_chart(self) -> RunChart | None:
         """Gradient norms; a few huge ones do not flatten the rest."""
         curves = self._curves("grad_norm")
         look = _Look(title="Gradient norm", unit="before clipping", write=loss, tick=_short)
         return self._chart(_cut(look, curves), curves) if curves else None
 
-    def memory_chart(self) -> Drawn | None:
+    def memory_chart(self) -> RunChart | None:
         """The peak of the fullest GPU, what it has, and what was predicted."""
         curves = [curve for curve in self._curves("memory_bytes", unit=GIB) if curve.points.high.max() > 0]
         if not curves:
@@ -154,7 +160,7 @@ class _Charts:
         look = _Look(title="Peak memory", unit="GiB allocated on the fullest GPU", write=_gib, tick=_short)
         return self._chart(look, curves, levels=levels)
 
-    def speed_chart(self, column: str, look: _Look) -> Drawn | None:
+    def metric_chart(self, column: str, look: _Look) -> RunChart | None:
         """One column of every run."""
         curves = self._curves(column)
         nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
@@ -167,25 +173,25 @@ class _Charts:
         return self._chart(look, curves)
 
     def _curves(self, column: str, *, predicted: bool = False, unit: float = 1.0) -> list[Curve]:
-        found = []
+        curves = []
         for at, run in enumerate(self.runs):
             if column == "fill" and run.about.mode == "padded":  # padded batches are full but for their padding
                 continue
             points = thin(run.steps["samples_seen"], run.steps[column] / unit, self.edges)
             if len(points.x):
                 name = " ".join(filter(None, (self._name(at), "predicted" if predicted else "")))
-                found.append(Curve(name=name, css=_css(at) + (" more" if predicted else ""), points=points))
-        return found
+                curves.append(Curve(name=name, css=line_css(at) + (" predicted" if predicted else ""), points=points))
+        return curves
 
     def _evaluations(self, at: int, x: np.ndarray) -> list[Dot]:
-        steps, found = self.runs[at].steps, []
+        steps, dots = self.runs[at].steps, []
         for one in self.runs[at].evaluations:
             if np.isfinite(one.loss):
                 place = float(np.interp(one.step, steps["step"], x))
                 of = f"{self._name(at)}: " if self._name(at) else ""
                 tip = f"{of}loss {loss(one.loss)} in the evaluation after step {one.step:,}"
-                found.append(Dot(x=place, y=one.loss, css=_css(at), tip=tip))
-        return found
+                dots.append(Dot(x=place, y=one.loss, css=line_css(at), tip=tip))
+        return dots
 
     def _chart(
         self,
@@ -196,7 +202,7 @@ class _Charts:
         by_time: bool = False,
         dots: Sequence[Dot] = (),
         levels: Sequence[Level] = (),
-    ) -> Drawn:
+    ) -> RunChart:
         ends = [(curve.name, float((curve.trend or curve.points).mean[-1])) for curve in curves]
         said = "; ".join(f"{name or 'it'} ends at {look.write(end)}" for name, end in ends)
         edges = self.edges if edges is None else edges
@@ -215,19 +221,24 @@ class _Charts:
             top=look.top,
             height=look.height,
         )
-        return Drawn(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
+        return RunChart(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
 
     def _name(self, at: int) -> str:
         return self.labels[at] if len(self.runs) > 1 else ""
 
 
-def _there(charts: Sequence[Drawn | None]) -> tuple[Drawn, ...]:
+def _without_none(charts: Sequence[RunChart | None]) -> tuple[RunChart, ...]:
     return tuple(chart for chart in charts if chart is not None)
 
 
-def _css(at: int) -> str:
-    """Every second run is dashed, so that one does not hide another that it equals."""
-    return f"s{at % COLOURS}" + (" dashed" if at % 2 else "")
+def line_css(at: int) -> str:
+    """The line of a run: colours alone do not tell them apart, and a solid one would hide another that it equals."""
+    return f"s{at % COLOURS}" + (f" dash{at % 4}" if at % 4 else "")
+
+
+def _look_of(column: str) -> _Look:
+    """How a metric is shown that nothing else is known of."""
+    return _Look(title=column.replace("_", " ").capitalize(), unit="by step", write=decimal, tick=_short)
 
 
 def _end(x: np.ndarray) -> float:
@@ -277,6 +288,26 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return next(((size, name) for size, name in units if seconds >= 3 * size), units[-1])
 
 
+# Metrics that are no charts of their own: counts, and what other charts, tables or the page's axes show.
+_ELSEWHERE = frozenset(
+    (
+        *(
+            "step",
+            "epoch",
+            "loss",
+            "grad_norm",
+            "batches",
+            "samples",
+            "tokens",
+            "supervised_tokens",
+            "images",
+            "patches",
+        ),
+        *("videos", "frames", "perf/global_seq_len_min", "perf/global_seq_len_max", "samples_per_second"),
+        *("images_per_second", "patches_per_second", "data_wait_seconds", "work_spread", "flops", "memory_bytes"),
+        *("memory_limit", "samples_seen", "tokens_seen", "predicted_seconds", "predicted_memory_bytes"),
+    )
+)
 _SPEED = {
     "tokens_per_second": _Look(title="Speed", unit="real tokens per second, over all ranks", write=large, tick=tick),
     "padding_share": _Look(

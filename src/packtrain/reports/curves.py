@@ -34,7 +34,7 @@ class Curve:
     """One line with its band."""
 
     name: str
-    css: str  # s0 to s7
+    css: str  # s0 to s7, and dash1 to dash3
     points: Thinned
     trend: Thinned | None = None  # a smoothed line; the points themselves are then drawn faintly
 
@@ -83,7 +83,7 @@ def curve_chart(curves: Sequence[Curve], axes: Axes, dots: Sequence[Dot] = (), l
     across = Scale(start=0.0, end=float(axes.edges[-1]))
     drawn: list[Markup] = []
     for curve in curves:
-        drawn += _drawn(curve, across, scale, axes.height)
+        drawn += _curve_marks(curve, across, scale, axes.height)
     box = {"width": "100%", "height": axes.height, "viewBox": f"0 0 {_WIDE:g} {axes.height}"}
     plot.append(element("svg", *drawn, **box, preserveAspectRatio="none", class_="curves", aria_hidden="true"))
     for number, level in enumerate(levels):
@@ -110,9 +110,9 @@ def _scale(
     return nice_scale(min(low, high), high if high > low else low + (abs(low) or 1.0))
 
 
-def _drawn(curve: Curve, across: Scale, scale: Scale, height: int) -> list[Markup]:
+def _curve_marks(curve: Curve, across: Scale, scale: Scale, height: int) -> list[Markup]:
     """Band, then lines."""
-    points, found = curve.points, []
+    points, marks = curve.points, []
     xs = [_WIDE * across.at(x) for x in points.x.tolist()]
 
     def at(values: np.ndarray) -> list[str]:
@@ -120,19 +120,19 @@ def _drawn(curve: Curve, across: Scale, scale: Scale, height: int) -> list[Marku
 
     if points.spread:
         around = [*at(points.high), *reversed(at(points.low))]
-        found.append(element("polygon", points=" ".join(around), class_=f"band {curve.css}"))
+        marks.append(element("polygon", points=" ".join(around), class_=f"band {curve.css}"))
     faint = " faint" if curve.trend is not None else ""
-    found.append(element("polyline", points=" ".join(at(points.mean)), class_=f"{curve.css}{faint}"))
+    marks.append(element("polyline", points=" ".join(at(points.mean)), class_=f"{curve.css}{faint}"))
     if curve.trend is not None and len(curve.trend.x):
         line = [
             f"{_WIDE * across.at(x):.1f},{y_at(scale, y, height):.1f}"
             for x, y in zip(curve.trend.x.tolist(), curve.trend.mean.tolist(), strict=True)
         ]
-        found.append(element("polyline", points=" ".join(line), class_=curve.css))
+        marks.append(element("polyline", points=" ".join(line), class_=curve.css))
     if len(points.x) == 1:  # one point makes no line
         x, y = xs[0], y_at(scale, float(points.mean[0]), height)
-        found.append(element("line", x1=x - 6, x2=x + 6, y1=y, y2=y, class_=curve.css))
-    return found
+        marks.append(element("line", x1=x - 6, x2=x + 6, y1=y, y2=y, class_=curve.css))
+    return marks
 
 
 def _level(level: Level, scale: Scale, height: int, *, right: bool) -> list[Markup]:
@@ -157,7 +157,7 @@ def _columns(curves: Sequence[Curve], axes: Axes) -> list[Markup]:
             if smooth is not None:
                 text += f", smoothed {axes.write(float(smooth[at]))}"
             tips.setdefault(bucket, []).append(f"{curve.name}: {text}" if curve.name else text)
-    whole, found = float(edges[-1]), []
+    whole, columns = float(edges[-1]), []
     buckets = sorted(tips)
     for at, bucket in enumerate(buckets):
         # Sparse runs have empty buckets: a column reaches half-way to its neighbours.
@@ -167,8 +167,8 @@ def _columns(curves: Sequence[Curve], axes: Axes) -> list[Markup]:
         tip = f"{axes.write_x(float(middle))} · " + " · ".join(tips[bucket])
         place = {"x": percent_of(start / whole), "width": percent_of(max(end - start, 0.0) / whole)}
         height = axes.height - TOP - BOTTOM
-        found.append(element("rect", element("title", tip), **place, y=TOP, height=height, class_="hit"))
-    return found
+        columns.append(element("rect", element("title", tip), **place, y=TOP, height=height, class_="hit"))
+    return columns
 
 
 def _x_labels(axes: Axes) -> list[Markup]:
