@@ -18,9 +18,9 @@ from made_runs_data import write_config
 
 from packtrain.app.cache.cached import list_cache
 from packtrain.app.cache.of_run import clear_run
-from packtrain.app.train.prepared import Prepared, prepare
-from packtrain.app.train.resolved_run import resolve_run
-from packtrain.app.train.same_data import check_frozen, check_resumed, other_evaluation
+from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.resolve import resolve_run
+from packtrain.app.train.resume import check_frozen, check_resumed, other_evaluation
 from packtrain.app.train.train import _resolved
 from packtrain.config.run_config import load_config
 from packtrain.core.artifacts import write_json

@@ -8,8 +8,8 @@ import pytest
 from made_runs_data import write_config
 
 from packtrain.app.train import same_data
-from packtrain.app.train.prepared import prepare
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.train import train
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError, DataError

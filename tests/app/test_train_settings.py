@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app.train.resolved_run import ResolvedRun, resolve_run, resolved_sections
+from packtrain.app.train.resolve import ResolvedRun, resolve_run, resolved_sections
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
