@@ -285,7 +285,7 @@ def test_out_is_a_file(run: Run, data: Path, model: Path, tmp_path: Path) -> Non
     assert "which is a file" in err
     assert out.read_text() == "mine"
     code, _, err = run(*measure(data, model, out / "below"))
-    assert code == 1
+    assert code == 2
     assert str(out) in err
 
 

@@ -630,7 +630,7 @@ class TestBadInput:
             (("data.max_sample_length=1",), 1, "no usable record"),
             (("training.lr_scheduler_type=cosin",), 2, "cosin"),
             (("data.chat_template=chatml", "training.torch_compile=true"), 2, "cannot be given by name"),
-            (("data.chat_template=chatml", "training.torch_compile=true"), 2, "use training.compile"),
+            (("data.chat_template=chatml", "training.torch_compile=true"), 2, "which compiles its layers"),
             (("training.attn_implementation=flash_attention_9",), 2, "flash_attention_2"),
             (("model.train_vision=true",), 2, "llama has no vision encoder"),
             (("--output-dir", "{config}/run", "--dry-run"), 2, "run.yaml is a file"),

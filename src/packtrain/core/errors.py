@@ -52,7 +52,7 @@ class ArtifactError(PacktrainError):
 
 
 class PathError(ArtifactError):
-    """A path where nothing of the kind that was asked for is: a mistake in the command, not in a file."""
+    """A path that cannot be what the command takes it for: bad usage, not a damaged file."""
 
     exit_code = 2
 
