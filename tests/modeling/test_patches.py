@@ -17,10 +17,9 @@ from packtrain.modeling.compiled import compile_layers
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
-from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.patches import PATCHES, patches_of, take_off
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision_batches import split_vision
+from packtrain.modeling.vision import multiply_patches, split_vision
 
 SOURCE = Path(packtrain.__file__).parent
 _KEPT = {"_packtrain_patches", "_loss_function"}  # the second is the same function as before

@@ -16,8 +16,8 @@ from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
+from packtrain.modeling.load import build_model
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.modeling.random_model import build_model
 from packtrain.verifying.tiny_shapes import SHAPES, shaped_folder
 
 if TYPE_CHECKING:
