@@ -29,7 +29,7 @@ from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_sum
 from packtrain.packing.pack_plan import PACKER_VERSION, PackPlan, plan_inputs
 from packtrain.packing.resources import RESOURCES
 from packtrain.predicting import calibration
-from packtrain.records.shards.entries import list_folder
+from packtrain.records.shards.cache_folder import list_folder
 from packtrain.records.yaml_text import read_yaml
 
 STUDIED = "recommended.yaml"
