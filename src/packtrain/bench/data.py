@@ -26,11 +26,10 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
 from packtrain.demo.demo_data import write_dataset
-from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
-from packtrain.measuring.inputs import measure_inputs
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted
+from packtrain.measuring.request import measure_inputs
 from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
-from packtrain.measuring.table_content import content_of
 
 PICTURES = 64
 SHARDS = 4

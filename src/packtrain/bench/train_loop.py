@@ -30,8 +30,8 @@ from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import compile_layers, undo_compile
 from packtrain.modeling.no_waiting import stop_waiting
-from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.preparation import prepare_model
+from packtrain.modeling.vision import multiply_patches
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
