@@ -27,10 +27,9 @@ from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.families import tiny
 from packtrain.measuring.table import CostTable
-from packtrain.modeling.adapters import set_trainable
-from packtrain.modeling.frozen import frozen_state
+from packtrain.modeling.adapters import frozen_state, set_trainable
+from packtrain.modeling.load import build_model
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.random_model import build_model
 from packtrain.packing.pack_plan import plan_inputs
 from packtrain.runs.run_folder import RunFolder
 

@@ -33,10 +33,9 @@ from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import with_date
-from packtrain.measuring.inputs import measure_inputs
-from packtrain.measuring.request import Request
+from packtrain.measuring.request import Request, measure_inputs
 from packtrain.modeling.export import _put_template as put_template
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.media import MediaStore
 from packtrain.records.open import open_sources

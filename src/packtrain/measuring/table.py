@@ -20,8 +20,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, PathError, nearest
 from packtrain.core.numbers import counted
 from packtrain.core.values import MediaLimits
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.measure_summary import MeasureSummary
-from packtrain.measuring.places import Places
+from packtrain.measuring.measure_summary import MeasureSummary, Places
 
 if TYPE_CHECKING:
     from packtrain.measuring.request import Request

@@ -22,9 +22,9 @@ from packtrain.core.checksums import checks_here, require_sums
 from packtrain.core.errors import ArtifactError, PathError, in_one_line
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.numbers import counted
+from packtrain.measuring.columns import identity_of
 from packtrain.measuring.table import SUMMARY as TABLE
 from packtrain.measuring.table import CostTable
-from packtrain.measuring.table_content import identity_of
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_summary import PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES

@@ -29,7 +29,7 @@ from packtrain.delivery.trainers.watch import RankWatch
 from packtrain.modeling.attention import has_own_attention
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision_batches import checkpoint_parts
+from packtrain.modeling.vision import checkpoint_parts
 from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size

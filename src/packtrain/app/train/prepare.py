@@ -26,7 +26,7 @@ from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measuring
-from packtrain.measuring.worker import NOT_DRAWN, OTHER_PART
+from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.modeling.input_limits import limited_parts
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.padding_share import padding_share

@@ -92,7 +92,7 @@ class Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
         import torch
 
-        from packtrain.modeling.frozen import frozen_state
+        from packtrain.modeling.adapters import frozen_state
         from packtrain.training.agreement import said_by_all
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.ready import ready_model, training_device, weights_dtype
