@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
-from packtrain.core.errors import ArtifactError
+from packtrain.core.errors import PathError
 from packtrain.core.folders import whole_folder
 from packtrain.packing.pack_plan import KIND, LEDGER, PLAN, VERSION, EpochPacks
 from packtrain.packing.plan_summary import PlanSummary
@@ -140,7 +140,7 @@ class FolderSink:
 
     def _refuse_existing(self) -> None:
         if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
-            raise ArtifactError(
+            raise PathError(
                 str(self._out),
                 got="the folder is not empty",
                 expected="a new or empty folder: plans are never overwritten",

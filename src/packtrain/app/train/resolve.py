@@ -15,7 +15,11 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig, absolute_paths, with_overrides
 from packtrain.config.setup import model_settings, step_settings, training_setup
 from packtrain.config.steps import RunLength, StepSize, run_length, step_size
+from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
+from packtrain.families.model_folder import resolve
+from packtrain.families.settings import read_settings
+from packtrain.families.template_date import date_for, unused_note
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.step_settings import StepSettings
@@ -199,3 +203,27 @@ def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
         if given is not None and getattr(config.model, setting) is None and (model.has_adapters or not learns):
             found.append(f"{rate} is {given:g}, so the {part} {'learns' if learns else 'is frozen'}")
     return found
+
+
+_KEY = "template_date"
+
+
+def with_template_date(run: ResolvedRun) -> ResolvedRun:
+    """The run with the date that its samples have, or without one where the model's chat template writes none."""
+    own = run.data.own_template()
+    template = own or read_settings(resolve(run.model.name, cache_dir() / "models")).templates
+    given = run.config.data.template_date
+    chosen = date_for(template, given)
+    if chosen is not None and given is None:
+        notes: tuple[str, ...] = (f"the chat template writes the date: every sample has data.{_KEY} {chosen}",)
+    else:
+        notes = unused_note(f"data.{_KEY}", given, template)
+    if chosen == given:
+        return run
+    return replace(
+        run,
+        config=replace(run.config, data=replace(run.config.data, template_date=chosen)),
+        data=replace(run.data, template_date=chosen),
+        evaluation=replace(run.evaluation, template_date=chosen) if run.evaluation is not None else None,
+        notes=(*run.notes, *notes),
+    )

@@ -1,4 +1,8 @@
-"""The files that a process has open, in use or idle: a bounded number, found again by name."""
+"""The files that a process has open, in use or idle: a bounded number, found again by name.
+
+A forked process must not go on with its parent's locks, threads and open files. A lock belongs to an open file, which
+a child shares with its parent: left open in the child, it would stay locked after the parent's death.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,78 @@ import fcntl
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
-from packtrain.records.shards.cache_folder import CachedFile, CacheFolder
-from packtrain.records.shards.entries import try_lock
-from packtrain.records.shards.forks import reset_in_children
 from packtrain.records.shards.plain import Plain
-from packtrain.records.span import Span
 
 MOST_OPEN = 64
-USE_NOTED = 2.0  # seconds between two notes of when a file was last used
+
+
+class Resets(Protocol):
+    """Something that holds what belongs to one process."""
+
+    def reset_after_fork(self) -> None:
+        """Forget what belongs to the parent."""
+        ...
+
+
+_watched: weakref.WeakSet[Resets] = weakref.WeakSet()
+_registered: list[bool] = []
+_gate = threading.RLock()  # a fork waits until a file that is being opened is known
+
+
+def reset_in_children(holder: Resets) -> None:
+    """Have `holder` start afresh in every process that is forked from this one."""
+    if not _registered and hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_in_child)
+        _registered.append(True)
+    _watched.add(holder)
+
+
+def _in_child() -> None:
+    _gate.release()
+    for holder in list(_watched):
+        holder.reset_after_fork()
+
+
+class Descriptors:
+    """Open files of one process on which locks may be held; a child closes its copies without unlocking them."""
+
+    def __init__(self) -> None:
+        self._fds: set[int] = set()
+        reset_in_children(self)
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file; links are not followed."""
+        with _gate:
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fds.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        """Unlock and close a file: closing alone would leave it locked where a child has a copy."""
+        with _gate:
+            if fd in self._fds:
+                self._fds.discard(fd)
+                with suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                os.close(fd)
+
+    def __del__(self) -> None:
+        for fd in list(self._fds):
+            self.close(fd)
+
+    def reset_after_fork(self) -> None:
+        """Close the copies."""
+        for fd in self._fds:
+            with suppress(OSError):
+                os.close(fd)
+        self._fds.clear()
 
 
 class Handle(Protocol):
@@ -39,35 +102,6 @@ class Handle(Protocol):
         ...
 
 
-class CachedHandle:
-    """A file in the cache. Pinned by a shared lock; idle, it may be evicted, which `pin` notices."""
-
-    def __init__(self, folder: CacheFolder, ready: CachedFile) -> None:
-        self._folder, self._fd = folder, ready.fd
-        self._noted = time.monotonic()
-        self.plain: Plain = SpanPlain(Span(fd=ready.fd, size=ready.size), ready.path)
-
-    def pin(self) -> bool:
-        """Lock the file, and see that it has not been removed."""
-        if not try_lock(self._fd, fcntl.LOCK_SH):
-            return False
-        if os.fstat(self._fd).st_nlink == 0:
-            self.unpin()
-            return False
-        if time.monotonic() - self._noted > USE_NOTED:
-            self._noted = time.monotonic()
-            os.utime(self._fd)
-        return True
-
-    def unpin(self) -> None:
-        """Let the file be evicted."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._folder.close(self._fd)
-
-
 class FreeHandle:
     """A file on which no lock is needed, usable up to some moment."""
 
@@ -83,24 +117,12 @@ class FreeHandle:
         """Nothing is locked."""
 
 
-class SpanPlain:
-    """The bytes of a local file."""
-
-    def __init__(self, span: Span, path: str | None) -> None:
-        self.path, self._span = path, span
-
-    def read_at(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only where the file ends."""
-        return self._span.read_at(position, length)
-
-
+@dataclass(slots=True)
 class _Slot:
     """A handle and how many blocks use it."""
 
-    __slots__ = ("handle", "users")
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle, self.users = handle, 1
+    handle: Handle
+    users: int = 1
 
 
 class HandleTable:

@@ -5,8 +5,8 @@ It happens before processes find each other: how long it takes depends on the da
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +14,19 @@ import numpy as np
 
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.measure import request_of
-from packtrain.app.train.data_errors import data_of
-from packtrain.app.train.resolved_run import ResolvedRun
+from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.errors import DataError
+from packtrain.core.errors import DataError, PacktrainError
 from packtrain.core.numbers import about, counted, signed_percent
 from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measuring
-from packtrain.measuring.worker import NOT_DRAWN, OTHER_PART
+from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.modeling.input_limits import limited_parts
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.padding_share import padding_share
@@ -37,6 +36,40 @@ from packtrain.planning.sweep import KEPT
 
 if TYPE_CHECKING:
     from packtrain.delivery.encode.token_table import TokenTable
+
+
+_SETTING = "dataset_path"  # what whoever opens data calls them
+_OPTIONS = {  # of `measure`, and the keys that say them in a config
+    f"--{name.replace('_', '-')}": f"data.{name}"
+    for name in ("max_failure_rate", "media_root", "allow_outside_root", "chat_template", "on_error", "schema")
+}
+
+
+@contextmanager
+def data_of(config: RunConfig, key: str, path: str) -> Iterator[None]:
+    """Errors inside name this key of section data, as the user wrote it, and the data that it stands for."""
+    try:
+        yield
+    except PacktrainError as error:
+        if not (isinstance(error, DataError) or error.where.startswith("dataset")):
+            raise  # about the model, or the cache
+        raise _renamed(error, _written(config, f"data.{key}"), path) from error
+
+
+def _renamed(error: PacktrainError, key: str, path: str) -> PacktrainError:
+    named = error.where.split(" ")[0] == _SETTING
+    where = key + error.where.removeprefix(_SETTING) if named else f"{key} {path}: {error.where}"
+    fix = error.fix
+    for option, setting in _OPTIONS.items():
+        fix = fix.replace(option, setting)
+    return type(error)(where, got=error.got, expected=error.expected, fix=fix)
+
+
+def _written(config: RunConfig, key: str) -> str:
+    """The key by the name that the config has for it, where that is another system's."""
+    name = dict(config.called).get(key)
+    return f"{name} ({key})" if name else key
+
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
 _MATTERS = 0.05  # of the samples: if so many are left out, it is said

@@ -1,4 +1,4 @@
-"""The data of the loader benchmark: records with pictures as lines and as compressed shards, and very long tables.
+"""Data of the measuring and loader benchmarks: chats about pictures as lines and in compressed shards; long tables.
 
 A long table is that of a file with many lines, each of which can be read at its own place. The file repeats a block of
 lines, so that only the block has to be measured: the costs of the other lines are known to be the same.
@@ -12,7 +12,7 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,17 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
 from packtrain.demo.demo_data import write_dataset
-from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, shifted
-from packtrain.measuring.inputs import measure_inputs
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted
+from packtrain.measuring.request import measure_inputs
 from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
-from packtrain.measuring.table_content import content_of
 
 PICTURES = 64
 SHARDS = 4
 BLOCK = 1_000  # different lines of a long file
 _ROW_GROUP = 65_536
 _SENTENCE = "a red circle stands left of two small bars and behind them is one green square in the corner"
-_WORDS = tuple(_SENTENCE.split())
+_VOCABULARY = tuple(_SENTENCE.split())
 
 Record = dict[str, Any]
 
@@ -45,38 +44,47 @@ Record = dict[str, Any]
 def write_pictures(root: Path) -> list[str]:
     """Drawn pictures of about 640x480; their names as records give them."""
     write_dataset(root, pictures=PICTURES)
+    return picture_names()
+
+
+def picture_names() -> list[str]:
+    """As `write_pictures` names them."""
     return [f"images/{number:05d}.jpg" for number in range(PICTURES)]
 
 
-def records(count: int, pictures: list[str], words: Callable[[int], int]) -> list[Record]:
+def picture_chats(count: int, words: Callable[[int], int], vocabulary: Sequence[str], *, seed: str) -> Iterator[Record]:
     """Chats about one picture each, with answers of a given number of words."""
-    random = stream(0, "bench loader", str(count))
-    found = []
+    random, pictures = stream(0, seed, str(count)), picture_names()
     for number in range(count):
         shown = {"type": "image", "image": pictures[number % len(pictures)]}
-        answer = " ".join(random.choice(_WORDS, words(number)))
+        answer = " ".join(random.choice(vocabulary, words(number)))
         turns = [
             {"role": "user", "content": [shown, {"type": "text", "text": "What is in it?"}]},
             {"role": "assistant", "content": [{"type": "text", "text": answer}]},
         ]
-        found.append({"id": f"{number:06d}", "messages": turns})
-    return found
+        yield {"id": f"{number:06d}", "messages": turns}
 
 
-def write_lines(path: Path, found: Iterable[Record]) -> Path:
+def loader_chats(count: int, words: Callable[[int], int]) -> list[Record]:
+    """Those of the loader benchmark."""
+    return list(picture_chats(count, words, _VOCABULARY, seed="bench loader"))
+
+
+def write_lines(path: Path, records: Iterable[Record]) -> Path:
     """One record a line."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in found), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
     return path
 
 
-def write_shards(folder: Path, found: list[Record], root: Path) -> Path:
+def write_shards(folder: Path, records: list[Record], root: Path) -> Path:
     """The same records in the same order in compressed archives, each with its picture beside it."""
     folder.mkdir()
-    for shard, numbers in enumerate(np.array_split(np.arange(len(found)), SHARDS)):
+    for shard, numbers in enumerate(np.array_split(np.arange(len(records)), SHARDS)):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             for number in numbers.tolist():
-                record = json.loads(json.dumps(found[number]))
+                record = json.loads(json.dumps(records[number]))
                 image = record["messages"][0]["content"][0]
                 _add(archive, f"{number:06d}.jpg", (root / image["image"]).read_bytes())
                 image["image"] = "jpg"
@@ -107,11 +115,10 @@ class LongData:
     made_bytes: int  # cost table, plan and rows for delivery
 
 
-def write_long(root: Path, rows: int, config: DatasetConfig, images: list[str]) -> LongData:
+def write_long(root: Path, rows: int, config: DatasetConfig) -> LongData:
     """A file with this many lines, its cost table and its plan."""
     block = min(BLOCK, rows)
-    found = records(block, images, lambda n: 2 + (n * 7) % 29)
-    path = write_lines(root / f"long-{rows}.jsonl", found)
+    path = write_lines(root / f"long-{rows}.jsonl", loader_chats(block, lambda n: 2 + (n * 7) % 29))
     config = replace(config, dataset_path=str(path), cache_dir=str(root / f"cache-{rows}"))
     table = _table_of(config)
     repeat_file(path, rows // block)
@@ -128,7 +135,7 @@ def write_long(root: Path, rows: int, config: DatasetConfig, images: list[str]) 
         fill=epoch.fill,
         prepare_seconds=seconds,
         data_bytes=path.stat().st_size,
-        made_bytes=sum(file.stat().st_size for file in _made(dataset)),
+        made_bytes=sum(file.stat().st_size for file in _made_files(dataset)),
     )
 
 
@@ -139,12 +146,12 @@ def _table_of(config: DatasetConfig) -> CostTable:
     return CostTable.load(dataset.plan.summary.cost_table)
 
 
-def _made(dataset: MultiModalDataset) -> list[Path]:
+def _made_files(dataset: MultiModalDataset) -> list[Path]:
     """The files that a dataset is delivered from, beside its data."""
     table, plan = Path(dataset.plan.summary.cost_table), dataset.plan.folder
     assert plan is not None, "plans of datasets are in folders"
-    found = (Path(str(dataset.config.cache_dir)) / "rows").glob("rows-*.arrow")
-    rows = max(found, key=lambda file: file.stat().st_size)  # the block alone has its rows there as well
+    row_files = (Path(str(dataset.config.cache_dir)) / "rows").glob("rows-*.arrow")
+    rows = max(row_files, key=lambda file: file.stat().st_size)  # the block alone has its rows there as well
     return [file for file in (*table.iterdir(), *plan.iterdir(), rows) if file.is_file()]
 
 
@@ -195,7 +202,7 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
 
 
 def forget_pages(files: Iterable[Path]) -> None:
-    """Ask the system to drop what it holds of these files in memory, so that the next reader goes to the disk."""
+    """Ask the system to drop these files from its page cache, so that the next reader goes to the disk."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The packers of other projects, run as their packages have them, each only where it is installed."""
+"""The packers of other projects, as their packages have them, each run only where it is installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,15 @@ class OtherPacker:
             return "?"
 
 
-def _trl(lengths: np.ndarray, capacity: int, together: int) -> PackerRun:
-    """trl packs a dataset of token ids and moves the ids, one byte each here, so its time is not of packing alone."""
+def _trl(lengths: np.ndarray, capacity: int, *, together: int | None = None) -> PackerRun:
+    """`together` samples are packed at once, or all. trl moves token ids too, one byte each here, in the same time."""
     import datasets
     import trl
 
     # In chunks of 1,000, as datasets writes its files.
     chunks = [_ids(lengths[start : start + _WINDOW]) for start in range(0, len(lengths), _WINDOW)]
     dataset = datasets.Dataset(pa.table({"input_ids": pa.chunked_array(chunks)}))
-    options = {"batch_size": together, "keep_in_memory": True, "load_from_cache_file": False}
+    options = {"batch_size": together or len(lengths), "keep_in_memory": True, "load_from_cache_file": False}
 
     def pack() -> Any:
         shown = not datasets.are_progress_bars_disabled()
@@ -82,22 +83,11 @@ def _ids(lengths: np.ndarray) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int8)))
 
 
-def _trl_windows(lengths: np.ndarray, capacity: int) -> PackerRun:
-    return _trl(lengths, capacity, _WINDOW)
-
-
-def _trl_whole(lengths: np.ndarray, capacity: int) -> PackerRun:
-    return _trl(lengths, capacity, len(lengths))
-
-
 def _binpacking(lengths: np.ndarray, capacity: int) -> PackerRun:
     import binpacking
 
     items = lengths.tolist()
-    return PackerRun(
-        pack=lambda: binpacking.to_constant_volume(items, capacity),
-        loads=lambda bins: np.array([sum(found) for found in bins if found]),
-    )
+    return PackerRun(pack=lambda: binpacking.to_constant_volume(items, capacity), loads=_sums)
 
 
 def _binpacking_windows(lengths: np.ndarray, capacity: int) -> PackerRun:
@@ -114,7 +104,11 @@ def _binpacking_windows(lengths: np.ndarray, capacity: int) -> PackerRun:
             )
         return packs
 
-    return PackerRun(pack=pack, loads=lambda packs: np.array([sum(found) for found in packs if found]))
+    return PackerRun(pack=pack, loads=_sums)
+
+
+def _sums(packs: list[list[int]]) -> np.ndarray:
+    return np.array([sum(pack) for pack in packs if pack])
 
 
 def _axolotl(lengths: np.ndarray, capacity: int) -> PackerRun:
@@ -124,22 +118,18 @@ def _axolotl(lengths: np.ndarray, capacity: int) -> PackerRun:
     def pack() -> Any:
         return pack_parallel(lengths, capacity, group_size=100_000, bin_size=200, num_processes=1)
 
-    return PackerRun(pack=pack, loads=lambda bins: np.array([lengths[list(found)].sum() for found in bins]))
+    return PackerRun(pack=pack, loads=lambda bins: np.array([lengths[list(pack)].sum() for pack in bins]))
 
 
 def _llamafactory(lengths: np.ndarray, capacity: int) -> PackerRun:
     """The file that holds its packer is loaded alone: the package around it imports much that packing does not need."""
-    knapsack = _alone("llamafactory", "data/processor/processor_utils.py")["greedy_knapsack"]
+    spec = importlib.util.find_spec("llamafactory")
+    assert spec is not None, "called only if installed"
+    assert spec.origin is not None, "a package with its own file"
+    file = Path(spec.origin).parent / "data/processor/processor_utils.py"
+    knapsack = runpy.run_path(str(file), run_name=file.stem)["greedy_knapsack"]
     items = lengths.tolist()
-    return PackerRun(pack=lambda: knapsack(items.copy(), capacity), loads=lambda bins: np.array([sum(f) for f in bins]))
-
-
-def _alone(package: str, file: str) -> dict[str, Any]:
-    """The names of one file of a package, without the package."""
-    found = importlib.util.find_spec(package)
-    assert found is not None, "called only if installed"
-    assert found.origin is not None, "a package with its own file"
-    return runpy.run_path(str(Path(found.origin).parent / file), run_name=Path(file).stem)
+    return PackerRun(pack=lambda: knapsack(items.copy(), capacity), loads=_sums)
 
 
 _MOVES = "its seconds include moving token ids, one byte each, which it does while packing"
@@ -149,10 +139,10 @@ OTHERS = (
         package="trl",
         module="trl",
         most=100_000,
-        prepare=_trl_windows,
+        prepare=partial(_trl, together=_WINDOW),
         note=f"the default; {_MOVES}",
     ),
-    OtherPacker(name="trl bfd, one batch", package="trl", module="trl", most=100_000, prepare=_trl_whole, note=_MOVES),
+    OtherPacker(name="trl bfd, one batch", package="trl", module="trl", most=100_000, prepare=_trl, note=_MOVES),
     OtherPacker(
         name="binpacking in windows of 1,000",
         package="binpacking",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 from rich.console import Console
@@ -26,8 +27,14 @@ def table_of(
     for number, (name, _) in enumerate(columns):
         table.add_column(name, justify="left" if number < words else "right")
     for row in rows:
-        table.add_row(*(form.format_map(row) for _, form in columns))
+        table.add_row(*(_cell(form, row) for _, form in columns))
     return table
+
+
+def _cell(form: str, row: Mapping[str, Any]) -> str:
+    """Empty where the row does not have one of the values."""
+    names = [name for _, name, *_ in Formatter().parse(form) if name]
+    return form.format_map(row) if all(row.get(name) is not None for name in names) else ""
 
 
 # ---- bench loader
@@ -42,10 +49,10 @@ def show_loader(result: Mapping[str, Any], console: Console) -> None:
         console.print(table)
 
 
-def _speed(found: Mapping[str, Any]) -> Table:
+def _speed(speed: Mapping[str, Any]) -> Table:
     title = (
-        f"Speed: {found['samples']:,} samples, {found['images']:,} images, {found['tokens']:,} tokens, "
-        f"packs of {found['capacity']:,}; medians of {found['rounds']} interleaved epochs"
+        f"Speed: {speed['samples']:,} samples, {speed['images']:,} images, {speed['tokens']:,} tokens, "
+        f"packs of {speed['capacity']:,}; medians of {speed['rounds']} interleaved epochs"
     )
     columns = (
         ("", "{way}"),
@@ -58,7 +65,7 @@ def _speed(found: Mapping[str, Any]) -> Table:
         ("x plain", "{ratio:.2f}"),
         ("range", "{ratio_lowest:.2f}-{ratio_highest:.2f}"),
     )
-    return table_of(title, columns, found["lines"], words=1)
+    return table_of(title, columns, speed["lines"], words=1)
 
 
 def _data(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -99,13 +106,13 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> Table:
         ("last", "{last:,.1f}"),
         ("growth", "{growth:+,.1f}"),
     )
-    found = []
+    lines = []
     for kind, shown in _KINDS.items():
         for row in (row for row in rows if kind in row["first"]):
             first, last = (row[end][kind] / 2**20 for end in ("first", "last"))
-            found.append({**row, "kind": shown, "first": first, "last": last, "growth": last - first})
+            lines.append({**row, "kind": shown, "first": first, "last": last, "growth": last - first})
     title = f"Memory of {rows[0]['processes']} processes, MiB: mean over the first and over the last steps"
-    return table_of(title, columns, found, words=1)
+    return table_of(title, columns, lines, words=1)
 
 
 # ---- bench pack
@@ -118,21 +125,21 @@ def show_pack(result: Mapping[str, Any], console: Console) -> None:
         f"One core of {result['cores']}, load {result['load']:.1f} at the start; compilation is not counted."
     )
     console.print(table_of("Best fit, one resource", _ONE_RESOURCE, result["one_resource"]))
-    found = result["strategies"]
-    console.print(table_of(f"Strategies at {found['capacity']:,} tokens", _STRATEGIES, found["rows"], words=1))
+    strategies = result["strategies"]
+    title = f"Strategies at {strategies['capacity']:,} tokens"
+    console.print(table_of(title, _STRATEGIES, strategies["rows"], words=1))
     others = result["others"]
     if others["rows"]:
-        console.print(
-            table_of("Other projects' packers, and ours on the same lengths", _OTHERS, others["rows"], words=1)
-        )
+        title = "Other projects' packers, and ours on the same lengths"
+        console.print(table_of(title, _OTHERS, others["rows"], words=1))
         for note in others["notes"]:
             console.print(note)
     for name, why in others["not_run"].items():
         console.print(f"not run: {name} ({why})")
     rows = [{**row, "limits": " / ".join(f"{limit:,}" for limit in row["limits"])} for row in result["several"]]
     console.print(table_of("Several resources: share of the bound (synthetic mixtures)", _SEVERAL, rows, words=2))
-    for found in result["equal_work"]["sets"]:
-        console.print(_equal_work(result["equal_work"]["model"], found))
+    for work in result["equal_work"]["sets"]:
+        console.print(_equal_work(result["equal_work"]["model"], work))
     if result["scaling"]:
         title = f"Growth: best fit at {result['scaling'][0]['capacity']:,} tokens, one process per line"
         rows = sorted(result["scaling"], key=lambda row: (row["what"], row["samples"]))
@@ -190,28 +197,27 @@ _SCALING = (
 )
 
 
-def _equal_work(model: str, found: Mapping[str, Any]) -> Table:
-    limits = ", ".join(f"{name} {limit:,}" for name, limit in found["limits"].items())
-    columns = (
-        ("ranks", "{ranks}"),
-        ("packs a step", "{packs_per_step}"),
-        ("steps", "{steps}"),
-        ("order", "{order}"),
-        ("slowest / mean", "{slowest:.4f}"),
-        ("spread of length", "{length_spread:.1f}"),
-        ("spread of samples", "{samples_spread:.1f}"),
-    )
-    title = (
-        f"Load balance for {model}: {found['set']}, {found['samples']:,} samples in {found['packs']:,} packs ({limits})"
-    )
+def _equal_work(model: str, work: Mapping[str, Any]) -> Table:
+    limits = ", ".join(f"{name} {limit:,}" for name, limit in work["limits"].items())
+    packed = f"{work['samples']:,} samples in {work['packs']:,} packs ({limits})"
     rows = []
-    for line in found["lines"]:
-        for order in ("random", "sorted", "strict"):  # how large the steps are is said once
-            counts = {
-                name: f"{line[name]:,}" if order == "random" else "" for name in ("ranks", "packs_per_step", "steps")
-            }
-            rows.append({**line[order], **counts, "order": order})
-    return table_of(title, columns, rows)
+    for line in work["lines"]:
+        sizes = {name: line[name] for name in ("ranks", "packs_per_step", "steps")}
+        for order in ("random", "sorted", "strict"):
+            rows.append({**line[order], **sizes, "order": order})
+            sizes = {}  # how large the steps are is said once
+    return table_of(f"Load balance for {model}: {work['set']}, {packed}", _EQUAL_WORK, rows)
+
+
+_EQUAL_WORK = (
+    ("ranks", "{ranks:,}"),
+    ("packs a step", "{packs_per_step:,}"),
+    ("steps", "{steps:,}"),
+    ("order", "{order}"),
+    ("slowest / mean", "{slowest:.4f}"),
+    ("spread of length", "{length_spread:.1f}"),
+    ("spread of samples", "{samples_spread:.1f}"),
+)
 
 
 # ---- bench measure
@@ -246,4 +252,34 @@ _PEAK = (
     ("peak MiB", "{peak_mib:,.0f}"),
     ("seconds", "{seconds:,.1f}"),
     ("records /s", "{records_per_second:,.0f}"),
+)
+
+
+# ---- bench train
+
+
+def show_train(result: Mapping[str, Any], console: Console) -> None:
+    """Of `packtrain bench train`; a row that did not run has the reason in place of its speed."""
+    title = (
+        f"{result['model']} on {result['device']}: {result['samples']:,} samples of {result['mean_tokens']:,.0f} "
+        f"tokens on average, an optimizer step about every {result['step_samples']} samples"
+    )
+    rows = [
+        {**row, "speed": row["error"] if "error" in row else f"{row['tokens_per_second']:,.0f}"}
+        for row in result["rows"]
+    ]
+    console.print(table_of(title, _TRAIN, rows, words=1))
+
+
+_TRAIN = (
+    ("", "{name}"),
+    ("tokens /s", "{speed}"),
+    ("x baseline", "{to_baseline:.2f}"),
+    ("x yardstick", "{to_yardstick:.2f}"),
+    ("MFU", "{mfu:.1%}"),
+    ("GiB", "{peak_gib:.1f}"),
+    ("without states", "{peak_without_states_gib:.1f}"),
+    ("predicted", "{predicted_gib:.1f}"),
+    ("s a batch", "{batch_seconds:.3f}"),
+    ("padding", "{padding_share:.1%}"),
 )

@@ -1,7 +1,12 @@
-"""Vision encoders that fit: run on some images at a time, and recomputed independently of the language model.
+"""The vision encoder in training on packs: in sub-batches, checkpointed, without slow convolutions, on every rank.
 
-A encoder that is trained keeps what its backward pass needs of all its images, however they are batched. So sub-batches
-bound what is needed for a moment, and checkpointing bounds what is kept. A frozen encoder keeps nothing.
+Sub-batches (`split_vision`) bound the memory that is needed for a moment, checkpointing (`checkpoint_parts`) bounds
+what a trained encoder keeps for its backward pass, however its images are batched. A frozen encoder keeps nothing.
+
+A pack of text only (or an empty one) never calls the encoder. Then DDP waits for gradients that do not come, and FSDP
+for shards that this rank does not ask for. So `add_empty_media_hook` adds `0 * encoder(small image)` to the embeddings
+of such a batch: the encoder and its projector run and get gradients of zero. In a step in which no rank has media the
+optimizer has to pass over them, or decay and momentum would move them: `training.loss` sees to it.
 """
 
 from __future__ import annotations
@@ -14,15 +19,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.model_parts import model_parts, transformers_model
-from packtrain.modeling.patches import put, set_back, take_off
+from packtrain.core.modality import PIXELS
+from packtrain.families.contracts import BatchContract
+from packtrain.families.registry import find_family
+from packtrain.modeling.model_parts import ModelParts, model_parts, transformers_model
+from packtrain.modeling.patches import is_on, put, set_back, take_off
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
 _PER_PATCH = (_ROWS, "position_ids", "interp_indices", "interp_weights")
 _TILES, _MASKS = "pixel_values", "patch_attention_mask"
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+# ---- sub-batches
 
 
 class SplitVision:
@@ -48,8 +61,11 @@ class SplitVision:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         pieces = list(self._pieces(given))
         runs = len(pieces)
-        if is_sharded(self._encoder):
-            runs = _most_of_all_ranks(runs, given[_ROWS if self._takes_rows else _TILES].device)
+        encoder = self._encoder
+        if _gathers_weights((one for one in encoder.modules() if one is not encoder), encoder.parameters()):
+            most = torch.tensor(runs, device=given[_ROWS if self._takes_rows else _TILES].device)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+            runs = int(most)
         if runs == 1:
             return self._whole(*args, **kwargs)
         outputs = [self._whole(**{**given, **piece}) for piece in pieces]
@@ -145,22 +161,16 @@ def unsplit_vision(model: Any) -> None:
         take_off(encoder, "vision_batches")
 
 
-def is_sharded(encoder: nn.Module) -> bool:
-    """Whether modules inside an encoder gather their weights from other ranks each time they run."""
+def _gathers_weights(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether modules gather their weights from other ranks each time they run (FSDP2, DeepSpeed ZeRO-3).
+
+    Asked of modules, because FSDP's parameters look like whole ones between gathering and freeing them.
+    """
     from torch.distributed.fsdp import FSDPModule
 
-    if any(isinstance(module, FSDPModule) for module in encoder.modules() if module is not encoder):
+    if any(isinstance(module, FSDPModule) for module in modules):
         return True
-    return any(hasattr(parameter, "ds_id") for parameter in encoder.parameters())
-
-
-def _most_of_all_ranks(runs: int, device: torch.device) -> int:
-    most = torch.tensor(runs, device=device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return int(most)
-
-
-# ---- outputs
+    return any(hasattr(parameter, "ds_id") for parameter in parameters)
 
 
 def _joined(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
@@ -213,3 +223,142 @@ def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
                 fix="turn it off for this part",
             )
     transformers_model(model).disable_input_require_grads()
+
+
+# ---- patch embeddings
+
+
+def multiply_patches(model: Any) -> int:
+    """Compute a model's patch embeddings as matrix products; returns how many modules that changed, and is idempotent.
+
+    Where the kernel of a convolution is as large as its input, it is one product of matrices. Convolutions are slow at
+    that, in half precision above all. Weights, names and results stay, and inputs of another size are convolved.
+    """
+    vision = model_parts(model).vision
+    found = [module for module in vision.modules() if _is_patchwise(module)] if vision is not None else []
+    for module in found:
+        before = module.__dict__.get("forward")
+        module.forward = _Product(module)
+        put(module, "patch_products", partial(set_back, module, "forward", before))
+    return len(found)
+
+
+def _is_patchwise(module: nn.Module) -> bool:
+    """A convolution that takes pieces side by side and whole, not changed before."""
+    return (
+        isinstance(module, _CONVOLUTIONS)
+        and tuple(module.kernel_size) == tuple(module.stride)
+        and module.groups == 1
+        and not any(module.padding)
+        and set(module.dilation) == {1}
+        and not is_on(module, "patch_products")
+    )
+
+
+class _Product:
+    """The forward of one convolution."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Any = module
+        self._convolve = module.forward
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        module = self._module
+        if tuple(pixels.shape[2:]) != tuple(module.kernel_size):
+            return self._convolve(pixels)
+        found = linear(pixels.flatten(1), module.weight.flatten(1), module.bias)
+        return found.view(*found.shape, *(1 for _ in module.kernel_size))
+
+
+# ---- batches without media
+
+
+class EmptyMediaHook:
+    """The hooks on one model; `remove` takes them away again.
+
+    Models that take images and videos apart run their encoder once for each. Where it is sharded, every rank has to
+    run it as often as the others: a pack with images only gets a small image in place of the videos, and vice versa.
+    """
+
+    def __init__(self, parts: ModelParts, contract: BatchContract) -> None:
+        assert parts.vision is not None
+        self._parts = parts
+        self._pixels = tuple(name for name in PIXELS if name in contract.media)
+        self._missing = 0
+        self._handles = [
+            parts.inner.register_forward_pre_hook(self._look, with_kwargs=True),
+            parts.language.register_forward_pre_hook(self._add, with_kwargs=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Remember, for the call of the language model that follows, which pixels this batch does not have."""
+        self._missing = sum(kwargs.get(name) is None for name in self._pixels)
+
+    def _add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        embeds = kwargs.get("inputs_embeds")
+        runs = self._runs() if self._missing and embeds is not None else 0
+        if embeds is None or not runs:
+            return None
+        small = partial(small_image_features, self._parts.inner, device=embeds.device, dtype=embeds.dtype)
+        nothing = sum(feature.float().sum() for _ in range(runs) for feature in small())
+        return args, {**kwargs, "inputs_embeds": embeds + (0.0 * nothing).to(embeds.dtype)}
+
+    def _runs(self) -> int:
+        """How often the encoder has still to run.
+
+        Shards are gathered by all ranks equally often. What is whole on every rank matters for its gradients only.
+        """
+        vision = self._parts.vision
+        assert vision is not None
+        parameters = [*vision.parameters(), *self._parts.projector()]
+        # What the inner model holds itself has been gathered with it.
+        others = (child for child in self._parts.inner.children() if child is not self._parts.language)
+        if _gathers_weights((module for child in others for module in child.modules()), parameters):
+            return self._missing
+        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+        return int(trains and self._missing == len(self._pixels))
+
+
+def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers."""
+    family = find_family(inner.config.model_type)
+    make = family.small_image if family is not None else None
+    assert make is not None, "contracts with media have a small image"
+    dummy = {name: torch.from_numpy(value).to(device) for name, value in make(inner.config).items()}
+    dummy["pixel_values"] = dummy["pixel_values"].to(dtype)
+    outputs = inner.get_image_features(**dummy, return_dict=True)
+    yield from _tensors(outputs.pooler_output)
+    yield from _tensors(getattr(outputs, "deepstack_features", None))
+
+
+def has_small_image(model_type: str) -> bool:
+    """Whether it is known what an image looks like to models of this type."""
+    family = find_family(model_type)
+    return family is not None and family.small_image is not None
+
+
+def add_empty_media_hook(model: Any, contract: BatchContract) -> EmptyMediaHook | None:
+    """Let a model's vision encoder take part in batches without media; None where there is no encoder.
+
+    Hooks that an earlier call put there are replaced.
+    """
+    parts = model_parts(model)
+    if parts.vision is None or not contract.media:
+        return None
+    take_off(parts.inner, "empty_media")
+    hook = EmptyMediaHook(parts, contract)
+    put(parts.inner, "empty_media", hook.remove)
+    return hook
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        for part in value:
+            yield from _tensors(part)
