@@ -14,7 +14,7 @@ from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.resolve import resolve_run
 from packtrain.cli import app
 from packtrain.config.run_config import load_config
 from packtrain.demo.demo_data import write_dataset

@@ -14,8 +14,8 @@ from made_runs_data import write_chats
 
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
-from packtrain.app.train.prepared import prepare
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.resolve import resolve_run
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import load_config
 from packtrain.config.sections import DataSection

@@ -285,7 +285,7 @@ def test_out_is_a_file(run: Run, data: Path, model: Path, tmp_path: Path) -> Non
     assert "which is a file" in err
     assert out.read_text() == "mine"
     code, _, err = run(*measure(data, model, out / "below"))
-    assert code == 1
+    assert code == 2
     assert str(out) in err
 
 
@@ -438,6 +438,42 @@ def test_what_the_system_says_has_a_place_and_a_way_out(error: str, words: list[
     assert "Traceback" not in done.stderr
     assert "WORD" not in done.stderr
     assert [one for one in words if one not in " ".join(done.stderr.split())] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "measure nowhere --model tiny:llama --out costs",
+        "measure {file} --model no/where/model --out costs",
+        "pack nowhere --packing-length 64 --out plan",
+        "pack {folder} --packing-length 64 --out plan",
+        "pack {file} --packing-length 64 --out plan",
+        "plan nowhere --out study",
+        "inspect nowhere",
+        "inspect {folder}",
+        "verify --model nowhere",
+        "verify --model tiny:llama --data nowhere",
+        "train nowhere",
+        "train nowhere.yaml",
+        "train --model tiny:llama --data nowhere",
+        "train --resume nowhere",
+        "train --resume {folder}",
+        "report nowhere",
+        "report {folder}",
+        "config show nowhere",
+        "config convert nowhere",
+        "calibrate --again nowhere",
+        "init {folder}/none/run.yaml",
+    ],
+)
+def test_a_path_that_is_not_there_is_bad_usage(run: Run, tmp_path: Path, command: str) -> None:
+    """With one exit code in every command; it is named, and no command leaves anything behind."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.jsonl").write_text("{}\n")
+    code, _, err = run(*command.format(folder=tmp_path / "folder", file=tmp_path / "file.jsonl").split())
+    assert code == 2, err
+    assert "error:" in err
+    assert any(word in err for word in ("nowhere", "no/where", str(tmp_path)))
 
 
 def test_any_names_in_the_locale_c(model: Path, data: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
+from packtrain.app.train.resolve import ResolvedRun, resolve_run
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.sections import ALIASES, HOMES, KEYS, MEDIA_LIMITS, SECTIONS, TRAINER_KEYS
 from packtrain.config.setup import OPTIMIZERS
@@ -390,8 +390,8 @@ def test_all_problems_at_once_with_the_nearest_names(load: Load) -> None:
     said = problems(
         load,
         "data: {packing_lenght: 9, max_image_per_pack: 3, shuffle: 1, processor_config: {max_pixel: 3}}\n"
-        "trainig: {}\ntraining: {learning_rat: 1, warmup_ratio: half, monitors: {spike_sigma: 3, cooldown: 0}}\n"
-        "model: [a]\n",
+        "trainig: {}\nmodel: [a]\n"
+        "training: {learning_rat: 1, attention: x, warmup_ratio: half, monitors: {spike_sigma: 3, cooldown: 0}}\n",
     )
     for words in (
         "data.packing_lenght: unknown key. did you mean 'packing_length'?",
@@ -400,6 +400,7 @@ def test_all_problems_at_once_with_the_nearest_names(load: Load) -> None:
         "data.processor_config.max_pixel: unknown key. did you mean 'max_pixels'?",
         "trainig: unknown key. did you mean 'training'?",
         "training.learning_rat: unknown key. did you mean 'learning_rate'?",
+        "training.attention: unknown key. did you mean training.attn_implementation?",
         "training.warmup_ratio: 'half' instead of a number",
         "training.monitors.spike_sigma: unknown key. did you mean 'spike_sigmas'?",
         "training.monitors.cooldown: 0 instead of a positive whole number",

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from made_runs_data import write_chats, write_config
 
-from packtrain.app.train.data_errors import data_of
-from packtrain.app.train.prepared import prepare
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.prepare import data_of, prepare
+from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError
 

@@ -16,7 +16,7 @@ from packtrain.core.errors import DataError
 from packtrain.delivery.loader.failures import FailureWatch
 from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
 from packtrain.families.tiny import write
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 
 pytestmark = pytest.mark.full
 

@@ -15,8 +15,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from packtrain.app.measure import measure_outcome
-from packtrain.app.train.prepared import prepare
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.resolve import resolve_run
 from packtrain.cli import app
 from packtrain.cli.common import Terminal
 from packtrain.cli.show.pack import plan_json

@@ -139,8 +139,8 @@ def test_a_sample_in_no_pack(run: Run, tmp_path: Path) -> None:
         (("--sample", "sampel-7"), 2, ["did you mean 'sample-7'?"]),
         (("--sample", "\x1b[31m"), 2, ["the id of a measured sample"]),
         (("--pack", "x"), 2, ["--pack"]),
-        (("--costs", "nowhere"), 1, ["nowhere"]),
-        (("--pack", 0, "--costs", "nowhere"), 1, ["nowhere"]),
+        (("--costs", "nowhere"), 2, ["nowhere"]),
+        (("--pack", 0, "--costs", "nowhere"), 2, ["nowhere"]),
     ],
 )
 def test_wrong_options(run: Run, tmp_path: Path, options: tuple[Any, ...], code: int, words: list[str]) -> None:
@@ -161,12 +161,12 @@ def test_folders_that_are_no_plan(run: Run, tmp_path: Path) -> None:
             shutil.copytree(tmp_path / "plan", half)
             (half / name).unlink() if size is None else (half / name).write_bytes((half / name).read_bytes()[:size])
             code, out, err = run("inspect", half, "--json")
-            assert (code, out) == (1, "")
+            assert (code, out) == (2 if size is None and name == "plan.json" else 1, "")
             assert name in err
             shutil.rmtree(half)
     for folder, found in ((tmp_path / "costs", "no plan.json"), (tmp_path / "nowhere", "no such folder")):
         code, _, err = run("inspect", folder)
-        assert (code, found in err, "packtrain pack COSTS" in err) == (1, True, True)
+        assert (code, found in err, "packtrain pack COSTS" in err) == (2, True, True)
 
 
 def test_files_of_two_plans_in_one_folder(run: Run, tmp_path: Path) -> None:

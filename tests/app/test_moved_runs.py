@@ -18,19 +18,18 @@ from made_runs_data import write_config
 
 from packtrain.app.cache.cached import list_cache
 from packtrain.app.cache.of_run import clear_run
-from packtrain.app.train.prepared import Prepared, prepare
-from packtrain.app.train.resolved_run import resolve_run
-from packtrain.app.train.same_data import check_frozen, check_resumed, other_evaluation
+from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.resolve import resolve_run
+from packtrain.app.train.resume import check_frozen, check_resumed, other_evaluation
 from packtrain.app.train.train import _resolved
 from packtrain.config.run_config import load_config
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.families import tiny
 from packtrain.measuring.table import CostTable
-from packtrain.modeling.adapters import set_trainable
-from packtrain.modeling.frozen import frozen_state
+from packtrain.modeling.adapters import frozen_state, set_trainable
+from packtrain.modeling.load import build_model
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.random_model import build_model
 from packtrain.packing.pack_plan import plan_inputs
 from packtrain.runs.run_folder import RunFolder
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from packtrain.app.convert import convert
 from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.train.resolved_run import ResolvedRun, resolve_run
+from packtrain.app.train.resolve import ResolvedRun, resolve_run
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
 from packtrain.config.data_options import section_defaults

@@ -16,7 +16,7 @@ from tables import write_table
 
 from packtrain.app.measure import measure
 from packtrain.app.plan import Planned, plan
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits

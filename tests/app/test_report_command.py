@@ -51,7 +51,7 @@ def test_a_comparison_leaves_the_pages_of_runs_alone(run: Run, tmp_path: Path) -
 def test_what_is_no_run_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("report", tmp_path / "none")[0] == 2
     code, _, err = run("report", tmp_path)
-    assert code == 1
+    assert code == 2
     assert "neither run.json nor metrics.jsonl" in err
     good = write_run(tmp_path / "run", Made(steps=2))
     assert run("report", good, tmp_path / "none")[0] == 2

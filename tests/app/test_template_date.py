@@ -17,10 +17,9 @@ from tokenizers import Tokenizer
 
 from packtrain.app.datasets.build import MultiModalDataset
 from packtrain.app.measure import measure_outcome
-from packtrain.app.train.dated import with_template_date
-from packtrain.app.train.prepared import Prepared, prepare
-from packtrain.app.train.resolved_run import resolve_run, resolved_sections
-from packtrain.app.train.same_data import require_same
+from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.resolve import resolve_run, resolved_sections, with_template_date
+from packtrain.app.train.resume import require_same
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
@@ -34,10 +33,9 @@ from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate
 from packtrain.families.settings import read_settings
 from packtrain.families.template_date import with_date
-from packtrain.measuring.inputs import measure_inputs
-from packtrain.measuring.request import Request
+from packtrain.measuring.request import Request, measure_inputs
 from packtrain.modeling.export import _put_template as put_template
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.media import MediaStore
 from packtrain.records.open import open_sources

@@ -23,8 +23,8 @@ from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.train.from_data import config_from_data
-from packtrain.app.train.prepared import prepare
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.prepare import prepare
+from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.train_outcome import ProcessPlace
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
@@ -630,7 +630,7 @@ class TestBadInput:
             (("data.max_sample_length=1",), 1, "no usable record"),
             (("training.lr_scheduler_type=cosin",), 2, "cosin"),
             (("data.chat_template=chatml", "training.torch_compile=true"), 2, "cannot be given by name"),
-            (("data.chat_template=chatml", "training.torch_compile=true"), 2, "use training.compile"),
+            (("data.chat_template=chatml", "training.torch_compile=true"), 2, "which compiles its layers"),
             (("training.attn_implementation=flash_attention_9",), 2, "flash_attention_2"),
             (("model.train_vision=true",), 2, "llama has no vision encoder"),
             (("--output-dir", "{config}/run", "--dry-run"), 2, "run.yaml is a file"),

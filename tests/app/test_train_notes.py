@@ -9,8 +9,8 @@ import pytest
 from made_runs_data import write_config
 
 from packtrain.app.measure import measure_outcome
-from packtrain.app.train.prepared import Prepared, prepare
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.prepare import Prepared, prepare
+from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import load_config
 from packtrain.families import tiny
 from packtrain.measuring.statistics import data_notes

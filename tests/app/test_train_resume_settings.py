@@ -12,7 +12,7 @@ import yaml
 from commands import Run, files
 from made_runs_data import write_config
 
-from packtrain.app.train.changed import changes_note, refuse_changes
+from packtrain.app.train.resume import changes_note, refuse_changes
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.config.sections import ModelSection
 from packtrain.core.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from packtrain.app.train.resolved_run import ResolvedRun, resolve_run, resolved_sections
+from packtrain.app.train.resolve import ResolvedRun, resolve_run, resolved_sections
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
@@ -185,8 +185,8 @@ class TestContradictions:
             (("lora_target_modules=3",), "a non-empty string or a list of strings"),
             (("dataset_path=null",), "data.dataset_path: none"),
             (("model_name_or_path=null",), "model.model_name_or_path: none"),
-            (("torch_compile=true",), "use training.compile"),
-            (("dataloader_drop_last=true",), "data.packing_drop_last does this"),
+            (("torch_compile=true",), "use `compile`"),
+            (("dataloader_drop_last=true",), "packing_drop_last decides it in the plan"),
             (("resume_from_checkpoint=x",), "use --resume"),
             (("gradient_checkpointing_kwargs={use_reentrant: true}",), "need non-reentrant checkpointing"),
             (("neftune_noise_alpha=5",), "training.neftune_noise_alpha with packed rows"),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +20,10 @@ from typer.testing import CliRunner
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.measure import measure_outcome
 from packtrain.bench import loader as loader_bench
-from packtrain.bench import loader_speed, loader_start
-from packtrain.bench.loader import TENTH, bench_loader, show_bench
-from packtrain.bench.loader_data import (
-    PICTURES,
+from packtrain.bench import loader_speed
+from packtrain.bench.data import (
     SHARDS,
-    records,
+    loader_chats,
     repeat_file,
     repeat_table,
     write_lines,
@@ -36,9 +31,9 @@ from packtrain.bench.loader_data import (
     write_pictures,
     write_shards,
 )
-from packtrain.bench.loader_process import tree_memory
+from packtrain.bench.loader import TENTH, bench_loader, first_batch
 from packtrain.bench.loader_speed import PLAIN, ROUNDS, WAYS, SpeedTask, epochs_needed, speed
-from packtrain.bench.loader_start import first_batch
+from packtrain.bench.tables import show_loader
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
 from packtrain.families.model_folder import resolve
@@ -69,10 +64,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(resolve(MODEL, tmp_path_factory.mktemp("models")).absolute())
 
 
-def pictures() -> list[str]:
-    return [f"images/{number:05d}.jpg" for number in range(PICTURES)]
-
-
 def config(path: Path, cache: Path, model: str, **settings: Any) -> DatasetConfig:
     usual: dict[str, Any] = {"packing_length": 1_024, **QUICK, "cache_dir": str(cache)}
     return DatasetConfig(dataset_path=str(path), model=model, **{**usual, **settings})
@@ -83,7 +74,7 @@ def config(path: Path, cache: Path, model: str, **settings: Any) -> DatasetConfi
 
 def test_a_repeated_table_is_what_measuring_the_long_file_gives(folder: Path, model: str) -> None:
     """Every column of every row, so that a row leads to its own line and the plan has true costs."""
-    path = write_lines(folder / "short.jsonl", records(7, pictures(), lambda n: 2 + n))
+    path = write_lines(folder / "short.jsonl", loader_chats(7, lambda n: 2 + n))
     table = measure_outcome(path, model=model, out=folder / "repeated", workers=1, check=0).table
     assert len(table) == 7
     repeat_file(path, 5)
@@ -101,7 +92,7 @@ def test_a_repeated_table_is_what_measuring_the_long_file_gives(folder: Path, mo
 def test_long_data_are_read_at_every_place(folder: Path, model: str, tmp_path: Path) -> None:
     """The benchmark's table of a repeated file delivers every row, each from its own place."""
     shutil.copytree(folder / "images", tmp_path / "images")
-    data = write_long(tmp_path, 2_000, config(tmp_path, tmp_path, model), pictures())
+    data = write_long(tmp_path, 2_000, config(tmp_path, tmp_path, model))
     assert (data.rows, data.config.packing_length) == (2_000, 1_024)
     assert data.made_bytes > 0
     dataset = MultiModalDataset(data.config)
@@ -116,7 +107,7 @@ def test_long_data_are_read_at_every_place(folder: Path, model: str, tmp_path: P
 
 def test_shards_hold_the_same_records(folder: Path, model: str, tmp_path: Path) -> None:
     """Map-style access to lines and streaming from compressed shards deliver the same samples in the same packs."""
-    found = records(10, pictures(), lambda n: 1 + n * 9)
+    found = loader_chats(10, lambda n: 1 + n * 9)
     lines = write_lines(folder / "same.jsonl", found)
     shards = write_shards(tmp_path / "shards", found, folder)
     assert len(list(shards.glob("*.tar.gz"))) == SHARDS
@@ -134,7 +125,7 @@ def test_shards_hold_the_same_records(folder: Path, model: str, tmp_path: Path) 
 
 @pytest.mark.contract
 def test_every_way_delivers_the_same_samples(folder: Path, model: str, tmp_path: Path) -> None:
-    found = records(8, pictures(), lambda n: 1 + n * 9)
+    found = loader_chats(8, lambda n: 1 + n * 9)
     given = config(folder, tmp_path / "cache", model, epochs=epochs_needed())
     task = SpeedTask(
         lines=replace(given, dataset_path=str(write_lines(folder / "speed.jsonl", found))),
@@ -156,7 +147,7 @@ def test_every_way_delivers_the_same_samples(folder: Path, model: str, tmp_path:
 
 @pytest.mark.parametrize("access", ["map-style", "streaming"])
 def test_a_start_delivers_the_pack_that_is_next(folder: Path, model: str, tmp_path: Path, access: Any) -> None:
-    path = write_lines(folder / "start.jsonl", records(12, pictures(), lambda n: 1 + n * 9))
+    path = write_lines(folder / "start.jsonl", loader_chats(12, lambda n: 1 + n * 9))
     given = config(path, tmp_path / "cache", model)
     dataset = MultiModalDataset(given)
     dataset.build()
@@ -165,26 +156,6 @@ def test_a_start_delivers_the_pack_that_is_next(folder: Path, model: str, tmp_pa
     found = [first_batch(given, access, share, 0.0) for share in (0.0, 0.5, 0.99)]
     assert [one["behind"] for one in found] == [0, len(order) // 2, len(order) - 1]
     assert [one["pack"] for one in found] == [order[one["behind"]] for one in found]
-
-
-def test_memory_is_told_by_kind_and_of_children_too() -> None:
-    """A child that holds 60 MB of its own shows as such in its parent's sum, and as nothing else."""
-    child = (
-        "block = bytearray(60 << 20); block[::4096] = b'x' * len(block[::4096]); print('ready', flush=True); input()"
-    )
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == b"ready"
-        found = tree_memory(process.pid)
-        process.communicate(b"\n")
-    assert found["processes"] == 2
-    assert found["rss"] > 60 << 20
-    if "anonymous" in found:
-        assert found["anonymous"] > 60 << 20 > found["file"]
-        parts = found["anonymous"] + found["file"] + found["shared"]
-        assert abs(parts - found["pss"]) < 1 << 20
-    assert tree_memory(os.getpid())["processes"] >= 1
 
 
 def test_worker_counts_are_checked() -> None:
@@ -197,10 +168,10 @@ def test_worker_counts_are_checked() -> None:
 @pytest.mark.full
 def test_the_command_runs_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setattr(loader_start, "ROUNDS", 1)
-    monkeypatch.setattr(loader_speed, "ROUNDS", 1)
-    for module in (loader_start, loader_bench):  # spares loading libraries seven times
-        monkeypatch.setattr(module, "fresh", lambda work, *given: work(*given))
+    for module in (loader_bench, loader_speed):
+        monkeypatch.setattr(module, "ROUNDS", 1)
+    # Spares loading libraries seven times.
+    monkeypatch.setattr(loader_bench, "in_new_process", lambda work, *given: work(*given))
     app = typer.Typer()
     app.command()(commands.loader)
     sizes = ["--samples", "8", "--rows", "500", "--steps", "10", "--workers", "0,1"]
@@ -227,7 +198,7 @@ def test_the_command_runs_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert set(row["first"]) == set(row["last"])
         assert row["last"]["rss"] > 100 << 20
     page = io.StringIO()
-    show_bench(result, Console(file=page, width=160))
+    show_loader(result, Console(file=page, width=160))
     for words in ("Speed: 8 samples", "Time to the first batch", "Memory of 2 processes", "plain DataLoader"):
         assert words in page.getvalue()
 

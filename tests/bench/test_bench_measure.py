@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from packtrain.bench.measure import TEXT_SIZES, bench_measure, show_bench, tree_pss
+from packtrain.bench.measure import TEXT_SIZES, bench_measure
+from packtrain.bench.tables import show_measure
 
 
 @pytest.mark.full
@@ -24,21 +22,6 @@ def test_benchmark_runs_and_shows_its_tables(tmp_path: Path, monkeypatch: pytest
     assert all(row["ratio"] > 0 for row in result["floor"])
     assert result["memory"][0]["peak_mib"] > 20
     page = io.StringIO()
-    show_bench(result, Console(file=page, width=120))
+    show_measure(result, Console(file=page, width=120))
     assert "Against the HF processor" in page.getvalue()
     assert "Memory of all processes" in page.getvalue()
-
-
-def test_memory_counts_children() -> None:
-    """A child that holds 60 MB shows in its parent's sum."""
-    child = (
-        "block = bytearray(60 << 20); block[::4096] = b'x' * len(block[::4096]); print('ready', flush=True); input()"
-    )
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    alone = tree_pss(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == b"ready"
-        assert tree_pss(process.pid) > 60 << 20
-        assert tree_pss(os.getpid()) - alone > 50 << 20
-        process.communicate(b"\n")

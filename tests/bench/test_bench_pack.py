@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ import pytest
 from rich.console import Console
 
 from packtrain.bench import pack
-from packtrain.bench.equal_work import equal_work, plan_of
-from packtrain.bench.length_files import read_lengths
-from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, samples_from
-from packtrain.bench.others import OTHERS, OtherPacker, PackerRun
-from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, show_bench, timed
+from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, read_lengths, samples_from
+from packtrain.bench.other_packers import OTHERS, OtherPacker, PackerRun
+from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, equal_work, plan_of
 from packtrain.bench.scaling import GeneratedRows, scaling
+from packtrain.bench.tables import show_pack
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES
@@ -226,25 +224,6 @@ def test_columns_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 # ---- parts
 
 
-def test_the_clock_takes_the_median_round_and_the_smaller_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = [(5.0, 4.0), (2.0, 7.0), (3.0, 3.0)]  # elapsed, processor
-    now = {"wall": 0.0, "cpu": 0.0}
-    monkeypatch.setattr(time, "perf_counter", lambda: now["wall"])
-    monkeypatch.setattr(time, "process_time", lambda: now["cpu"])
-
-    def work() -> int:
-        wall, cpu = rounds[work.calls]  # type: ignore[attr-defined]
-        now["wall"] += wall
-        now["cpu"] += cpu
-        work.calls += 1  # type: ignore[attr-defined]
-        return int(work.calls)  # type: ignore[attr-defined]
-
-    work.calls = 0  # type: ignore[attr-defined]
-    assert timed(work, rounds=3, seconds=99) == (3, 3.0)
-    work.calls = 0  # type: ignore[attr-defined]
-    assert timed(work, rounds=3, seconds=1) == (1, 4.0)
-
-
 def test_best_fit_decreasing_equals_a_plain_one() -> None:
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -358,7 +337,7 @@ def check_result(result: dict[str, Any]) -> None:
 
 def shown(result: dict[str, Any]) -> str:
     page = io.StringIO()
-    show_bench(result, Console(file=page, width=200))
+    show_pack(result, Console(file=page, width=200))
     return page.getvalue()
 
 

@@ -14,11 +14,20 @@ import typer
 from typer.testing import CliRunner
 
 from packtrain.bench import train as bench
-from packtrain.bench.train import bench_train, measured, with_adapters
+from packtrain.bench.train import bench_train, measure_row, with_adapters
 from packtrain.bench.train_data import MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_loop import TINY_SETTINGS, BenchTrainer
-from packtrain.bench.train_rows import ADAPTERS, BASELINE, YARDSTICK, bench_rows, with_method
-from packtrain.bench.train_shapes import MODELS, TINY, TINY_TEXT, bench_model
+from packtrain.bench.train_rows import (
+    ADAPTERS,
+    BASELINE,
+    MODELS,
+    TINY,
+    TINY_TEXT,
+    YARDSTICK,
+    bench_model,
+    bench_rows,
+    with_method,
+)
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.packed import PackCollator
@@ -139,9 +148,9 @@ def test_adapters_of_one_kind_are_compared_with_their_own_padded_rows(
         assert {"lora"} == set(model.peft_config["default"].peft_type.lower().split("_")), "adapters are there"
         assert model.peft_config["default"].use_dora == (row.method == "dora")
         assert ("Linear4bit" in kinds) == (row.method == "qlora")
-        return measured(bench_of, model, row, *others)
+        return measure_row(bench_of, model, row, *others)
 
-    monkeypatch.setattr(bench, "measured", one)
+    monkeypatch.setattr(bench, "measure_row", one)
     rows = bench_train(model=TINY_TEXT, settings=QUICK)["rows"]
     assert seen == ["lora", method, method]
     yardstick, packed = rows[1:]

@@ -8,7 +8,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packtrain.core.artifacts import DiskFull, atomic_path, read_json, refuse_links, remove_leftovers, write_json
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
 from packtrain.core.folders import made_once, whole_folder
@@ -29,6 +31,34 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=12,
 )
+
+
+@dataclass(frozen=True)
+class Inner:
+    number: int
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    pairs: tuple[tuple[str, int], ...] = ()
+    several: tuple[Inner, ...] = ()
+    named: Mapping[str, Inner] = field(default_factory=dict)
+    perhaps: Inner | None = None
+    free: object = None
+
+
+def test_dataclasses_come_back_from_json() -> None:
+    full = Outer(Inner(1, "a"), (("b", 2),), (Inner(3),), {"c": Inner(4)}, Inner(5), [{"d": 6}])
+    for value in (full, Outer(Inner(0))):
+        assert from_json(Outer, json.loads(json.dumps(asdict(value)))) == value
+    assert from_json(Inner, {"number": 1, "kind": "x"}, ignore=["kind"]) == Inner(1)
+    for broken in (None, {}, {"inner": 1}, {"inner": {}}, {"inner": {"number": 1, "more": 2}}, {"unknown": 1}):
+        with pytest.raises((TypeError, ValueError)):
+            from_json(Outer, broken)
+    with pytest.raises((TypeError, ValueError)):
+        from_json(Outer, {"inner": {"number": 1}, "pairs": [["b"]]})
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from packtrain.delivery.encode.model_config import model_contract, packing_notes
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.packing.packing_config import PackingConfig
 
 Folder = Callable[[str], Path]

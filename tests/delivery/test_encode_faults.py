@@ -24,7 +24,7 @@ from packtrain.core.errors import DriftError, RecordError
 from packtrain.core.values import Media, MediaRef, Record
 from packtrain.delivery.encode.decode import decode_frames, decode_image
 from packtrain.delivery.encode.encode import Expected, SampleEncoder
-from packtrain.measuring.inputs import settings_state
+from packtrain.measuring.request import settings_state
 from packtrain.records.media import MediaStore
 
 Folder = Callable[[str], Path]

@@ -34,7 +34,7 @@ from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
 from packtrain.families.encoder import RecordEncoder
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
 from packtrain.records.schemas.schema_options import SchemaOptions

@@ -26,8 +26,8 @@ from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.trainers.token_loss import step_tokens, token_loss
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
-from packtrain.modeling.empty_media import add_empty_media_hook
 from packtrain.modeling.load import load_model
+from packtrain.modeling.vision import add_empty_media_hook
 from packtrain.packing.schedule import Schedule
 
 pytestmark = pytest.mark.contract

@@ -26,8 +26,7 @@ from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, SourceSt
 from packtrain.delivery.online.online_source import OnlineSource
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
-from packtrain.measuring.inputs import stream_inputs
-from packtrain.measuring.request import Request
+from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.online import OnlineSchedule
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.open import open_sources

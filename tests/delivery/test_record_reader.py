@@ -25,8 +25,8 @@ from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.delivery.encode.reader import PAUSES, RecordReader
 from packtrain.delivery.encode.row_table import RowTable
-from packtrain.measuring.converter import Converter
-from packtrain.measuring.places import Places
+from packtrain.measuring.measure_summary import Places
+from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.open import iter_units, read_unit

@@ -250,7 +250,7 @@ def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_arguments(args, schedule)
     names = ("per_device_train_batch_size", "ignore_data_skip", "gradient_accumulation_steps")
-    for name in (*names, "label_smoothing_factor: from 0 to below 1"):
+    for name in (*names, "label_smoothing_factor: 1.5 (from 0 to below 1)"):
         assert name in str(caught.value)
 
 
@@ -375,7 +375,7 @@ def test_arguments_of_trl_that_change_the_loss_or_the_batches_are_refused(tmp_pa
         with pytest.raises(ConfigError, match=f"{name}: {value}"):
             check_arguments(config(**usual, **{name: value}, **trainer_arguments(schedule)), schedule)
     own = config(**usual, dataset_kwargs={"add_special_tokens": False}, **trainer_arguments(schedule))
-    with pytest.raises(ConfigError, match="dataset_kwargs: only skip_prepare_dataset"):
+    with pytest.raises(ConfigError, match=r"dataset_kwargs: .* .only skip_prepare_dataset"):
         check_arguments(own, schedule)
     harmless = {"model_init_kwargs", "trust_remote_code", "dataset_num_proc", "activation_offloading"}
     theirs = {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}

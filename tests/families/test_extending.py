@@ -100,7 +100,7 @@ def test_another_source_is_another_family(outside: Path, registered: dict[str, F
     """Costs follow from the module's text: a table of another one is not taken for the same."""
     from packtrain.app.measure import request_of
     from packtrain.config.dataset_config import DatasetConfig
-    from packtrain.measuring.inputs import settings_state
+    from packtrain.measuring.request import settings_state
 
     sys.path.insert(0, str(outside))
     try:

@@ -19,7 +19,7 @@ from packtrain.families.layout import Layout, LossOn
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.families.tiny import write
-from packtrain.measuring.inputs import settings_state
+from packtrain.measuring.request import settings_state
 from packtrain.records.schemas import SchemaOptions, to_record
 from packtrain.records.source import Entry
 

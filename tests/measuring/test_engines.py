@@ -17,8 +17,7 @@ from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster, in_processes
 from packtrain.measuring.measurement import Policy, run_measurement
 from packtrain.measuring.request import Request
-from packtrain.measuring.work import work_items
-from packtrain.measuring.worker import Task
+from packtrain.measuring.work import Task, work_items
 from packtrain.records.open import open_sources
 from packtrain.records.schemas.schema_options import SchemaOptions
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.measuring.failure_budget import JUDGED_AFTER, FailureBudget, FailureJudge
 from packtrain.measuring.journal import UnitResult
-from packtrain.measuring.judge import JUDGED_AFTER, FailureBudget, FailureJudge
 
 
 def unit(number: int, *, good: int = 0, failed: int = 0, filtered: int = 0, reason: str = "no messages") -> UnitResult:

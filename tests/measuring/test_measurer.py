@@ -217,7 +217,7 @@ def test_an_error_nobody_thought_of_is_one_ledger_line(tmp_path: Path, monkeypat
     def explode(*_: Any, **__: Any) -> None:
         raise OverflowError("int too large to convert to float")
 
-    monkeypatch.setattr("packtrain.measuring.converter.to_record", explode)
+    monkeypatch.setattr("packtrain.measuring.measurer.to_record", explode)
     data = lines(tmp_path / "d.jsonl", chat("x", sample_id="S1"))
     measurer = Measurer(Request(specs=tuple(open_sources(str(data))), model="unused"), None)  # type: ignore[arg-type]
     entry = measurer._size(Entry(origin="d:1", value={"sample_id": "S1"}), 0)

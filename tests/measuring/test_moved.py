@@ -17,9 +17,9 @@ from packtrain.core.fingerprint import differences
 from packtrain.delivery.encode import finished_tokenizer as finishing
 from packtrain.delivery.encode.row_table import RowTable
 from packtrain.families.settings import read_settings
+from packtrain.measuring.columns import content_of
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.table import CostTable
-from packtrain.measuring.table_content import content_of
 from packtrain.packing.pack_plan import plan_inputs
 
 IMAGES = ("images/a.png", "images/b.png")

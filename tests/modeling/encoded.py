@@ -19,7 +19,7 @@ from packtrain.delivery.encode.encode import Decoded, SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.request import Request
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.records.source import SourceSpec
 
 sys.path.append(str(Path(__file__).parents[1] / "measuring"))  # small encoders, as the tests of measuring make them

@@ -16,7 +16,7 @@ from packtrain.modeling.export import save_final
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_parts import decoder_layers
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.vision_batches import checkpoint_parts
+from packtrain.modeling.vision import checkpoint_parts
 
 HALF, WIDE = torch.bfloat16, torch.float32
 

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.adapters import decoder_linear_pattern, describe_trainable, set_trainable
-from packtrain.modeling.empty_media import add_empty_media_hook
-from packtrain.modeling.four_bits import keep_four_bits
-from packtrain.modeling.load import load_model
+from packtrain.modeling.load import keep_four_bits, load_model
 from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
+from packtrain.modeling.vision import add_empty_media_hook, checkpoint_parts, split_vision
 from packtrain.predicting.weights import part_of
 
 SLOW = ("idefics3", "smolvlm", "llava_onevision", "internvl")

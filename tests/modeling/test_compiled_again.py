@@ -17,7 +17,7 @@ from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.modeling import compiled
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision_batches import checkpoint_parts
+from packtrain.modeling.vision import checkpoint_parts
 
 pytestmark = pytest.mark.contract  # the order of graphs is a choice that torch keeps to itself
 WINDOWS, SLIDING = "qwen2_5_vl", "gemma3_text"

@@ -21,7 +21,7 @@ from encoded import (
 )
 from two_ranks import STEPS, batch_of, build, loss, run_ranks, update, whole
 
-from packtrain.modeling.empty_media import add_empty_media_hook
+from packtrain.modeling.vision import add_empty_media_hook
 
 DEADLINE = 240.0
 

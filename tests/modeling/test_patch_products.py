@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from packtrain.modeling.model_parts import model_parts
-from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.preparation import prepare_model
+from packtrain.modeling.vision import multiply_patches
 
 
 @pytest.mark.contract

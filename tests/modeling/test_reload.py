@@ -12,8 +12,8 @@ from encoded import TEXT_ONLY, VISION, fresh_model
 from safetensors.torch import load_file, save_file
 
 from packtrain.core.errors import ArtifactError
+from packtrain.modeling.load import reload_weights
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.reload import reload_weights
 
 pytestmark = pytest.mark.contract
 FAMILIES = (*VISION, *TEXT_ONLY)

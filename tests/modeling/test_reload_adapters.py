@@ -14,8 +14,8 @@ from torch import Tensor
 
 from packtrain.core.errors import ArtifactError
 from packtrain.modeling.adapters import set_trainable
+from packtrain.modeling.load import reload_adapters
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.reload import reload_adapters
 
 pytestmark = pytest.mark.contract
 pytest.importorskip("peft")

@@ -17,7 +17,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.families import tiny
 from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.tiny import folder
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 
 TEXT_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "gemma3_text", "nanovlm")
 VISION_FAMILIES = (

@@ -15,11 +15,10 @@ from two_ranks import SPLIT, STEPS, build, loss, run_ranks, update, whole
 from two_ranks import batch_of as batch_of_rank
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling import vision_batches
+from packtrain.modeling import vision as encoder_module
 from packtrain.modeling.attention import set_attention
-from packtrain.modeling.empty_media import add_empty_media_hook
 from packtrain.modeling.model_parts import model_parts
-from packtrain.modeling.vision_batches import checkpoint_parts, grid_pieces, split_vision
+from packtrain.modeling.vision import add_empty_media_hook, checkpoint_parts, grid_pieces, split_vision
 
 ROWS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 QUICK = ("qwen2_5_vl", "qwen3_vl", "gemma3")  # one of each kind of encoder
@@ -109,12 +108,12 @@ def test_a_fault_at_a_boundary_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above notices one image that was taken twice, in place of its neighbour."""
     model, batch = fresh_model("gemma3").train(), batch_of("gemma3")
     wanted, _ = trained(model, batch)
-    joined = vision_batches._joined
+    joined = encoder_module._joined
 
     def wrong(outputs: Any, again: Any) -> Any:
         return joined([outputs[0], *outputs[:-1]], again)
 
-    monkeypatch.setattr(vision_batches, "_joined", wrong)
+    monkeypatch.setattr(encoder_module, "_joined", wrong)
     split_vision(model, 256)
     found, _ = trained(model, batch)
     assert furthest(found, wanted) > 1e-3

@@ -81,8 +81,7 @@ def build(scenario: str, *, hook: bool) -> tuple[Any, Any]:
     """The model and what wraps it: `ddp` or `fsdp`, `-own` with the encoder wrapped on its own, `-frozen`, `-split`."""
     from encoded import contract, fresh_model
 
-    from packtrain.modeling.empty_media import add_empty_media_hook
-    from packtrain.modeling.vision_batches import split_vision
+    from packtrain.modeling.vision import add_empty_media_hook, split_vision
 
     model = fresh_model(FAMILY).train()
     if "frozen" in scenario:

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from packtrain.core.checksums import sums_of
 from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary
-from packtrain.measuring.places import Places, SourcePlace
+from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary, Places, SourcePlace
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, CostTable, write_summary
 from packtrain.predicting.values import ModelShape, ParameterCounts
 

@@ -14,7 +14,7 @@ import pytest
 from published import CONFIGS, QWEN3_VL_2B
 
 from packtrain.families import tiny
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.predicting.flops import Flops, forward_flops, training_flops, work_model
 from packtrain.predicting.shapes import read_shape, shape_from_config
 from packtrain.predicting.time import trained_parameters

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from packtrain.families import tiny
 from packtrain.modeling import chunked_loss
 from packtrain.modeling.adapters import set_trainable
+from packtrain.modeling.load import build_model
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.random_model import build_model
 from packtrain.predicting.memory import (
     LOGIT_BYTES,
     MemoryCoefficients,

@@ -12,7 +12,7 @@ import pytest
 
 from packtrain.core.errors import ConfigError
 from packtrain.families import tiny
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.weights import count_weights, part_of, read_header
 

@@ -24,7 +24,6 @@ import pytest
 import zstandard
 
 from packtrain.records.shards.cache_folder import CacheFolder
-from packtrain.records.shards.handles import SpanPlain
 from packtrain.records.shards.shard_cache import ShardCache
 from packtrain.records.span import Span
 
@@ -215,9 +214,9 @@ def content(size: int, seed: int = 0) -> bytes:
     return noise.hex().encode()[:size]
 
 
-def content_plain(data: bytes) -> SpanPlain:
+def content_plain(data: bytes) -> Span:
     """Bytes in memory, as a data file is read at a place."""
-    return SpanPlain(Span(data=data), None)
+    return Span(data=data)
 
 
 def make_files(folder: Path, number: int, size: int, kind: str = "plain") -> list[Path]:

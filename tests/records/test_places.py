@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from packtrain.records.formats import table_rows, tar_members
 from packtrain.records.formats.json_object import TOO_LONG
-from packtrain.records.formats.plain_file import PlainFile
 from packtrain.records.open import open_sources, read_place
+from packtrain.records.shards.plain import PlainFile
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compress}
 SPACE = st.text(" \t\r\n", max_size=4)

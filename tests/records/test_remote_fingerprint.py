@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from packtrain.measuring.inputs import _data_state
+from packtrain.measuring.request import _data_state
 from packtrain.records.mixture import read_mixture
 
 

@@ -16,7 +16,7 @@ import shard_checks as checks
 from packtrain.core.errors import ConfigError
 from packtrain.records.shards import cache_folder as folder_module
 from packtrain.records.shards import shard_cache as cache_module
-from packtrain.records.shards.entries import address_of
+from packtrain.records.shards.cache_folder import address_of
 from packtrain.records.shards.shard_cache import ShardCache
 
 SIZE = 100_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import shard_checks as checks
 
-from packtrain.records.shards.entries import address_of
+from packtrain.records.shards.cache_folder import address_of
 from packtrain.records.shards.shard_cache import ShardCache
 
 SIZE = 3_000_000

@@ -11,7 +11,7 @@ from study_parts import Made
 Written = tuple[Made, Path]
 pytestmark = pytest.mark.full
 
-SIZES = """[...document.querySelectorAll("svg")].map((svg) => {
+SIZES = """[...document.querySelectorAll("svg:not(.swatch)")].map((svg) => {
   const box = svg.getBoundingClientRect();
   const inside = svg.querySelectorAll("*").length;
   return [svg.getAttribute("class"), svg.getAttribute("aria-label"), box.width, box.height, inside];

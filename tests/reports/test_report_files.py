@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import studies
+from markupsafe import Markup
+from pages import Page
 from PIL import Image
 from study_parts import Made
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.reports import figures
 from packtrain.reports.samples import SampleChunk, SampleChunks
+from packtrain.reports.study_content import study_content
 from packtrain.reports.study_files import FILES, write_study
+from packtrain.reports.study_page import render_page, sweep_charts
 
 Written = tuple[Made, Path]
 
@@ -47,28 +50,27 @@ def test_figures_are_pictures_with_something_on_them(written: Written) -> None:
             assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50
 
 
-def test_figures_show_tokens_by_modality_and_the_limit_that_decides(
+def test_figures_show_tokens_by_modality_and_the_charts_of_the_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    drawn: dict[str, dict[str, float]] = {}
-    monkeypatch.setattr(figures, "_shares", lambda axes, shares, what: drawn.update({what: shares}))
+    drawn: dict[str, Markup] = {}
+    monkeypatch.setattr(figures._Canvas, "chart", lambda self, chart, *_: drawn.update({chart.title: chart.svg}))
     study = replace(
         studies.lvis(2_000).study,
         dataset=replace(studies.lvis(2_000).study.dataset, modality_tokens={"text": 730, "image": 270}),
     )
     figures.draw_distribution(study, tmp_path / "one.png")
-    assert drawn["modality"] == {"text": 0.73, "image": 0.27}
-    assert len(drawn["source"]) == len(study.dataset.by_source)
-    ends: list[float] = []
-    monkeypatch.setattr(figures.Axes, "axhline", lambda self, y, **_: ends.append(y))
-    monkeypatch.setattr(figures, "_save", lambda figure, _: ends.append(figure.axes[0].get_ylim()[1]))
+    assert ">Text  73.0 %<" in drawn["Tokens by modality"]
+    assert drawn["Tokens by source"].count("<rect") == len(study.dataset.by_source)
+    drawn.clear()
     figures.draw_efficiency(study, tmp_path / "two.png")
-    assert ends == [study.memory.usable_bytes / 2**30, 1.0], "the line is what fits is judged by; fill ends at 100 %"
+    page = Page(render_page(study, study_content(study), ""))
+    marks = [{title.text for title in Page(str(svg)).all("title")} for svg in drawn.values()]
+    assert len(marks) == 4
+    assert all(found and found <= {title.text for title in page.all("title")} for found in marks)
 
 
-def test_what_is_recommended_is_seen_where_another_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_recommended_is_seen_where_another_does_not_fit() -> None:
     """At one length, with and without a limit that makes it fit: both marks are there, neither over the other."""
     made = studies.lvis(2_000).study
     best = made.simulations[made.recommendation.simulation]
@@ -77,24 +79,16 @@ def test_what_is_recommended_is_seen_where_another_does_not_fit(
     study = replace(
         made, simulations=found, recommendation=replace(made.recommendation, simulation=len(found) - 1, packing=True)
     )
-    drawn: list[Any] = []
-    monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.extend(figure.axes))
-    figures.draw_efficiency(study, tmp_path / "one.png")
-    assert len(drawn) == 4
-    for axes in drawn:
-        ring = next(line for line in axes.lines if line.get_label() == "recommended")
-        place = ring.get_xydata()[0].tolist()
-        assert place[0] == limited.packing_length
-        under = [line for line in axes.lines if line is not ring and place in line.get_xydata().tolist()]
-        hollow = next(line for line in under if line.get_markerfacecolor() == "white")
-        own = next(line for line in under if line.get_color() == ring.get_color())
-        assert own.get_zorder() > hollow.get_zorder(), "the mark itself is seen inside what does not fit"
-        assert own.get_markersize() < hollow.get_markersize()
-        assert ring.get_markerfacecolor() == "none"
-        assert all(ring.get_zorder() > line.get_zorder() for line in under)
-        assert all(ring.get_markersize() >= 2 * line.get_markersize() for line in under)
-    words = [text.get_text() for text in drawn[0].get_legend().get_texts()]
-    assert {"recommended", "hollow: does not fit"} <= set(words)
+    charts = sweep_charts(study)
+    assert len(charts) == 4
+    for chart in charts:
+        circles = [one.attributes for one in Page(str(chart.svg)).all("circle")]
+        [ring] = [at for at, one in enumerate(circles) if one["class"].startswith("ring")]
+        own = circles[ring - 1]
+        [hollow] = [one for one in circles[:ring] if one["cx"] == own["cx"] and "hollow" in one["class"]]
+        assert "hollow" not in own["class"]
+        assert float(own["r"]) < float(hollow["r"]), "the mark itself is seen inside what does not fit"
+        assert float(circles[ring]["r"]) > 1.5 * float(hollow["r"])
 
 
 def test_same_study_gives_the_same_bytes(hostile: Written, tmp_path: Path) -> None:

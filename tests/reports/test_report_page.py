@@ -17,12 +17,12 @@ from study_parts import Made
 
 from packtrain.cli.show.plan import _sweep_table
 from packtrain.planning.study_values import Group, PicturePack, PictureSample
-from packtrain.reports.config_text import config_text
 from packtrain.reports.figures import _subtitle
 from packtrain.reports.html import embedded
 from packtrain.reports.markdown import comparison_text, memory_text
-from packtrain.reports.page import render_page
+from packtrain.reports.recommended import config_text
 from packtrain.reports.study_content import study_content
+from packtrain.reports.study_page import render_page
 
 Written = tuple[Made, Path]
 KNOWN = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import studies
 from study_parts import Made
 
-from packtrain.reports.checklist import checklist
+from packtrain.reports.recommended import checklist
 from packtrain.reports.study_files import write_study
 
 Written = tuple[Made, Path]

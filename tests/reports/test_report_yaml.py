@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packtrain.planning.study_values import Reason
 from packtrain.records.yaml_text import load_yaml
-from packtrain.reports.config_text import config_text
+from packtrain.reports.recommended import config_text
 from packtrain.reports.study_content import json_value
 
 BASE = studies.single().study.recommendation

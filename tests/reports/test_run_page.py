@@ -17,8 +17,8 @@ from pages import Page, at, read_page
 from packtrain.core.errors import ConfigError
 from packtrain.core.locks import alone
 from packtrain.core.numbers import FORMATS, formatted
+from packtrain.reports.run_charts import draw_runs
 from packtrain.reports.run_content import runs_content
-from packtrain.reports.run_drawn import draw_runs
 from packtrain.reports.run_page import render_runs, write_run_report
 from packtrain.runs.read import read_run
 from packtrain.runs.run_values import About, Evaluation, Steps, TrainingRun, Warned
@@ -153,6 +153,36 @@ def test_runs_can_be_told_in_markdown(pair: tuple[Path, Path], tmp_path: Path) -
     assert "| --- | --- | --- |" in text
     assert "\u2068" not in text
     assert text.strip() in Page(render_runs([read_run(folder) for folder in pair])).all("main")[0].text
+
+
+def test_a_new_metric_is_drawn_without_a_word_about_it() -> None:
+    seen = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
+    run = made_of({**seen, "supervised_tokens": np.ones(2)})
+    assert not draw_runs([run], ["a"]).other, "every metric there is has its place"
+    steps = replace(run.steps, columns={**run.steps.columns, "mean_token_accuracy": np.array([0.25, 0.5])})
+    page = Page(render_runs([replace(run, steps=steps)]))
+    assert "Mean token accuracy" in page.all("main")[0].text
+    assert any("0.250" in title.text for title in page.all("title"))
+
+
+def test_lines_of_runs_differ_by_more_than_colour(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, Made(steps=12, seed=at)) for at, name in enumerate("abcd")]
+    page = read_page(write_run_report(folders[0], others=folders[1:]))
+    swatches = [one.attributes["class"] for one in page.all("line") if "svg" in one.parents and "y2" in one.attributes]
+    lines = {css for css in swatches if css.startswith("s")}
+    assert {css.partition(" ")[2] for css in lines} == {"", "dash1", "dash2", "dash3"}
+    assert lines <= {one.attributes["class"] for one in page.all("polyline")}, "the legend shows what is drawn"
+
+
+def test_runs_with_the_same_changes_are_named_each(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / name, Made(steps=12, mode="padded" if at else "packed")) for at, name in enumerate("abc")
+    ]
+    titles = [one.text for one in read_page(write_run_report(folders[0], others=folders[1:])).all("h3")]
+    assert [title for title in titles if title.startswith("What ")] == [
+        "What b has set differently from a",
+        "What c has set differently from a",
+    ]
 
 
 def test_curves_have_the_numbers_of_the_log(tmp_path: Path) -> None:

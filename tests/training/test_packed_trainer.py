@@ -536,7 +536,7 @@ def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"label_smoothing_factor": 1.5}, "label_smoothing_factor: from 0"),
+        ({"label_smoothing_factor": 1.5}, r"label_smoothing_factor: 1.5 .from 0"),
         ({"torch_compile": True}, "use `compile`"),
         ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states"),
         ({"per_device_train_batch_size": 2}, "per_device_train_batch_size"),

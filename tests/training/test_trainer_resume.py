@@ -25,7 +25,7 @@ from packtrain import DatasetConfig, MultiModalIterableDataset
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError
-from packtrain.modeling.reload import reload_weights
+from packtrain.modeling.load import reload_weights
 from packtrain.training.checkpoints import KIND, MARKER, VERSION, find_latest
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))

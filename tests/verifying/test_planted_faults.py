@@ -20,7 +20,7 @@ from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample
 from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.training.loss import InChunks, loss_on
 from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.long_rows import long_rows

@@ -16,7 +16,7 @@ import packtrain.app.verify as app_verify
 from packtrain.app.verify import verify
 from packtrain.cli.show.verify import show_verdict
 from packtrain.families import tiny
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.verifying import isolate, user_data
 from packtrain.verifying.verdict import Finding, Verdict
 

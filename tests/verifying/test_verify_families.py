@@ -13,7 +13,7 @@ from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encoded_sample import IMAGE, TEXT, VIDEO
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.verifying.tiny_shapes import shaped_folder
 from packtrain.verifying.verdict import Verdict
 from packtrain.verifying.verification import verify_model

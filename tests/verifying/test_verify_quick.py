@@ -15,7 +15,7 @@ from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.training.loss import InChunks, loss_on
 from packtrain.verifying.checked_samples import MOST_SAMPLES, MOST_TOKENS, RowRoom, short_samples
 from packtrain.verifying.long_rows import long_enough

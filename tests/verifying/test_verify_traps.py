@@ -15,7 +15,7 @@ from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow
 from packtrain.families.contracts import BatchContract
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.load import build_model
 from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.modes import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode
 from packtrain.verifying.verdict import Verdict

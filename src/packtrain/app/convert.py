@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from packtrain.app.train.resolved_run import resolve_run
+from packtrain.app.train.resolve import resolve_run
 from packtrain.config.data_options import section_defaults
 from packtrain.config.run_config import Reading, RunConfig, config_files
 from packtrain.config.section import Section

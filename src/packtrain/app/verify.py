@@ -17,7 +17,6 @@ from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.modeling.random_model import build_model
 from packtrain.verifying.tiny_shapes import SHAPES, shaped_folder
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def _sources(data: str | Path, media_root: str | Path | None, dataset_format: st
 
 
 def _load(name: str, folder: str, place: _Place, seed: int) -> Any:
-    from packtrain.modeling.load import load_model
+    from packtrain.modeling.load import build_model, load_model
 
     if not name.startswith(PREFIX):
         return load_model(name, cache_dir=cache_dir() / "models", dtype=place.dtype).to(place.device)

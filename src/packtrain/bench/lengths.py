@@ -1,14 +1,22 @@
-"""Generated sets of sample costs: synthetic, seeded, and of the shape that real multimodal data has."""
+"""Lengths of samples to pack: generated sets in the shape of real multimodal data, and lengths from a user's file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import itertools
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.errors import ConfigError, DataError, nearest
 from packtrain.core.seeds import stream
+from packtrain.measuring.table import COSTS
 from packtrain.packing.resources import Samples
 
 LVIS_SAMPLES = 99_388
@@ -38,7 +46,7 @@ def samples_from(
     frames: np.ndarray | None = None,
     supervised_tokens: np.ndarray | None = None,
 ) -> Samples:
-    """All columns that packing reads. What is not given is nothing, apart from these:
+    """All columns that packing reads. What is not given is 0, apart from these:
 
     patches are four to a vision token, the images of a sample are equally large, and half of its text is supervised.
     """
@@ -130,8 +138,8 @@ MIXTURES: Mapping[str, Mapping[str, float]] = {
 def mixture(name: str, samples: int, seed: int = 0) -> Samples:
     """A mixture of texts, photographs, charts, documents of several pages and videos, shuffled.
 
-    >>> found = mixture("video", 1_000)
-    >>> len(found), bool((found["vision_tokens"] < found["tokens"]).all()), int(found["videos"].sum())
+    >>> samples = mixture("video", 1_000)
+    >>> len(samples), bool((samples["vision_tokens"] < samples["tokens"]).all()), int(samples["videos"].sum())
     (1000, True, 250)
     """
     if name not in MIXTURES:
@@ -140,13 +148,13 @@ def mixture(name: str, samples: int, seed: int = 0) -> Samples:
     shares = MIXTURES[name]
     ends = np.rint(np.cumsum(list(shares.values())) * samples).astype(np.int64)
     counts = np.diff(ends, prepend=0)
-    parts = [_of_kind(_KINDS[kind], int(count), random) for kind, count in zip(shares, counts, strict=True)]
+    parts = [_draw_kind(_KINDS[kind], int(count), random) for kind, count in zip(shares, counts, strict=True)]
     return Samples({name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}).take(
         random.permutation(samples)
     )
 
 
-def _of_kind(kind: _Kind, count: int, random: np.random.Generator) -> Samples:
+def _draw_kind(kind: _Kind, count: int, random: np.random.Generator) -> Samples:
     text = np.maximum(np.rint(np.exp(random.normal(np.log(kind.text), kind.spread, count))), 8).astype(np.int64)
     images = random.integers(*kind.images, size=count, endpoint=True)
     steps = random.integers(*kind.steps, size=count, endpoint=True)
@@ -161,3 +169,128 @@ def _of_kind(kind: _Kind, count: int, random: np.random.Generator) -> Samples:
         videos=np.minimum(steps, 1),
         frames=2 * steps,
     )
+
+
+# ---- files
+
+_MOST = 2**31 - 1  # of anything in one sample: squares must fit 64 bits
+Columns = Mapping[str, np.ndarray]
+
+# What packing reads, and the columns that give it: the first that are all there, added up.
+_COLUMNS_OF: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "tokens": (
+        *(("tokens",), ("total_tokens",), ("text_tokens", "image_tokens", "video_tokens")),
+        *(("text_tokens", "image_tokens"), ("text_tokens",)),
+    ),
+    "vision_tokens": (("vision_tokens",), ("image_tokens", "video_tokens"), ("image_tokens",)),
+    "patches": (("patches",),),
+    "largest_patches": (("max_patches_per_image",),),
+    "images": (("images",), ("n_media",)),
+    "videos": (("videos",),),
+    "frames": (("frames",), ("n_frames",)),
+    "supervised_tokens": (("supervised_tokens",),),
+}
+_NAMES = {name for choices in _COLUMNS_OF.values() for names in choices for name in names}
+
+
+def read_lengths(path: Path) -> Samples:
+    """The samples of a .npz, .npy, .csv or .parquet file, of a cost table's folder, or of a text of whole numbers."""
+    if not path.exists():
+        raise ConfigError("--lengths", got=f"{path} (not there)", expected="a file of lengths, or a cost table")
+    file = path / COSTS if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError("--lengths", got=str(path), expected=f"a file of lengths, or a folder with {COSTS}")
+    read = _READERS.get(file.suffix.lower(), _text)
+    try:
+        columns = read(file)
+    except _BROKEN as error:
+        raise DataError(
+            str(file),
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            expected=f"lengths as {_KIND.get(file.suffix.lower(), 'whole numbers, one for each sample')}",
+            fix="pickled objects are not loaded: save plain integer arrays" if "object" in str(error).lower() else "",
+        ) from None
+    return _samples(file, columns)
+
+
+def _npz(path: Path) -> Columns:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files if name in _NAMES}
+
+
+def _npy(path: Path) -> Columns:
+    return {"tokens": np.load(path, allow_pickle=False, mmap_mode="r")}
+
+
+def _csv(path: Path) -> Columns:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        header = [name.strip() for name in next(rows, [])]
+        wanted = [(at, name) for at, name in enumerate(header) if name in _NAMES]
+        cells = [[row[at] for at, _ in wanted] for row in rows if row]
+    return {name: np.array([float(row[k]) for row in cells]) for k, (_, name) in enumerate(wanted)}
+
+
+def _parquet(path: Path) -> Columns:
+    with pq.ParquetFile(path) as file:
+        table = file.read(columns=[name for name in file.schema_arrow.names if name in _NAMES])
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def _text(path: Path) -> Columns:
+    with path.open(encoding="utf-8") as file:
+        words = itertools.chain.from_iterable(line.split() for line in file)
+        return {"tokens": np.fromiter((int(word) for word in words), np.int64)}
+
+
+_READERS: Mapping[str, Callable[[Path], Columns]] = {".npz": _npz, ".npy": _npy, ".csv": _csv, ".parquet": _parquet}
+_KIND = {
+    ".npz": "arrays called tokens, or text_tokens and image_tokens",
+    ".npy": "one array of integers",
+    ".csv": "a column called tokens or total_tokens",
+    ".parquet": "a column called tokens",
+}
+# What a damaged or hostile file makes the readers raise.
+_BROKEN = (
+    *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, csv.Error, pa.ArrowException),
+)
+
+
+def _samples(path: Path, columns: Columns) -> Samples:
+    checked = {name: _check_column(f"{path}: {name}", column) for name, column in columns.items()}
+    if len({len(column) for column in checked.values()}) > 1:
+        counts = ", ".join(f"{name}: {len(column):,}" for name, column in checked.items())
+        raise DataError(str(path), got=counts, expected="columns of equal length")
+    given = {}
+    for name, choices in _COLUMNS_OF.items():
+        chosen = next((names for names in choices if set(names) <= set(checked)), None)
+        if chosen is not None:
+            given[name] = np.sum([checked[column] for column in chosen], axis=0)
+    if "tokens" not in given:
+        names = ", ".join(checked) or "no length columns"
+        raise DataError(str(path), got=names, expected="tokens, total_tokens, or text_tokens and image_tokens")
+    tokens = given.pop("tokens")
+    _refuse(f"{path}: tokens", tokens, (tokens < 1) | (tokens > _MOST), f"an integer from 1 to {_MOST:,}")
+    if "vision_tokens" in given:
+        _refuse(f"{path}: vision tokens", given["vision_tokens"], given["vision_tokens"] > tokens, "at most all tokens")
+    return samples_from(tokens, **given)
+
+
+def _check_column(where: str, values: np.ndarray) -> np.ndarray:
+    """Whole numbers of 64 bits, none negative."""
+    if values.ndim != 1 or not len(values):
+        raise DataError(where, got=f"an array of shape {values.shape}", expected="one number for each sample")
+    if values.dtype.kind not in "iuf":
+        raise DataError(where, got=f"values of type {values.dtype}", expected="whole numbers")
+    good = (values >= 0) & (values <= _MOST)
+    if values.dtype.kind == "f":
+        good &= np.floor(values) == values
+    _refuse(where, values, ~good, f"an integer from 0 to {_MOST:,}")
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _refuse(where: str, values: np.ndarray, bad: np.ndarray, expected: str) -> None:
+    rows = np.flatnonzero(bad)
+    if len(rows):
+        raise DataError(f"{where} of sample {rows[0]}", got=values[rows[0]], expected=expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 from packtrain.config.dataset_config import DatasetConfig
 
 ROUNDS = 3
@@ -46,14 +52,12 @@ def speed(task: SpeedTask) -> dict[str, Any]:
 
     Workers stay from round to round, so that what is measured is delivery and not the start of processes.
     """
-    import torch
-
     torch.set_num_threads(1)
     loaders = _loaders(task)
     rounds = [{key: _epoch(loader, count) for key, (loader, count) in loaders.items()} for _ in range(ROUNDS + 1)]
     first = next(iter(rounds[0].values()))
-    for found in (one for each in rounds for one in each.values()):
-        same = (found.samples, found.images, found.tokens) == (first.samples, first.images, first.tokens)
+    for delivered in (one for each in rounds for one in each.values()):
+        same = (delivered.samples, delivered.images, delivered.tokens) == (first.samples, first.images, first.tokens)
         assert same, "all variants deliver the same samples"
     return {
         "samples": first.samples,
@@ -70,27 +74,24 @@ def epochs_needed() -> int:
 
 
 def _loaders(task: SpeedTask) -> dict[tuple[str, int], tuple[Iterable[Any], Count]]:
-    from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
-    from packtrain.bench.loader_plain import plain_loader
-
     mapped, streamed = MultiModalDataset(task.lines), MultiModalIterableDataset(task.shards)
     mapped.build()
     streamed.build()
     epoch = mapped.plan.epoch(0)
     batch_size = max(1, round(epoch.num_entries / epoch.num_packs))  # as many tokens a batch as a pack has
-    found: dict[tuple[str, int], tuple[Iterable[Any], Count]] = {}
+    loaders: dict[tuple[str, int], tuple[Iterable[Any], Count]] = {}
     for workers in task.workers:
-        found["map-style", workers] = (mapped.loader(num_workers=workers), _count_pack)
-        found["streaming", workers] = (streamed.loader(num_workers=workers), _count_pack)
+        loaders["map-style", workers] = (mapped.loader(num_workers=workers), _count_pack)
+        loaders["streaming", workers] = (streamed.loader(num_workers=workers), _count_pack)
         path = Path(str(task.lines.dataset_path))
         plain = plain_loader(path, task.folder, batch_size=batch_size, workers=workers)
-        found[PLAIN, workers] = (plain, _count_padded)
-    return found
+        loaders[PLAIN, workers] = (plain, _count_padded)
+    return loaders
 
 
 def _count_pack(batch: Any) -> tuple[int, int, int, int]:
-    about = batch.info
-    return about.samples, about.images, about.tokens, about.tokens + about.padding
+    info = batch.info
+    return info.samples, info.images, info.tokens, info.tokens + info.padding
 
 
 def _count_padded(batch: Any) -> tuple[int, int, int, int]:
@@ -122,3 +123,67 @@ def _line(way: str, workers: int, rounds: Sequence[dict[tuple[str, int], Deliver
         "ratio_lowest": min(ratios),
         "ratio_highest": max(ratios),
     }
+
+
+# ---- the yardstick: a plain DataLoader whose collate function calls the HF processor
+
+Messages = list[dict[str, Any]]
+
+
+class PlainRecords(Dataset[Messages]):
+    """The lines of a file, held in memory as such datasets do; pictures are decoded when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._root = path.parent
+        self._lines = path.read_bytes().splitlines()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, number: int) -> Messages:
+        messages: Messages = json.loads(self._lines[number])["messages"]
+        for message in messages:
+            for part in message["content"]:
+                if part["type"] == "image":
+                    with Image.open(self._root / part["image"]) as picture:
+                        part["image"] = picture.convert("RGB")
+        return messages
+
+
+class ProcessorCollate:
+    """A padded batch, its labels, and nothing else."""
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoProcessor
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        self._processor: Any = AutoProcessor.from_pretrained(folder)
+        # A processor ignores a template that only its tokenizer has.
+        self._template = getattr(self._processor, "chat_template", None) or self._processor.tokenizer.chat_template
+
+    def __call__(self, batch: list[Messages]) -> dict[str, Any]:
+        outputs = self._processor.apply_chat_template(
+            batch,
+            chat_template=self._template,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True},
+        )
+        labels = outputs["input_ids"].masked_fill(outputs["attention_mask"] == 0, -100)
+        images = sum(part["type"] == "image" for messages in batch for turn in messages for part in turn["content"])
+        return {**outputs, "labels": labels, "samples": len(batch), "images": images}
+
+
+def plain_loader(path: Path, folder: str, *, batch_size: int, workers: int) -> DataLoader[Any]:
+    """Shuffled batches of a given number of records."""
+    return DataLoader(
+        PlainRecords(path),
+        batch_size=batch_size,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(0),
+        collate_fn=ProcessorCollate(folder),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )

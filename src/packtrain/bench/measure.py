@@ -1,9 +1,8 @@
-"""How fast measuring is: beside the HF processor on the same records, and beside what no measuring can avoid."""
+"""How fast measuring is: against the HF processor on the same records, and against what no measuring can avoid."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import multiprocessing
 import os
 import subprocess
@@ -15,24 +14,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from packtrain.bench.result_tables import show_measure as show_bench
+from packtrain.bench.data import picture_chats, write_lines, write_pictures
+from packtrain.bench.host import seconds_per_pass, tree_memory
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.seeds import stream
 from packtrain.delivery.encode.processor import RealProcessor, load_reference
-from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.columns import UnitRows
 from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, open_sources, read_unit
 
-__all__ = ["bench_measure", "show_bench"]
-
 _SENTENCE = (
     "the a red green small bright circle square bar diamond stands left of near above two three objects picture "
     "shows and with one behind in front corner shadow edge middle it is there are which because however"
 )
-WORDS = tuple(_SENTENCE.split())
+_VOCABULARY = tuple(_SENTENCE.split())
 TEXT_SIZES = (1, 10, 30, 100, 1000)  # words of an answer
 ROUNDS = 7
 
@@ -43,7 +39,7 @@ def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model:
     folder = str(resolve(model, cache_dir() / "models").absolute())
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        write_dataset(root, pictures=64)
+        write_pictures(root)
         return {
             "model": model,
             "processor": _against_processor(root, folder, records, workers),
@@ -53,25 +49,14 @@ def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model:
 
 
 def _write(path: Path, records: int, words: Callable[[int], int]) -> Path:
-    """Records with one picture of about 640x480 and an answer of a given number of words."""
-    random = stream(0, "bench", str(records))
-    with path.open("w", encoding="utf-8") as stream_:
-        for number in range(records):
-            answer = " ".join(random.choice(WORDS, words(number)))
-            parts = [
-                {"type": "image", "image": f"images/{number % 64:05d}.jpg"},
-                {"type": "text", "text": "What is in it?"},
-            ]
-            turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
-            stream_.write(json.dumps({"id": str(number), "messages": turns}) + "\n")
-    return path
+    return write_lines(path, picture_chats(records, words, _VOCABULARY, seed="bench"))
 
 
 def _request(data: Path, folder: str) -> Request:
     return Request(specs=tuple(open_sources(str(data))), model=folder)
 
 
-# ---- beside the HF processor
+# ---- against the HF processor
 
 
 def _against_processor(root: Path, folder: str, records: int, workers: int) -> dict[str, Any]:
@@ -82,13 +67,13 @@ def _against_processor(root: Path, folder: str, records: int, workers: int) -> d
     ]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        found = list(pool.map(_race, [str(share) for share in shares], [folder] * workers))
-    ours = sum(median(result["ours"]) for result in found)
-    theirs = sum(median(result["processor"]) for result in found)
+        races = list(pool.map(_race, [str(share) for share in shares], [folder] * workers))
+    ours = sum(median(race["ours"]) for race in races)
+    theirs = sum(median(race["processor"]) for race in races)
     return {
         "records": records,
         "processes": workers,
-        "tokens_mean": sum(result["tokens"] for result in found) / workers,
+        "tokens_mean": sum(race["tokens"] for race in races) / workers,
         "ours_per_second": ours,
         "processor_per_second": theirs,
         "ratio": ours / theirs,
@@ -107,19 +92,11 @@ def _race(share: str, folder: str) -> dict[str, Any]:
         raise RuntimeError(real)
     lengths = _measure(request, measurer)
     rates: dict[str, list[float]] = {"ours": [], "processor": []}
+    count = len(lengths)
     for _ in range(3):
-        rates["ours"].append(_rate(len(lengths), lambda: _measure(request, measurer), seconds=0.5))
-        rates["processor"].append(_rate(len(lengths), lambda: _process(request, measurer, real), seconds=0.0))
+        rates["ours"].append(count / seconds_per_pass(lambda: _measure(request, measurer), at_least=0.5))
+        rates["processor"].append(count / seconds_per_pass(lambda: _process(request, measurer, real), at_least=0.0))
     return {**rates, "tokens": sum(lengths) / len(lengths)}
-
-
-def _rate(records: int, work: Callable[[], Any], *, seconds: float) -> float:
-    """Records per second; repeated until it has taken long enough to be measured."""
-    started, passes = time.perf_counter(), 0
-    while passes == 0 or time.perf_counter() - started < seconds:
-        work()
-        passes += 1
-    return records * passes / (time.perf_counter() - started)
 
 
 def _measure(request: Request, measurer: Measurer) -> list[int]:
@@ -136,7 +113,7 @@ def _process(request: Request, measurer: Measurer, real: RealProcessor) -> None:
             real.outputs(measurer.record(entry, unit.source), measurer.store(unit.source))
 
 
-# ---- beside what cannot be avoided
+# ---- against what cannot be avoided
 
 
 def _against_floor(root: Path, folder: str, words: int) -> dict[str, Any]:
@@ -146,10 +123,10 @@ def _against_floor(root: Path, folder: str, words: int) -> dict[str, Any]:
     rule = FamilyRule(request)
     measurer = Measurer(request, rule)
     entries = [entry for unit in iter_units(request.specs) for entry in read_unit(request.specs, unit)]
-    found = [measurer.record(entry, 0) for entry in entries]
-    layouts = [rule.encoder.layout(record, measurer.headers(record, 0)) for record in found]
+    parsed = [measurer.record(entry, 0) for entry in entries]
+    layouts = [rule.encoder.layout(record, measurer.headers(record, 0)) for record in parsed]
     texts = [layout.text for layout in layouts]
-    media = [medium for record in found for medium in record.media()]
+    media = [medium for record in parsed for medium in record.media()]
     store, tokenizer = measurer.store(0), rule.encoder.tokenizer
 
     def tokenize() -> None:
@@ -162,8 +139,9 @@ def _against_floor(root: Path, folder: str, words: int) -> dict[str, Any]:
 
     ratios, ours, floor = [], [], []
     for _ in range(ROUNDS):
-        ours.append(1 / _rate(records, lambda: _measure(request, measurer), seconds=0.15))
-        floor.append(1 / _rate(records, tokenize, seconds=0.15) + 1 / _rate(records, read_headers, seconds=0.1))
+        ours.append(seconds_per_pass(lambda: _measure(request, measurer), at_least=0.15) / records)
+        unavoidable = seconds_per_pass(tokenize, at_least=0.15) + seconds_per_pass(read_headers, at_least=0.1)
+        floor.append(unavoidable / records)
         ratios.append(ours[-1] / floor[-1])
     return {
         "answer_words": words,
@@ -182,32 +160,18 @@ def _memory(root: Path, folder: str, size: int, workers: int) -> dict[str, Any]:
     data = _write(root / "memory.jsonl", size, lambda _: 8)
     command = [sys.executable, "-m", "packtrain.cli", "measure", str(data), "--model", folder, "--check", "0"]
     started = time.perf_counter()
-    peak = peak_pss([*command, "--out", str(root / f"out-{size}"), "--workers", str(workers), "--json"])
+    peak = peak_of([*command, "--out", str(root / f"out-{size}"), "--workers", str(workers), "--json"])
     seconds = time.perf_counter() - started
     return {"records": size, "peak_mib": peak / 2**20, "seconds": seconds, "records_per_second": size / seconds}
 
 
-def tree_pss(pid: int) -> int:
-    """Memory of a process and its descendants, each shared page counted once; of those that end meanwhile nothing."""
-    total, waiting = 0, [pid]
-    while waiting:
-        process = Path("/proc") / str(waiting.pop())
-        try:
-            rollup = (process / "smaps_rollup").read_text()
-            children = [(task / "children").read_text() for task in (process / "task").iterdir()]
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:"))
-        waiting += [int(child) for text in children for child in text.split()]
-    return total
-
-
-def peak_pss(command: list[str]) -> int:
-    """The largest memory of a command and its children while it runs."""
+def peak_of(command: list[str]) -> int:
+    """The largest memory of a command and its children while it runs, each shared page counted once."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, tree_pss(process.pid))
+        memory = tree_memory(process.pid)
+        peak = max(peak, memory.get("pss", memory.get("rss", 0)))
         time.sleep(0.1)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {process.stderr.read() if process.stderr else ''}")

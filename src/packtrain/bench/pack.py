@@ -1,40 +1,43 @@
-"""How well and how fast samples are packed: beside the bound, beside other projects' packers, and as sets grow."""
+"""How well and how fast samples are packed: against the bound, against other projects' packers, and as sets grow."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
+import pyarrow as pa
 
-from packtrain.bench.equal_work import MODEL, equal_work
-from packtrain.bench.length_files import read_lengths
-from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture
-from packtrain.bench.others import NOT_RUN, OTHERS, OtherPacker
-from packtrain.bench.result_tables import show_pack as show_bench
+from packtrain.bench.host import timed
+from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture, read_lengths
+from packtrain.bench.other_packers import NOT_RUN, OTHERS, OtherPacker
 from packtrain.bench.scaling import scaling
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
+from packtrain.families.known_shapes import known_config
 from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
+from packtrain.packing.balance import balance_table
 from packtrain.packing.greedy import first_fit
-from packtrain.packing.resources import Samples
+from packtrain.packing.pack_plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.packing.packing_config import PackingConfig
+from packtrain.packing.plan_summary import EpochCounts, PlanSummary
+from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
 from packtrain.packing.several_kernels import best_fit_by_sum
-from packtrain.packing.windows import LARGEST_WINDOW
-
-__all__ = ["bench_pack", "show_bench"]
-
-T = TypeVar("T")
+from packtrain.packing.windows import LARGEST_WINDOW, pack_windows
+from packtrain.predicting.flops import WorkModel, work_model
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import TrainingSetup
 
 GENERATED = "generated, LVIS-shaped (synthetic)"
 SCALING_CAPACITY = WORK_CAPACITY = 8_192
+WORK_MODEL = "Qwen3-VL-2B"  # whose work is shared out
 # wrapped cuts samples, and module:function is the user's own.
 WHOLE = tuple(name for name in STRATEGIES if name not in ("wrapped", "module:function"))
-RESOURCES = ("tokens", "vision_tokens", "images")
+LIMITED = ("tokens", "vision_tokens", "images")
 LIMITS = ((8_192, 4_096, 8), (16_384, 8_192, 16), (16_384, 6_144, 24))
 _WARM = 2_000  # samples packed before the clock starts, so that nothing is compiled under it
 _QUADRATIC = 20_000  # samples for what is quadratic
@@ -143,8 +146,8 @@ def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> dict[str,
     """One other packer and ours; its packs are checked as ours are in the tests."""
     other.prepare(lengths[:200], capacity).pack()  # imports and compiles
     run = other.prepare(lengths, capacity)
-    found, seconds = timed(run.pack)
-    loads = run.loads(found)
+    packed, seconds = timed(run.pack)
+    loads = run.loads(packed)
     if loads.sum() != lengths.sum() or loads.max() > capacity:
         raise RuntimeError(f"{other.name} lost tokens or overfilled a pack of {capacity}")
     ours = _one_resource(lengths, capacity)
@@ -168,16 +171,16 @@ def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> dict[str,
 
 def _several(count: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     """Every mixture under every set of limits."""
-    found = []
+    rows = []
     for name in MIXTURES:
         samples = mixture(name, count)
-        sizes = samples.matrix(RESOURCES)
+        sizes = samples.matrix(LIMITED)
         for limits in LIMITS:
             progress(f"several resources: {name}, {' / '.join(map(str, limits))}")
             capacities = np.array(limits, np.int64)
             fitting = sizes[(sizes <= capacities).all(axis=1)]
-            found.append({"mixture": name, "limits": limits, **_several_row(fitting, capacities)})
-    return found
+            rows.append({"mixture": name, "limits": limits, **_several_row(fitting, capacities)})
+    return rows
 
 
 def _several_row(sizes: np.ndarray, capacities: np.ndarray) -> dict[str, Any]:
@@ -193,8 +196,8 @@ def _several_row(sizes: np.ndarray, capacities: np.ndarray) -> dict[str, Any]:
         "first_fit_decreasing": bound / first_fit(sizes, falling, capacities)[1],
         "best_fit_decreasing": lower_bound(few, capacities) / best_fit_decreasing(few, capacities),
     }
-    resources = {name: sizes[:, column] for column, name in enumerate(RESOURCES)}
-    limits = dict(zip(RESOURCES, capacities.tolist(), strict=True))
+    resources = {name: sizes[:, column] for column, name in enumerate(LIMITED)}
+    limits = dict(zip(LIMITED, capacities.tolist(), strict=True))
     for effort in get_args(Effort):
         warm = {name: column[:_WARM] for name, column in resources.items()}
         pack_arrays(warm, limits, "best_fit", effort=effort)
@@ -202,42 +205,6 @@ def _several_row(sizes: np.ndarray, capacities: np.ndarray) -> dict[str, Any]:
         row[effort] = bound / packing.num_packs
         row[f"{effort}_seconds_per_million"] = seconds / len(sizes) * 1e6
     return row
-
-
-# ---- equal work and growth
-
-
-def _equal_work(sets: Mapping[str, Samples], capacity: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    rows = []
-    for name, samples in sets.items():
-        progress(f"equal work: {name}")
-        rows.append(equal_work(name, samples, {"packing_length": capacity}))
-    return {"model": MODEL, "sets": rows}
-
-
-def _scaling(sizes: Sequence[int], progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Packing alone at every size; all that a plan needs up to the largest window, since larger plans have several."""
-    found = []
-    for size in sizes:
-        for what in ("alone", "plan") if size <= LARGEST_WINDOW else ("alone",):
-            progress(f"scaling: {size:,} samples, {what}")
-            found.append(scaling(size, SCALING_CAPACITY, what))
-    return found
-
-
-def timed(work: Callable[[], T], *, rounds: int = 9, seconds: float = 1.0) -> tuple[T, float]:
-    """What the work returns, and its seconds: the median of some rounds, fewer once `seconds` are spent.
-
-    A round counts as the smaller of elapsed and processor time: the one is too long where other programs hold the core,
-    the other where the work uses several.
-    """
-    found: list[float] = []
-    begun = time.perf_counter()
-    while not found or (len(found) < rounds and time.perf_counter() - begun < seconds):
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = work()
-        found.append(min(time.perf_counter() - wall, time.process_time() - cpu))
-    return result, median(found)
 
 
 def best_fit_decreasing(sizes: np.ndarray, capacities: np.ndarray) -> int:
@@ -250,3 +217,84 @@ def best_fit_decreasing(sizes: np.ndarray, capacities: np.ndarray) -> int:
     """
     order = np.argsort(-(sizes / capacities).sum(axis=1), kind="stable")
     return int(best_fit_by_sum(sizes, capacities, order)[1])
+
+
+# ---- equal work of ranks
+
+
+def _equal_work(sets: Mapping[str, Samples], capacity: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    rows = []
+    for name, samples in sets.items():
+        progress(f"equal work: {name}")
+        rows.append(equal_work(name, samples, {"packing_length": capacity}))
+    return {"model": WORK_MODEL, "sets": rows}
+
+
+class _MemoryRows:
+    """Samples in memory as the rows of a cost table."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def read(self, start: int, stop: int) -> tuple[Samples, Tails]:
+        part = Samples({name: column[start:stop] for name, column in self._samples.columns.items()})
+        return part, Tails(part["tokens"] - part["vision_tokens"])
+
+
+def plan_of(samples: Samples, config: PackingConfig, work: WorkModel) -> PackPlan:
+    """A plan of one epoch, without the cost table that plans are otherwise made from."""
+    windows = list(pack_windows(_MemoryRows(samples), config, 0, None))
+    counts = np.cumsum([0] + [len(window.entries) for window in windows])
+    columns = {
+        "end": [window.offsets[1:] + base for window, base in zip(windows, counts[:-1], strict=True)],
+        "window": [np.full(len(window.offsets) - 1, n, np.int32) for n, window in enumerate(windows)],
+        **{name: [window.loads[name] for window in windows] for name in (*RESOURCES, *EXTRAS)},
+    }
+    packs = pa.table({name: np.concatenate(parts) for name, parts in columns.items()}, schema=PACK_SCHEMA)
+    rows = np.concatenate([window.entries.rows for window in windows])
+    summary = PlanSummary(
+        config=config,
+        inputs={"rows": len(samples)},
+        packer_version=PACKER_VERSION,
+        cost_table="",
+        work=work,
+        files=1,
+        epochs=(EpochCounts(packs=packs.num_rows, entries=len(rows)),),
+    )
+    return PackPlan(summary, [EpochPacks(pa.table({"row": rows}, schema=ENTRY_SCHEMA), packs)])
+
+
+def equal_work(
+    name: str, samples: Samples, limits: Mapping[str, int], ranks: tuple[int, ...] = (8, 64, 512)
+) -> dict[str, Any]:
+    """One set under the three orders of packs, for several numbers of ranks, with eight packs a step for each rank."""
+    config = PackingConfig(**limits)  # type: ignore[arg-type]
+    work = work_model(
+        shape_from_config(known_config(WORK_MODEL.lower())), TrainingSetup(), longest=int(samples["tokens"].max())
+    )
+    plan = plan_of(samples, config, work)
+    predicted = plan.predicted_work(0)
+    return {
+        "set": name,
+        "limits": dict(limits),
+        "samples": plan.epoch(0).num_entries,
+        "packs": plan.num_packs,
+        "work_spread": float(predicted.std() / predicted.mean()),
+        "lines": [asdict(line) for line in balance_table(plan, ranks)],
+    }
+
+
+# ---- growth
+
+
+def _scaling(sizes: Sequence[int], progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Packing alone at every size; all that a plan needs up to the largest window, since larger plans have several."""
+    rows = []
+    for size in sizes:
+        for what in ("alone", "plan") if size <= LARGEST_WINDOW else ("alone",):
+            progress(f"scaling: {size:,} samples, {what}")
+            rows.append(scaling(size, SCALING_CAPACITY, what))
+    return rows

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from packtrain.bench.host import in_new_process, peak_memory
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
 from packtrain.packing.arrays import pack_arrays
 from packtrain.packing.packing_config import PackingConfig
@@ -50,16 +47,16 @@ class GeneratedRows:
 
 def _lengths(start: int, stop: int) -> np.ndarray:
     """The tokens of these rows."""
-    found = np.empty(stop - start, np.int64)
+    tokens = np.empty(stop - start, np.int64)  # filled in place: what is made here must not need more than packing
     for at in range(start, stop, _BLOCK):
-        found[at - start : at - start + _BLOCK] = lvis_tokens(min(_BLOCK, stop - at), seed=at)[0]
-    return found
+        tokens[at - start : at - start + _BLOCK] = lvis_tokens(min(_BLOCK, stop - at), seed=at)[0]
+    return tokens
 
 
 def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) -> dict[str, Any]:
     """Nanoseconds and bytes for each sample; bytes beyond those of a process that makes the same samples only."""
-    packed = _fresh(_pack, size, capacity, what, window)
-    without = _fresh(_generate, size, capacity, what, window)
+    packed = in_new_process(_pack, size, capacity, what, window)
+    without = in_new_process(_generate, size, capacity, what, window)
     extra = max(packed["peak"] - without["peak"], 0)
     return {
         "samples": size,
@@ -76,18 +73,11 @@ def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) 
     }
 
 
-def _fresh(work: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
-    """The result of a process that did nothing else."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(work, *arguments).result()
-
-
 def _pack(size: int, capacity: int, what: What, window: int) -> dict[str, Any]:
     """Packs are counted and let go, as a plan that is written to disk lets go of them."""
     measure = _pack_alone if what == "alone" else _pack_plan
     measure(2_000, capacity, window)  # loads what is compiled
-    return {**measure(size, capacity, window), "peak": _peak()}
+    return {**measure(size, capacity, window), "peak": peak_memory()}
 
 
 def _pack_alone(size: int, capacity: int, window: int) -> dict[str, Any]:
@@ -106,10 +96,10 @@ def _pack_plan(size: int, capacity: int, window: int) -> dict[str, Any]:
     rows = GeneratedRows(size)
     config = PackingConfig(packing_length=capacity, packing_window=window)
     packs, tokens, begun = 0, 0, time.process_time()
-    for found in pack_windows(rows, config, 0, None):
-        packs += len(found.offsets) - 1
-        tokens += int(found.loads["tokens"].sum())
-        del found  # before the next one is made
+    for window_packs in pack_windows(rows, config, 0, None):
+        packs += len(window_packs.offsets) - 1
+        tokens += int(window_packs.loads["tokens"].sum())
+        del window_packs  # before the next one is made
     return {
         "packs": packs,
         "bound": -(-tokens // capacity),
@@ -124,10 +114,4 @@ def _generate(size: int, capacity: int, what: What, window: int) -> dict[str, An
     for start in range(0, size, window):
         stop = min(start + window, size)
         _ = _lengths(start, stop) if what == "alone" else rows.read(start, stop)
-    return {"peak": _peak()}
-
-
-def _peak() -> int:
-    """The largest resident memory of this process so far, in bytes; unlike getrusage, nothing of its parent's."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    return {"peak": peak_memory()}

@@ -10,14 +10,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from packtrain.bench.this_host import about_host
+from packtrain.bench.host import host_facts
 from packtrain.bench.train_data import POOL, Pool
 from packtrain.bench.train_loop import BenchTrainer, LoopSettings
-from packtrain.bench.train_rows import BASELINE, YARDSTICK, BenchRow, bench_rows, with_method
-from packtrain.bench.train_shapes import TINY, TINY_TEXT, BenchModel, bench_model
+from packtrain.bench.train_rows import (
+    BASELINE,
+    YARDSTICK,
+    BenchModel,
+    BenchRow,
+    bench_model,
+    bench_rows,
+    with_method,
+)
 from packtrain.core.cache_root import cache_dir
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.load import quantize_random
@@ -43,10 +48,9 @@ def bench_train(
     if device.type == "cpu":
         settings = replace(settings, dtype=torch.float32)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    tiny = bench.name in (TINY, TINY_TEXT)
-    samples, scale = (256, _TINY_SCALE) if tiny else (POOL, 1)
-    pool = Pool.of_lvis_shape(longest=bench.longest, samples=samples, scale=scale, images=bench.sees)
-    result: dict[str, Any] = {**_about(bench, device, settings, pool), "rows": []}
+    samples, scale = (256, _TINY_SCALE) if bench.tiny else (POOL, 1)
+    pool = Pool.of_lvis_shape(longest=bench.longest, samples=samples, scale=scale, images=bench.has_vision)
+    result: dict[str, Any] = {**_run_facts(bench, device, settings, pool), "rows": []}
     model_of = _Models(bench, device, settings.dtype, progress)
     # Rows differ in their constant lengths: each is compiled for its own, and what they share stays compiled. Where
     # that were too often, layers would run uncompiled without a word.
@@ -57,7 +61,7 @@ def bench_train(
                 continue
             trained = model_of(row.method)
             progress(row.name)
-            result["rows"].append(measured(bench, trained, row, pool, settings))
+            result["rows"].append(measure_row(bench, trained, row, pool, settings))
             _compare(result["rows"])
             done(result)
     return result
@@ -74,8 +78,8 @@ class _Models:
         self._method: Method = "full"
 
     def __call__(self, method: Method) -> Any:
-        goes_on = method == self._method or (self._method == "full" and method != "qlora")
-        if self._model is None or not goes_on:
+        kept = method == self._method or (self._method == "full" and method != "qlora")
+        if self._model is None or not kept:
             self._model = None
             gc.collect()
             if self._device.type == "cuda":
@@ -91,7 +95,7 @@ class _Models:
         return self._model
 
 
-def measured(bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings: LoopSettings) -> dict[str, Any]:
+def measure_row(bench: BenchModel, model: Any, row: BenchRow, pool: Pool, settings: LoopSettings) -> dict[str, Any]:
     """One row; memory that does not suffice is a result too, and so is code that had to be compiled too often."""
     trainer: BenchTrainer | None = None
     try:
@@ -114,12 +118,12 @@ def with_adapters(model: Any, method: Method) -> Any:
         return model
     torch._dynamo.reset()  # layers are others now
     # So that one code serves the first layer and the others. Transformers' own switch would include the encoder.
-    model.get_input_embeddings().register_forward_hook(lambda module, args, found: found.requires_grad_())
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_())
     settings = ModelSettings(name=model.config.model_type, method=method, lora_rank=_LORA_RANK)
     return set_trainable(model, settings, half_adapters=True)
 
 
-def _about(bench: BenchModel, device: torch.device, settings: LoopSettings, pool: Pool) -> dict[str, Any]:
+def _run_facts(bench: BenchModel, device: torch.device, settings: LoopSettings, pool: Pool) -> dict[str, Any]:
     import transformers
 
     return {
@@ -137,7 +141,7 @@ def _about(bench: BenchModel, device: torch.device, settings: LoopSettings, pool
         "loss_chunk": settings.loss_chunk,
         "workers": settings.workers,
         "dtype": str(settings.dtype).removeprefix("torch."),
-        "host": about_host(torch.get_num_threads()),
+        "host": host_facts(torch.get_num_threads()),
     }
 
 
@@ -148,39 +152,3 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
             other = speeds.get(with_method(name, row.get("method", "full")), speeds.get(name))
             if other is not None and row["name"] in speeds:
                 row[key] = speeds[row["name"]] / other
-
-
-def show_bench(result: Mapping[str, Any], console: Console) -> None:
-    """One table."""
-    title = (
-        f"{result['model']} on {result['device']}: {result['samples']:,} samples of {result['mean_tokens']:,.0f} "
-        f"tokens on average, an optimizer step about every {result['step_samples']} samples"
-    )
-    table = Table(title=title, title_justify="left")
-    names = ("", "tokens /s", "x baseline", "x yardstick", "MFU", "GiB", "without states", "predicted")
-    for number, name in enumerate((*names, "s a batch", "padding")):
-        table.add_column(name, justify="right" if number else "left")
-    for row in result["rows"]:
-        if "error" in row:
-            table.add_row(row["name"], row["error"])
-        else:
-            table.add_row(row["name"], *_cells(row))
-    console.print(table)
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    def shown(key: str, form: str) -> str:
-        value = row.get(key)
-        return format(value, form) if value is not None else ""
-
-    return (
-        shown("tokens_per_second", ",.0f"),
-        shown("to_baseline", ".2f"),
-        shown("to_yardstick", ".2f"),
-        shown("mfu", ".1%"),
-        shown("peak_gib", ".1f"),
-        shown("peak_without_states_gib", ".1f"),
-        shown("predicted_gib", ".1f"),
-        shown("batch_seconds", ".3f"),
-        shown("padding_share", ".1%"),
-    )

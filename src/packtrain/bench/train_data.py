@@ -85,14 +85,14 @@ def put_into_batches(pool: Pool, how: Batching, *, size: int, limit: int | None 
         packing = pack_arrays({"tokens": pool.tokens, "patches": pool.patches}, capacities)
         return [packing.pack(number) for number in range(packing.num_packs)]
     order = _ordered(pool.tokens, how, size)
-    found: Batches = []
+    batches: Batches = []
     for start in range(0, len(order), size):
         rest = order[start : start + size]
         while len(rest):
             count = max(1, min(len(rest), (limit or 2**62) // int(pool.tokens[rest].max())))
-            found.append(rest[:count])
+            batches.append(rest[:count])
             rest = rest[count:]
-    return found
+    return batches
 
 
 def _ordered(tokens: np.ndarray, how: Batching, size: int) -> np.ndarray:

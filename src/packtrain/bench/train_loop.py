@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from packtrain.bench.this_host import throttled_seconds
+from packtrain.bench.host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
-from packtrain.bench.train_rows import BenchRow
-from packtrain.bench.train_shapes import BenchModel
+from packtrain.bench.train_rows import BenchModel, BenchRow
 from packtrain.delivery.collate.batch_values import Batch
 from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
 from packtrain.delivery.collate.padded import PaddedCollator
@@ -31,8 +30,8 @@ from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import compile_layers, undo_compile
 from packtrain.modeling.no_waiting import stop_waiting
-from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.preparation import prepare_model
+from packtrain.modeling.vision import multiply_patches
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
@@ -71,12 +70,12 @@ class _Marks:
         self._mark(batch=False)
 
     def passed(self, padding: int) -> None:
-        """Behind the backward pass of a batch."""
+        """After the backward pass of a batch."""
         self._padding.append(padding)
         self._mark(batch=True)
 
     def stepped(self) -> None:
-        """Behind a step of the optimizer."""
+        """After a step of the optimizer."""
         self._mark(batch=False)
 
     def _mark(self, *, batch: bool) -> None:
@@ -90,8 +89,8 @@ class _Marks:
         self.peaks.append(torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def found(self) -> tuple[list[dict[str, float]], list[float]]:
-        """What each batch took, and seconds of optimizer steps; to be asked when the GPU is done.
+    def results(self) -> tuple[list[dict[str, float]], list[float]]:
+        """What each batch took, and seconds of optimizer steps; call it when the GPU is done.
 
         `host_seconds` is how long the host took to send it. Where that is as long as the GPU took, the GPU waited.
         """
@@ -150,7 +149,7 @@ class BenchTrainer:
         self._optimizer = make_optimizer(torch.optim.AdamW, groups, options, masters=row.masters)
 
     def run(self) -> dict[str, Any]:
-        """Train, and say how it went. The clock starts while workers are at work and everything is compiled."""
+        """Train and measure. The clock starts while workers are at work and everything is compiled."""
         loader = self.loader([*self._warm, *self.timed])
         # Two steps: the first makes masters and states, and what steps them from then on is compiled in the second.
         self.train(loader, len(self._warm), steps_at={len(self._warm) // 2, len(self._warm)})
@@ -163,10 +162,10 @@ class BenchTrainer:
         held, begun = throttled_seconds(), time.perf_counter()
         padding, waited = self.train(loader, len(self.timed), steps_at=ends, marks=marks)
         self._synchronize()
-        found = self._result(time.perf_counter() - begun, padding, waited, len(ends), marks)
+        result = self._result(time.perf_counter() - begun, padding, waited, len(ends), marks)
         after = throttled_seconds()
         return {
-            **found,
+            **result,
             "compiled_while_timed": _graphs() - graphs,  # anything but 0 spoils the clock
             "throttled_seconds": after - held if held is not None and after is not None else None,
         }
@@ -253,7 +252,7 @@ class BenchTrainer:
             return padded if self._row.tuned else _WithoutPositions(padded, self._bench.config.get("image_token_id"))
         return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=self._length))
 
-    # ---- what was found
+    # ---- results
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -264,7 +263,7 @@ class BenchTrainer:
         load = self._pool.load(self.timed, padded=not row.is_packed)
         flops = training_flops(self._bench.shape, row.setup(self._settings.loss_chunk), load).total
         return {
-            **{name: value for name, value in asdict(row).items() if name not in ("share",)},
+            **{name: value for name, value in asdict(row).items() if name != "share"},
             "tokens_per_second": load.tokens / seconds,
             "mfu": flops / seconds / self._peak_flops() if self._device.type == "cuda" else None,
             "tflops": flops / seconds / 1e12,
@@ -282,9 +281,9 @@ class BenchTrainer:
 
     def _each(self, marks: _Marks) -> dict[str, Any]:
         """Every batch and every optimizer step: what time and memory can be fitted to."""
-        batches, steps = marks.found()
+        batches, steps = marks.results()
         loads = [asdict(self._pool.load([batch], padded=not self._row.is_packed)) for batch in self.timed]
-        each = [{**load, **found} for load, found in zip(loads, batches, strict=False)]
+        each = [{**load, **batch} for load, batch in zip(loads, batches, strict=False)]
         return {"each": each, "optimizer_seconds": steps}
 
     def _peak_flops(self) -> float:
@@ -300,8 +299,8 @@ class BenchTrainer:
             _, known, _ = coefficients_for(gpu, compiled=self._row.compiled)
         loads = [self._pool.load([batch], padded=not self._row.is_packed) for batch in self.timed]
         whole = [replace(load, tokens=self._length or load.rows * load.longest) for load in loads]
-        found = [estimate_memory(self._bench.shape, setup, load, known) for load in whole]
-        return max(estimate.total - estimate.part("framework").bytes for estimate in found)
+        estimates = [estimate_memory(self._bench.shape, setup, load, known) for load in whole]
+        return max(estimate.total - estimate.part("framework").bytes for estimate in estimates)
 
     def _memory(self, marks: _Marks) -> dict[str, float]:
         if self._device.type != "cuda":

@@ -1,13 +1,95 @@
-"""The rows of the training benchmark: how samples are put into batches, and how the model is run on them."""
+"""The models of the training benchmark, and its rows: how samples are put into batches, and how a model is run on them.
+
+Models have random weights: the shapes of Qwen3-VL-2B and Qwen3-8B, and tiny ones for CPUs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from packtrain.bench.train_data import Batching
-from packtrain.bench.train_shapes import BenchModel
-from packtrain.predicting.values import Attention, Method, TrainingSetup
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.families.known_shapes import known_config
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import Attention, Method, ModelShape, TrainingSetup
+from packtrain.training.trial import build
+
+# ---- models
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchModel:
+    """One model by its config, and how long packs of it are."""
+
+    name: str
+    config: Mapping[str, Any]
+    longest: int  # samples that are longer are left out, so that every row trains on the same ones
+    capacities: tuple[int, ...]
+    sort_limit: int  # tokens of a padded batch that fit without checkpointing
+    tiny: bool = False  # for a CPU: lengths are divided by 24, and there are fewer samples
+
+    @property
+    def has_vision(self) -> bool:
+        """Whether its samples have images."""
+        return self.shape.vision is not None
+
+    @property
+    def shape(self) -> ModelShape:
+        return shape_from_config(self.config)
+
+    def build(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """The model with random weights, made where it is used."""
+        return build(self.config, device, dtype)
+
+
+TINY, TINY_TEXT = "tiny", "tiny-text"
+_MODELS = (  # those of text alone compare adapters, the others what a whole model can be trained with
+    BenchModel(
+        name="qwen3-vl-2b",
+        config=known_config("qwen3-vl-2b"),
+        longest=8_192,
+        capacities=(8_192, 16_384, 20_000),
+        sort_limit=16_384,
+    ),
+    BenchModel(
+        name="qwen3-8b",
+        config=known_config("qwen3-8b"),
+        longest=8_192,
+        capacities=(8_192, 16_384),
+        sort_limit=8_192,
+    ),
+    BenchModel(
+        name=TINY,
+        config=known_config("small"),
+        longest=256,
+        capacities=(384, 512),
+        sort_limit=1_024,
+        tiny=True,
+    ),
+    BenchModel(
+        name=TINY_TEXT,
+        config=known_config("small-text"),
+        longest=256,
+        capacities=(384,),
+        sort_limit=1_024,
+        tiny=True,
+    ),
+)
+MODELS: Mapping[str, BenchModel] = {model.name: model for model in _MODELS}
+
+
+def bench_model(name: str) -> BenchModel:
+    """The model of that name."""
+    if name not in MODELS:
+        raise ConfigError("--model", got=name, expected=", ".join(MODELS), fix=nearest(name, MODELS))
+    return MODELS[name]
+
+
+# ---- rows
 
 ADAPTERS: tuple[Method, ...] = ("lora", "dora", "qlora")
 BASELINE, YARDSTICK = "padded, 2 a batch", "padded, sorted by length"
@@ -18,7 +100,7 @@ _AS_OTHERS: dict[str, Any] = {"compiled": False, "masters": False, "tuned": Fals
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRow:
-    """One way to train; what is not said is the fast way."""
+    """One way to train; defaults are the fast way."""
 
     name: str
     batching: Batching = "packed"
@@ -59,9 +141,11 @@ class BenchRow:
 
 def bench_rows(model: BenchModel) -> tuple[BenchRow, ...]:
     """All rows; those that leave the model as transformers has it come first."""
-    if not model.sees:
+    if not model.has_vision:
         return tuple(row for method in ADAPTERS for row in _adapters(model, method))
-    return (*_padded(model), *_packed(model, "full"), *_variants(model), *_packed(model, "lora"))
+    middle = model.capacities[len(model.capacities) // 2]
+    rounded = BenchRow(name=f"packed {middle:,}, without fp32 masters", size=middle, masters=False)
+    return (*_padded(model), *_packed(model, "full"), rounded, *_packed(model, "lora"))
 
 
 def with_method(name: str, method: Method) -> str:
@@ -79,14 +163,7 @@ def _adapters(model: BenchModel, method: Method) -> tuple[BenchRow, ...]:
     return (*padded, again, *_packed(model, method))
 
 
-def _variants(model: BenchModel) -> tuple[BenchRow, ...]:
-    """What fp32 masters cost, at the middle length."""
-    size = model.capacities[len(model.capacities) // 2]
-    return (BenchRow(name=f"packed {size:,}, without fp32 masters", size=size, masters=False),)
-
-
 def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
-    limit = model.sort_limit
     baseline = BenchRow(
         name=BASELINE,
         batching="random",
@@ -97,28 +174,15 @@ def _padded(model: BenchModel) -> tuple[BenchRow, ...]:
         **_AS_OTHERS,
         share=0.4,
     )
+    by_length: dict[str, Any] = {"batching": "sorted", "size": 8, "limit": model.sort_limit}
+    yardstick = BenchRow(name=YARDSTICK, attention="sdpa", **by_length, **_AS_OTHERS)
     return (
         baseline,
         replace(baseline, name=f"{BASELINE}, cuDNN's attention", cudnn=True, share=0.2),
-        BenchRow(name=YARDSTICK, batching="sorted", size=8, limit=limit, attention="sdpa", **_AS_OTHERS),
-        BenchRow(
-            name="padded, grouped by length as in Trainer",
-            batching="grouped",
-            size=8,
-            limit=limit,
-            attention="sdpa",
-            **_AS_OTHERS,
-            share=0.6,
-        ),
-        BenchRow(
-            name="padded, sorted by length, varlen",
-            batching="sorted",
-            size=8,
-            limit=limit,
-            **_AS_OTHERS,
-            share=0.6,
-        ),
-        BenchRow(name="padded, sorted by length, compiled", batching="sorted", size=8, limit=limit, share=0.6),
+        yardstick,
+        replace(yardstick, name="padded, grouped by length as in Trainer", batching="grouped", share=0.6),
+        BenchRow(name=f"{YARDSTICK}, varlen", **by_length, **_AS_OTHERS, share=0.6),
+        BenchRow(name=f"{YARDSTICK}, compiled", **by_length, share=0.6),
     )
 
 

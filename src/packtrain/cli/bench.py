@@ -29,13 +29,14 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measuring against the HF processor on the same records, against its own lower bound, and its memory."""
-    from packtrain.bench.measure import bench_measure, show_bench
+    from packtrain.bench.measure import bench_measure
+    from packtrain.bench.tables import show_measure
 
     result = bench_measure(records=records, workers=workers, memory_sizes=numbers("--memory", memory), model=model)
     if as_json:
         print_json(result)
     else:
-        show_bench(result, output)
+        show_measure(result, output)
 
 
 def pack(
@@ -59,7 +60,8 @@ def pack(
 
     Example: packtrain bench pack --lengths costs --capacities 16384 --sizes ""
     """
-    from packtrain.bench.pack import bench_pack, show_bench
+    from packtrain.bench.pack import bench_pack
+    from packtrain.bench.tables import show_pack
 
     with interruptible(), progress_console().status("warming up") as status:
         result = bench_pack(
@@ -73,7 +75,7 @@ def pack(
     if as_json:
         print_json(result)
     else:
-        show_bench(result, output)
+        show_pack(result, output)
 
 
 def loader(
@@ -103,7 +105,8 @@ def loader(
 
     Example: packtrain bench loader --quick --workers 0,2
     """
-    from packtrain.bench.loader import bench_loader, show_bench
+    from packtrain.bench.loader import bench_loader
+    from packtrain.bench.tables import show_loader
 
     usual = (16, 100_000, 300) if quick else (64, 1_000_000, 2_000)
     given = (samples, rows, steps)
@@ -120,7 +123,7 @@ def loader(
     if as_json:
         print_json(result)
     else:
-        show_bench(result, output)
+        show_loader(result, output)
 
 
 def train(
@@ -151,13 +154,14 @@ def train(
     from packtrain.modeling.quiet import quiet_libraries
 
     quiet_libraries()
-    from packtrain.bench.train import bench_train, show_bench
+    from packtrain.bench.tables import show_train
+    from packtrain.bench.train import bench_train
     from packtrain.bench.train_loop import TINY_SETTINGS, LoopSettings
-    from packtrain.bench.train_shapes import TINY, TINY_TEXT
+    from packtrain.bench.train_rows import TINY, bench_model
 
     name = model or ("qwen3-vl-2b" if torch.cuda.is_available() else TINY)
     usual = LoopSettings(tokens=60_000 if quick else 160_000, workers=workers)
-    settings = replace(TINY_SETTINGS if name in (TINY, TINY_TEXT) else usual, workers=workers)
+    settings = replace(TINY_SETTINGS if bench_model(name).tiny else usual, workers=workers)
     if tokens is not None:
         settings = replace(settings, tokens=tokens)
     words = [word.strip() for word in rows.split(";") if word.strip()]
@@ -167,15 +171,15 @@ def train(
             only=words,
             settings=settings,
             progress=lambda doing: status.update(doing),
-            done=lambda found: _written(out, found),
+            done=lambda result: _write_json(out, result),
         )
     if as_json:
         print_json(result)
     else:
-        show_bench(result, output)
+        show_train(result, output)
 
 
-def _written(out: Path | None, result: Mapping[str, object]) -> None:
+def _write_json(out: Path | None, result: Mapping[str, object]) -> None:
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

@@ -84,7 +84,7 @@ def run(app: typer.Typer) -> None:
     except OSError as error:  # a folder that cannot be written
         said = error if isinstance(error, DiskFull) else of_system(error)
         errors.print(f"[bold red]error:[/] {escape(str(said))}")
-        sys.exit(1)
+        sys.exit(said.exit_code if isinstance(said, PacktrainError) else 1)
     except ImportError as error:
         errors.print(f"[bold red]error:[/] {escape(str(of_missing(error)))}")
         sys.exit(1)

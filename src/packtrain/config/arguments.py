@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from packtrain.config.setup import (
     zero_stage,
 )
 from packtrain.core.errors import ConfigError
+from packtrain.delivery.trainers.refused_arguments import NOT_IN_CONFIG, refused_settings
 
 # What follows from the schedule, from other settings, or from how the command was started.
 _DERIVED = (
@@ -33,36 +33,24 @@ _DERIVED = (
 _EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
 _NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
-# Arguments that would silently lose data or change the loss: the refused value, and the alternative.
-_REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "ignore_data_skip": (bool, "a resumed run would repeat its first packs and never reach the last"),
-    "dataloader_drop_last": (bool, "the loader drops nothing; data.packing_drop_last does this in the plan"),
-    "remove_unused_columns": (bool, "batches are made by the collator, not by columns"),
-    "logging_nan_inf_filter": (bool, "a NaN loss must not be hidden"),
-    "auto_find_batch_size": (bool, "the batch size is that of a pack; use a shorter data.packing_length"),
-    "torch_compile": (bool, "rows of varying length would recompile all the time; use training.compile"),
-    "use_liger_kernel": (bool, "it replaces the loss; training.chunked_loss saves the same memory"),
-    "resume_from_checkpoint": (bool, "use --resume"),
-    "average_tokens_across_devices": (lambda value: not value, "ranks with short packs would get more weight"),
-    "gradient_checkpointing_kwargs": (
-        lambda value: value not in (None, {}, {"use_reentrant": False}),
-        "adapters and frozen parts need non-reentrant checkpointing; leave it out",
-    ),
-    "parallelism_config": (bool, "packs are not split across GPUs"),
-    "prediction_loss_only": (lambda value: not value, "evaluation computes only the loss"),
-}
 
 
 def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object], tuple[str, ...]]:
     """Arguments by name, and notes; raises one error with everything that is refused."""
-    problems = [*_refused(config), *_contradictions(config), *_missing_packages(config), *_unmerged(config, world)]
+    refused = refused_settings(config.training.given(*NOT_IN_CONFIG))
+    problems = [
+        *(f"training.{one}" for one in refused),
+        *_contradictions(config),
+        *_missing_packages(config),
+        *_unmerged(config, world),
+    ]
     if problems:
         raise ConfigError("settings", problems=problems)
     training = config.training
     given = {
         name: value
         for name, value in training.given(*TRAINER_KEYS).items()
-        if name not in _DERIVED and name not in _REFUSED
+        if name not in _DERIVED and name not in NOT_IN_CONFIG
     }
     found: dict[str, object] = {
         "report_to": "none",
@@ -140,14 +128,6 @@ def _notes(config: RunConfig, world: int) -> list[str]:
     elif sharding(config) == "fsdp" and model_settings(config).method == "qlora":
         found.append("sharding fsdp with qlora: 4-bit weights are not sharded; the others are")
     return found
-
-
-def _refused(config: RunConfig) -> list[str]:
-    return [
-        f"training.{name}: {value}: {_REFUSED[name][1]}"
-        for name, value in config.training.given(*_REFUSED).items()
-        if _REFUSED[name][0](value)
-    ]
 
 
 def _contradictions(config: RunConfig) -> list[str]:

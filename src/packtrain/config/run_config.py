@@ -26,6 +26,7 @@ from packtrain.config.sections import (
     ModelSection,
     ReportSection,
     TrainingSection,
+    described_key,
     names_model,
 )
 from packtrain.config.systems import marks_of, systems_of
@@ -359,7 +360,7 @@ class _File:
             self.reading.unused[brief_name(at)] = "it has no value"
             return
         known = SECTIONS[section].known() if section else KEYS
-        hint = nearest_key(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
+        hint = nearest_key(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES]) or described_key(key)
         self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 

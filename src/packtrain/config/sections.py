@@ -748,6 +748,18 @@ def names_model(given: object) -> bool:
     return isinstance(given, str) and any(mark in given for mark in "/:")
 
 
+def described_key(name: str) -> str:
+    """A hint for a key whose name says what another one's help begins with.
+
+    >>> described_key("attention"), described_key("format"), described_key("of")
+    ('did you mean training.attn_implementation?', 'did you mean data.dataset_format?', '')
+    """
+    words = name.casefold().replace("_", " ")
+    fits = (key for key, one in KEYS.items() if one.help.casefold().startswith((f"{words} ", f"{words}.", f"{words}:")))
+    key = next(fits, "")
+    return f"did you mean {HOMES[key]}.{key}?" if key else ""
+
+
 def keys_with(resume: str) -> tuple[str, ...]:
     """Settings that a changed value of in a resumed run is treated this way."""
     return tuple(name for name, one in KEYS.items() if one.resume == resume)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.errors import ArtifactError, PathError, in_one_line
 from packtrain.core.fingerprint import digest
 
 _CHECKSUM = "checksum"  # of a JSON artifact without this one
@@ -173,9 +173,7 @@ def read_json(
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtifactError(
-            str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first"
-        ) from None
+        raise PathError(str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file", fix=fix) from None
     found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)

@@ -51,6 +51,12 @@ class ArtifactError(PacktrainError):
     """A file written by packtrain that is missing, incomplete, or made by another version or from other inputs."""
 
 
+class PathError(ArtifactError):
+    """A path that cannot be what the command takes it for: bad usage, not a damaged file."""
+
+    exit_code = 2
+
+
 class DriftError(PacktrainError):
     """The computed cost of a record differs from what the real processor makes of it."""
 
@@ -82,7 +88,7 @@ def of_system(error: OSError) -> PacktrainError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return PacktrainError(where, got=error.strerror, fix="free some space there; finished work is kept")
     if error.filename and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
-        return PacktrainError(where, got=error.strerror, fix="check this path, or use another one")
+        return PathError(where, got=error.strerror, fix="check this path, or use another one")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return PacktrainError(where, got=error.strerror, fix="allow more open files (ulimit -n), or use fewer workers")
     return (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from packtrain.measuring.judge import FailureBudget as FailureBudget
+    from packtrain.measuring.failure_budget import FailureBudget as FailureBudget
     from packtrain.measuring.measure_summary import MeasureSummary as MeasureSummary
     from packtrain.measuring.measurement import MeasureOutcome as MeasureOutcome
     from packtrain.measuring.measurement import MeasureProgress as MeasureProgress

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from packtrain.core.errors import ConfigError, PacktrainError, by_signal
 from packtrain.core.secrets import handed_over, taken_over
 from packtrain.measuring.journal import UnitResult
-from packtrain.measuring.worker import Task, WorkItem, measure_unit
+from packtrain.measuring.work import Task, WorkItem, measure_unit
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -15,14 +15,12 @@ from packtrain.core.artifacts import remove_leftovers
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.measuring.drift import Reference, check_drift
+from packtrain.measuring.drift import Reference, check_drift, others_there
 from packtrain.measuring.engines import Engine
-from packtrain.measuring.inputs import measure_inputs
+from packtrain.measuring.failure_budget import FailureBudget, FailureJudge, Remedies, remedies_of
 from packtrain.measuring.journal import Journal, UnitResult
-from packtrain.measuring.judge import FailureBudget, FailureJudge
 from packtrain.measuring.measure_summary import DriftCheck, MeasureSummary
-from packtrain.measuring.moved import others_there
-from packtrain.measuring.remedies import Remedies, remedies_of
+from packtrain.measuring.request import measure_inputs
 from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import (
     COSTS,
@@ -34,8 +32,7 @@ from packtrain.measuring.table import (
     read_summary,
     write_summary,
 )
-from packtrain.measuring.work import work_items
-from packtrain.measuring.worker import FAMILY_RULE, Task, WorkItem
+from packtrain.measuring.work import FAMILY_RULE, Task, WorkItem, work_items
 from packtrain.measuring.writer import TableCounts, write_ledger, write_table
 
 _OURS = (COSTS, MEDIA, LEDGER, SUMMARY)

@@ -16,8 +16,8 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
-from packtrain.measuring.inputs import settings_state
 from packtrain.measuring.measure_summary import MeasureSummary
+from packtrain.measuring.request import settings_state
 
 if TYPE_CHECKING:
     from packtrain.measuring.table import CostTable

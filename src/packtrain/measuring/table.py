@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 
 from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
-from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.errors import ArtifactError, ConfigError, PathError, nearest
 from packtrain.core.numbers import counted
 from packtrain.core.values import MediaLimits
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.measure_summary import MeasureSummary
-from packtrain.measuring.places import Places
+from packtrain.measuring.measure_summary import MeasureSummary, Places
 
 if TYPE_CHECKING:
     from packtrain.measuring.request import Request
@@ -295,11 +294,12 @@ def _not_measured(path: Path) -> ArtifactError:
     """No cost table, and which command makes one."""
     if path.is_file():
         command = f"packtrain measure {path} --model MODEL --out costs"
-        return ArtifactError(str(path), got="a file", expected=_TABLE, fix=f"measure the data first: {command}")
+        return PathError(str(path), got="a file", expected=_TABLE, fix=f"measure the data first: {command}")
     if not path.exists():
         got, fix = "no such folder", "measure first: packtrain measure DATA --model MODEL --out " + str(path)
     elif (path / JOURNAL).exists():
-        got, fix = "an incomplete measurement", "the same packtrain measure command continues it"
+        fix = "the same packtrain measure command continues it"
+        return ArtifactError(str(path), got="an incomplete measurement", expected=_TABLE, fix=fix)
     else:
         got, fix = f"no {SUMMARY}", "use the folder that packtrain measure wrote (--out)"
-    return ArtifactError(str(path), got=got, expected=_TABLE, fix=fix)
+    return PathError(str(path), got=got, expected=_TABLE, fix=fix)

@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
 from packtrain.core.values import LedgerEntry
-from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, from_ipc, ledger_lines, shifted, to_ipc
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, Content, from_ipc, ledger_lines, shifted, to_ipc
 from packtrain.measuring.journal import Journal, UnitResult
 from packtrain.measuring.measure_summary import EntryCounts, UnreadName
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, DataFile
-from packtrain.measuring.table_content import Content
 from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import loses_more
 

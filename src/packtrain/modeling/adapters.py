@@ -10,6 +10,7 @@ them, every adapted matrix would cast its input, keep the copy for the backward 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.modeling.empty_media import has_small_image, small_image_features
 from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight, transformers_model
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.patches import is_on, put, set_back
+from packtrain.modeling.vision import has_small_image, small_image_features
 
 ALL_LINEAR = "all-linear"  # peft's own word for every matrix of a model but its head
 _UNTRAINED_COPY = "original_module"  # what peft keeps of a module that is trained whole
+_SAMPLED = 16  # numbers of a frozen weight, from all over it
 _CAST = "_cast_adapter_dtype"  # of peft's tuners: called after every loading
 
 
@@ -282,3 +284,29 @@ def _leaves(result: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting.extend(following for following, _ in node.next_functions)
+
+
+# ---- what frozen weights are known by
+
+
+@torch.no_grad()
+def frozen_state(model: Any) -> dict[str, str]:
+    """A hash of some numbers of every frozen weight, by its precision: that may be another elsewhere.
+
+    Checkpoints of adapters do not hold the weights that they belong to. Names and order of weights are left to the
+    library, and weights of 4 bits to the GPU: neither is part of it.
+    """
+    found: dict[str, list[torch.Tensor]] = {}
+    for weight in model.parameters():
+        if not (weight.requires_grad or weight.is_meta) and weight.is_floating_point() and weight.numel():
+            flat = weight.detach().reshape(-1)
+            kept = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].float()
+            found.setdefault(str(weight.dtype).removeprefix("torch."), []).append(kept)
+    return {dtype: _hash(parts) for dtype, parts in sorted(found.items())}
+
+
+def _hash(parts: list[torch.Tensor]) -> str:
+    values = torch.cat(parts).cpu().numpy()  # waits for the GPU once
+    stops = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+    each = sorted(values[stop - len(part) : stop].tobytes() for part, stop in zip(parts, stops, strict=True))
+    return hashlib.sha256(b"".join(each)).hexdigest()[:20]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.encoded_sample import IGNORED
-from packtrain.modeling.host_threads import in_one_thread
+from packtrain.modeling.host import in_one_thread, send
 from packtrain.modeling.model_parts import transformers_model
 from packtrain.modeling.patches import patch_on, put, set_back, take_off
 
@@ -45,15 +45,8 @@ class Targets:
 
     def to(self, device: torch.device) -> Targets:
         """On another device, without waiting for it."""
-        weights = _moved(self.weights, device) if self.weights is not None else None
-        return Targets(positions=_moved(self.positions, device), ids=_moved(self.ids, device), weights=weights)
-
-
-def _moved(part: Tensor, device: torch.device) -> Tensor:
-    """Only from pinned memory does the host not wait until the GPU has done everything before."""
-    if device.type == "cuda" and part.device.type == "cpu":
-        part = part.pin_memory()
-    return part.to(device, non_blocking=True)
+        weights = send(self.weights, device) if self.weights is not None else None
+        return Targets(positions=send(self.positions, device), ids=send(self.ids, device), weights=weights)
 
 
 class ChunkedLoss:

@@ -21,8 +21,8 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.folders import whole_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.settings import read_settings
-from packtrain.modeling.four_bits import keep_four_bits
 from packtrain.modeling.input_limits import limited_parts, write_limits
+from packtrain.modeling.load import keep_four_bits
 from packtrain.modeling.model_parts import transformers_model
 
 # Files of a model's folder that say how its inputs are made.

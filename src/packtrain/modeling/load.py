@@ -1,25 +1,47 @@
-"""A model with its weights: from a folder or the hub as safetensors, or random for a tiny one; in 4 bits on request."""
+"""A model with its weights: from a folder or the hub as safetensors, or random for a tiny one; in 4 bits on request.
+
+Transformers' `from_pretrained` is lenient: a weight that a folder lacks would be drawn at random. `Trainer` resumes by
+`load_state_dict(strict=False)`, and some models are saved under other names than their modules have (those of the
+model's first release), so that nearly every weight would stay as it was, without a word; and it ignores what peft says
+about missing adapters. Here all weights are loaded, or it is an error.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from packtrain.core import cache_root as places
-from packtrain.core.errors import ConfigError, in_one_line
+from packtrain.core.errors import ArtifactError, ConfigError, in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
-from packtrain.modeling.four_bits import keep_four_bits
+from packtrain.families.registry import find_family
 from packtrain.modeling.model_parts import decoder_layers
-from packtrain.modeling.pretrained import ADAPTER_CONFIG, WeightsError, from_pretrained
-from packtrain.modeling.random_model import build_model
+from packtrain.modeling.patches import is_on, put
+
+ADAPTER_CONFIG = "adapter_config.json"  # of peft: its folder has adapters
+_ADAPTERS = "adapter_model.safetensors"
+_MAIN_ADAPTER = "default"  # peft saves others in folders of their names
+# Of a peft config: what decides which numbers there are and what is computed with them.
+_SAME = (
+    *("peft_type", "r", "lora_alpha", "target_modules", "modules_to_save", "use_dora"),
+    *("use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "exclude_modules"),
+)
+_ANOTHER = "resume from another checkpoint, or start without resuming"
+_REPACKS = "support_avx512bf16_for_cpu"  # of bitsandbytes' layers
+_REPACKED = "packing_format_for_cpu"  # of what describes their weights
 
 
 def load_model(
@@ -51,13 +73,11 @@ def load_model(
 
 
 def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        auto = auto_class(config.model_type)
         more = _four_bits(auto, config, dtype) if quantize else {}
         model = from_pretrained(auto, source, unused=True, dtype=dtype, **more)
     except (WeightsError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -70,6 +90,71 @@ def _from_pretrained(source: str, name: str, dtype: torch.dtype, quantize: bool)
         raise _with_adapters(name)
     keep_four_bits(model)
     return model.eval()
+
+
+def auto_class(model_type: str) -> Any:
+    """The class of transformers that makes models of this type."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    sees = model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+class WeightsError(Exception):
+    """What is wrong with saved weights, in one line."""
+
+
+def from_pretrained(loader: Any, source: str, *, unused: bool, **options: Any) -> Any:
+    """A model with all of its weights as they were saved. `unused`: weights that it has no place for may lie beside."""
+    try:
+        model, found = loader.from_pretrained(
+            source, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise WeightsError(in_one_line(error)) from error
+    wrong = {kind: names for kind, names in found.items() if names and not (unused and kind == "unexpected_keys")}
+    if wrong:
+        raise WeightsError("; ".join(in_words(kind, sorted(map(str, names))) for kind, names in wrong.items()))
+    return model
+
+
+def in_words(kind: str, names: list[str]) -> str:
+    """What is wrong with weights of these names; the first ones stand for all."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{kind.replace('_', ' ')}: {', '.join(names[:3])}{more}"
+
+
+def build_model(folder: str | Path, seed: int = 0) -> Any:
+    """A random model for the folder's config.json, in fp32 and evaluation mode; the same seed, the same weights."""
+    path = Path(folder) / "config.json"
+    try:
+        model_type = json.loads(path.read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            str(path), got=str(error), expected="a model's config.json", fix="use a model folder"
+        ) from error
+    family = find_family(str(model_type))
+    if family is not None and not family.in_transformers:
+        raise ConfigError(
+            str(path),
+            got=f"model type {model_type!r}",
+            expected="a model type known to transformers",
+            fix="measure, plan and pack work without the model",
+        )
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise ConfigError("building a model", got=str(error), fix="pip install 'packtrain[train]'") from error
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto_class(config.model_type).from_config(config, dtype=torch.float32).eval()
+        # Some matrices start at zero and wait for a checkpoint (Gemma3's projector: it would hide every image).
+        for weight in model.parameters():
+            if weight.ndim > 1 and not weight.any():
+                torch.nn.init.normal_(weight, std=0.1)
+        return model
 
 
 def require_weights(folder: Path) -> None:
@@ -158,3 +243,112 @@ def quantize_random(model: Any, cache_dir: Path, dtype: torch.dtype) -> Any:
         return _from_pretrained(folder, model.config.model_type, dtype, quantize=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_four_bits(model: Any) -> None:
+    """Stop bitsandbytes from storing weights in another form when a model is run in evaluation mode on a CPU.
+
+    It does so on CPUs with avx512_bf16. That form is for inference alone: it rounds to bf16, and backward passes read
+    it as if it were the usual one.
+    """
+    for name, module in model.named_modules():
+        if not hasattr(module, _REPACKS):
+            continue
+        if getattr(getattr(module.weight, "quant_state", None), _REPACKED, False):
+            raise ConfigError(
+                f"4-bit weights of {name}",
+                got="weights that bitsandbytes has rounded for inference on this CPU",
+                expected="unchanged 4-bit weights",
+                fix="load the model again, and call prepare_model before running it",
+            )
+        if not is_on(module, "four_bits"):
+            put(module, "four_bits", partial(setattr, module, _REPACKS, getattr(module, _REPACKS)))
+        setattr(module, _REPACKS, False)
+
+
+# ---- weights into a model that is there already
+
+
+def reload_weights(model: Any, folder: Path) -> None:
+    """Set every weight of a model to what `save_pretrained` wrote into a folder."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise ArtifactError(
+            str(folder),
+            got=f"adapters ({ADAPTER_CONFIG}) of a run that trained only them",
+            expected="the weights of this model, all of them",
+            fix="resume with that run's method, or start without resuming",
+        )
+    own = copy.deepcopy(model.config)  # that of the folder could ask for a model of any size
+    try:
+        saved = from_pretrained(
+            type(model), str(folder), config=own, unused=False, dtype=_common(model), local_files_only=True
+        )
+        model.load_state_dict(saved.state_dict(), strict=True)
+    except (WeightsError, RuntimeError) as error:
+        raise ArtifactError(
+            str(folder),
+            got=" ".join(str(error).split()),
+            expected="the weights of this model, all of them",
+            fix=_ANOTHER,
+        ) from error
+
+
+def _common(model: Any) -> torch.dtype:
+    """In which nothing is rounded: what all weights have, or else fp32."""
+    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    return kinds.pop() if len(kinds) == 1 else torch.float32
+
+
+# ---- adapters into a model that has them
+
+
+def reload_adapters(model: Any, folder: Path) -> None:
+    """Set every adapter of a peft model, and what is trained whole beside them, to what its `save_pretrained` wrote.
+
+    The parameters stay the same objects, in their precision.
+    """
+    for name, config in model.peft_config.items():
+        place = folder if name == _MAIN_ADAPTER else folder / name
+        _require_same_adapters(place, config)
+        try:
+            found = model.load_adapter(str(place), name, is_trainable=True, torch_device="cpu")
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise _other_adapters(place, in_one_line(error)) from error
+        wrong = {"missing": found.missing_keys, "unexpected": found.unexpected_keys}
+        if any(wrong.values()):
+            raise _other_adapters(
+                place, "; ".join(in_words(kind, sorted(names)) for kind, names in wrong.items() if names)
+            )
+
+
+def _require_same_adapters(place: Path, config: Any) -> None:
+    """Before anything is read into the model: adapters are there, and made as its own are."""
+    for name in (ADAPTER_CONFIG, _ADAPTERS):
+        if not (place / name).is_file():
+            whole = any(place.glob("model*.safetensors"))
+            raise _other_adapters(place, "whole weights, of a run without adapters" if whole else f"no {name}")
+    try:
+        saved = json.loads((place / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _other_adapters(place, f"{ADAPTER_CONFIG}: {error}") from error
+    if other := list(_differences(saved, config.to_dict())):
+        raise _other_adapters(place, f"adapters with {', '.join(other)}")
+
+
+def _differences(saved: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
+    for name in _SAME:
+        before, now = _plain(saved.get(name)), _plain(own.get(name))
+        if name in saved and before != now:
+            yield f"{name} {before} instead of {now}"
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; the order of names does not matter, and no names are none."""
+    if isinstance(value, (set, list, tuple)):
+        value = sorted(value)
+    return getattr(value, "value", value) or None
+
+
+def _other_adapters(place: Path, got: str) -> ArtifactError:
+    expected = "the adapters of this model, all of them"
+    return ArtifactError(str(place), got=" ".join(got.split()), expected=expected, fix=_ANOTHER)

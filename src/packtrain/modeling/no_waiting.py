@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from packtrain.core.modality import GRIDS, VISION
 from packtrain.core.user_code import lazy
 from packtrain.families.registry import find_family
-from packtrain.modeling.host_threads import in_one_thread
+from packtrain.modeling.host import in_one_thread, send
 from packtrain.modeling.model_parts import ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, set_back
 
@@ -75,15 +75,11 @@ class _Sizes:
     def of(self, grid: Tensor, device: torch.device) -> dict[str, Any]:
         """By the names that the encoder takes them by."""
         found = self._image_sizes(self._encoder, grid)
-        return {name: _moved(value, device) if isinstance(value, Tensor) else value for name, value in found.items()}
+        return {name: send(value, device) if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
 def _are_apart(grid: Tensor, rows: Tensor) -> bool:
     return grid.device != rows.device
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class _Placeholders:

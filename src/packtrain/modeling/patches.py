@@ -40,7 +40,7 @@ PATCHES: dict[str, Patch] = {
         until="frequencies follow the current row",
     ),
     "empty_media": Patch(
-        module="empty_media",
+        module="vision",
         what="hooks that add 0 x encoder(small image) to batches without media",
         why="DDP and FSDP wait for encoders that a rank's batch does not call",
         until="never: it belongs to training on several ranks",
@@ -52,13 +52,13 @@ PATCHES: dict[str, Patch] = {
         until="transformers takes the sizes from the host",
     ),
     "patch_products": Patch(
-        module="patch_products",
+        module="vision",
         what="patch embeddings are matmuls",
         why="a convolution per patch is slow, mostly in half precision",
         until="torch's convolutions or the encoders do so",
     ),
     "vision_batches": Patch(
-        module="vision_batches",
+        module="vision",
         what="the encoder's forward runs on chunks of images",
         why="all images together may not fit in memory (training.vision_batch_patches)",
         until="never: it is a setting",
@@ -76,7 +76,7 @@ PATCHES: dict[str, Patch] = {
         until="transformers compiles layers for training with checkpointing",
     ),
     "four_bits": Patch(
-        module="four_bits",
+        module="load",
         what="bitsandbytes keeps 4-bit weights as they are on CPUs",
         why="in evaluation mode it repacks them to a form that the backward misreads",
         until="bitsandbytes changes them for inference alone",

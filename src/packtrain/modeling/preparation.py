@@ -9,8 +9,8 @@ import torch
 from packtrain.core.errors import ConfigError
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
-from packtrain.modeling.empty_media import add_empty_media_hook
-from packtrain.modeling.four_bits import keep_four_bits
+from packtrain.modeling.load import keep_four_bits
+from packtrain.modeling.vision import add_empty_media_hook
 
 
 def prepare_model(

@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
-from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.errors import ArtifactError, PathError, in_one_line
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.numbers import counted
+from packtrain.measuring.columns import identity_of
 from packtrain.measuring.table import SUMMARY as TABLE
 from packtrain.measuring.table import CostTable
-from packtrain.measuring.table_content import identity_of
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_summary import PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES
@@ -129,7 +129,7 @@ class PackPlan:
         if folder.name == PLAN:
             folder = folder.parent
         if not (folder / PLAN).is_file():
-            raise ArtifactError(
+            raise PathError(
                 str(folder),
                 got=f"no {PLAN}" if folder.is_dir() else "a file" if folder.exists() else "no such folder",
                 expected="a folder written by packtrain pack",

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
-from packtrain.core.errors import ArtifactError, DataError
+from packtrain.core.errors import ArtifactError, DataError, PathError
 from packtrain.core.folders import whole_folder
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
@@ -111,7 +111,7 @@ def _write_plan(builder: _Builder, out: Path) -> None:
 
 def _refuse_existing(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArtifactError(
+        raise PathError(
             str(out),
             got="the folder is not empty",
             expected="a new or empty folder: plans are never overwritten",

@@ -10,10 +10,13 @@ from typing import BinaryIO, cast
 class Span:
     """`size` bytes beginning at `start` of an open file, or the bytes themselves. Owns its file descriptor."""
 
-    __slots__ = ("_data", "_fd", "_start", "size")
+    __slots__ = ("_data", "_fd", "_start", "path", "size")
 
-    def __init__(self, *, fd: int = -1, start: int = 0, size: int = 0, data: bytes | None = None) -> None:
+    def __init__(
+        self, *, fd: int = -1, start: int = 0, size: int = 0, data: bytes | None = None, path: str | None = None
+    ) -> None:
         self._fd, self._start, self._data = fd, start, data
+        self.path = path  # a local file that holds just these bytes
         self.size = size if data is None else len(data)
 
     def read_at(self, position: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The charts of the page as inline SVG, drawn without scripts; hovering shows the numbers behind a mark."""
+"""The charts of a study as inline SVG, drawn without scripts; hovering shows the numbers of a mark."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from packtrain.core.numbers import count, ratio, tick
-from packtrain.planning.study_values import BalanceRow, Histogram
+from packtrain.core.numbers import count, counted, isolated, percent, ratio, shown, tick
+from packtrain.planning.study_values import BalanceRow, Histogram, PicturePack, PictureSample
 from packtrain.reports.svg import (
     BOTTOM,
     TOP,
@@ -25,6 +25,11 @@ from packtrain.reports.svg import (
     y_axis,
 )
 
+MOST_PACKS, MOST_SAMPLES = 40, 1600  # a page stays small whatever the data
+COLOURS = 7  # sources with a colour of their own; the others share the last
+_RING = 9.5  # wide enough that marks inside it stay readable
+_ROW, _BAR = 16, 12  # pixels of a pack in the picture of packs
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
@@ -33,7 +38,8 @@ class Point:
     x: float
     y: float
     tip: str
-    hollow: bool = False  # does not fit, or was not taken
+    hollow: bool = False  # does not fit the GPU
+    ring: bool = False  # recommended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +48,14 @@ class Line:
 
     name: str
     points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LegendKey:
+    """A colour and what it stands for."""
+
+    css: str
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +84,7 @@ def histogram_chart(histogram: Histogram, *, name: str, marks: Mapping[str, floa
         plot.append(
             element("text", word, x=percent_of(x), dx=shift, y=TOP + 10 + 14 * at, class_="note", text_anchor=anchor)
         )
-    plot += _edge_labels(edges, height)
+    plot += [x_label(text, x, height) for x, text in edge_ticks(edges)]
     most = max(range(len(counts)), key=counts.__getitem__, default=0)
     label = f"Histogram of {name} per sample; most samples have {bin_name(edges, most)}"
     return framed(plot, axis=labels, label=label, height=height)
@@ -115,16 +129,18 @@ def line_chart(
 def _line_marks(line: Line, number: int, at: Callable[[Point], tuple[str, float]], chosen: float) -> list[Markup]:
     """Strokes, then dots. All lines but the first are dashed with smaller dots, so that equal ones show each other."""
     css = f"s{number % 8}" + (" more" if number else "")
-    found = []
+    marks = []
     for one, two in pairwise(line.points):
         (x1, y1), (x2, y2) = at(one), at(two)
-        found.append(element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=css))
+        marks.append(element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=css))
     for point in line.points:
         x, y = at(point)
-        radius = (5.5 if point.x == chosen else 3.5) - (1.5 if number else 0)
+        radius = (5.0 if point.x == chosen else 3.5) - (1.5 if number else 0)
         kind = f"dot {css} hollow" if point.hollow else f"dot {css}"
-        found.append(element("circle", element("title", point.tip), cx=x, cy=y, r=radius, class_=kind))
-    return found
+        marks.append(element("circle", element("title", point.tip), cx=x, cy=y, r=radius, class_=kind))
+        if point.ring:
+            marks.append(element("circle", cx=x, cy=y, r=_RING, class_=f"ring {css}"))
+    return marks
 
 
 def stacked_bar(
@@ -149,6 +165,18 @@ def share_bar(share: float, css: str = "c0") -> Markup:
     return element(
         "svg", element("rect", width=width, height="8", rx="2", class_=css), class_="bar", aria_hidden="true"
     )
+
+
+def share_chart(shares: Mapping[str, float], *, label: str, height: int) -> Markup:
+    """Shares as bars under their names, from the top."""
+    step = height / max(len(shares), 3)
+    most = max(shares.values(), default=0.0) or 1.0
+    plot = []
+    for at, (name, share) in enumerate(shares.items()):
+        y = at * step + 14
+        plot.append(element("text", f"{name}  {percent(share)}", x="0", y=y, class_="tick strong"))
+        plot.append(_bar(0, share / most, y + 5, min(step - 22, 16.0), f"c{at % 8}", percent(share)))
+    return framed(plot, label=label, height=height)
 
 
 def balance_chart(rows: Sequence[BalanceRow]) -> Markup:
@@ -219,10 +247,6 @@ def edge_ticks(edges: Sequence[float]) -> list[tuple[float, str]]:
     return [*labels, (1.0, tick(edges[last] - 1))]
 
 
-def _edge_labels(edges: Sequence[float], height: int) -> list[Markup]:
-    return [x_label(text, x, height) for x, text in edge_ticks(edges)]
-
-
 def _places(xs: Sequence[float]) -> dict[float, str]:
     """Percentages of values along the plot, with a margin for the marks at its ends."""
     along = [math.log(x) if wide(xs) else x for x in xs]
@@ -240,3 +264,65 @@ def _bar(x: float, width: float, y: float, height: float, css: str, tip: str) ->
         height=float(max(height, 0.0)),
         class_=css,
     )
+
+
+def picture_keys(packs: Sequence[PicturePack], colours: Mapping[str, str]) -> tuple[LegendKey, ...]:
+    """The legend: the sources that are in the picture, in the order of their colours."""
+    names = {sample.source for pack in packs[:MOST_PACKS] for sample in pack.samples}
+    own = [name for name in colours if name in names and colours[name] != f"c{COLOURS}"]
+    keys = [LegendKey(css=colours[name], name=shown(name, 48) or "(no name)") for name in own]
+    if len(names) > len(own):
+        keys.append(LegendKey(css=f"c{COLOURS}", name=counted(len(names) - len(own), "other source")))
+    return tuple(keys)
+
+
+def source_colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each source, the largest first; those after the first few share the last."""
+    return {name: f"c{min(at, COLOURS)}" for at, name in enumerate(names)}
+
+
+def packs_picture(packs: Sequence[PicturePack], packing_length: int, colours: Mapping[str, str]) -> Markup:
+    """The bars; a full bar is a full pack."""
+    packs = packs[:MOST_PACKS]
+    each = max(4, MOST_SAMPLES // max(len(packs), 1))
+    axis, plot = [], []
+    for at, pack in enumerate(packs):
+        y = at * _ROW
+        axis.append(element("text", f"{pack.number:,}", x=44, y=y + 10, class_="tick", text_anchor="end"))
+        tip = f"Pack {pack.number:,}: {count(pack.tokens)} of {count(packing_length)} tokens"
+        tip += f" ({percent(pack.tokens / packing_length)}), {counted(len(pack.samples), 'sample')}"
+        plot.append(element("rect", element("title", tip), x="0", y=y, width="100%", height=_BAR, class_="track"))
+        plot += _spans(pack.samples, packing_length, y, each, colours)
+    label = f"{counted(len(packs), 'pack')} of {count(packing_length)} tokens, drawn as bars that their samples fill"
+    return framed(plot, axis=axis, label=label, height=max(len(packs) * _ROW, _ROW), css="packs")
+
+
+def _spans(
+    samples: Sequence[PictureSample], length: int, y: int, most: int, colours: Mapping[str, str]
+) -> list[Markup]:
+    """The largest samples one by one; the small ones of a crowded pack together."""
+    ordered = sorted(samples, key=lambda sample: -sample.tokens)
+    spans, x = [], 0
+    for sample in ordered[:most]:
+        spans.append(_span(sample, x / length, length, y, colours.get(sample.source, f"c{COLOURS}")))
+        x += sample.tokens
+    rest = ordered[most:]
+    if rest:
+        tokens = sum(sample.tokens for sample in rest)
+        tip = f"{counted(len(rest), 'small sample')}: {count(tokens)} tokens together"
+        place = {"x": percent_of(x / length), "width": percent_of(tokens / length)}
+        spans.append(element("rect", element("title", tip), **place, y=y, height=_BAR, class_="crowd"))
+    return spans
+
+
+def _span(sample: PictureSample, x: float, length: int, y: int, css: str) -> Markup:
+    tip = f"{isolated(sample.id, 60)}: {count(sample.tokens)} tokens"
+    if sample.vision_tokens:
+        tip += f", {count(sample.vision_tokens)} of them media"
+    tip += f", {isolated(sample.source, 40)}"
+    width, media = sample.tokens / length, min(sample.vision_tokens, sample.tokens) / length
+    whole = element("rect", x=percent_of(x), y=y, width=percent_of(width), height=_BAR, class_=f"{css} text")
+    if not media:
+        return element("g", element("title", tip), whole)
+    part = element("rect", x=percent_of(x), y=y, width=percent_of(media), height=_BAR, class_=css)
+    return element("g", element("title", tip), whole, part)

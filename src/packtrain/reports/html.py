@@ -15,12 +15,14 @@ from packtrain import __version__
 from packtrain.core.numbers import count, decimal, formatted, shown
 from packtrain.reports.compared import modality, other_limits, words
 from packtrain.reports.study_content import LONGEST, Content
+from packtrain.reports.svg import DARK, LIGHT
 
 
 def render(template: str, content: Content, *, styles: tuple[str, ...] = ("report.css.jinja",), **more: object) -> str:
     """A page from its template. `content` is all that it may show; what follows the scripts is data, never markup."""
     environment = _environment()
-    style = Markup("").join(Markup(environment.get_template(name).render()) for name in styles)
+    sheets = (environment.get_template(name).render(light=LIGHT, dark=DARK) for name in styles)
+    style = Markup("").join(map(Markup, sheets))
     script = Markup(environment.get_template("report.js.jinja").render())
     return environment.get_template(template).render(
         c=content,
@@ -76,16 +78,16 @@ def changes(config: Mapping[str, object], other: Mapping[str, object], path: str
     >>> changes({"data": {"packing_length": 20000, "packing": True}}, {"data": {"packing_length": 8192}})
     ['data.packing_length: 8192', 'data.packing: (left out)']
     """
-    found = []
+    lines = []
     for key in (*config, *(key for key in other if key not in config)):
         here, there, name = config.get(key), other.get(key), f"{path}{key}"
         if isinstance(here, Mapping) and isinstance(there, Mapping):
-            found += changes(here, there, f"{name}.")
+            lines += changes(here, there, f"{name}.")
         elif key not in other:
-            found.append(f"{name}: (left out)")
+            lines.append(f"{name}: (left out)")
         elif here != there or key not in config:
-            found.append(f"{shown(name, 80)}: {shown(json.dumps(there, ensure_ascii=False), 120)}")
-    return found
+            lines.append(f"{shown(name, 80)}: {shown(json.dumps(there, ensure_ascii=False), 120)}")
+    return lines
 
 
 def _environment() -> Environment:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from packtrain.core.numbers import count, formatted, gib, memory, percent, shown
-from packtrain.reports.checklist import ChecklistItem
 from packtrain.reports.compared import (
     SIMULATED,
     STATISTICS,
@@ -15,6 +14,7 @@ from packtrain.reports.compared import (
     padded_name,
     words,
 )
+from packtrain.reports.recommended import ChecklistItem
 from packtrain.reports.study_content import Content
 
 _SPECIAL = "\\`*_[]<|~&$"

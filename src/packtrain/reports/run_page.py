@@ -13,8 +13,8 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import formatted, gib, shown
 from packtrain.reports.charts import BarSpan, share_bar, stacked_bar
 from packtrain.reports.html import render, yaml_lines
+from packtrain.reports.run_charts import RunCharts, draw_runs, line_css
 from packtrain.reports.run_content import MOST_RUNS, runs_content
-from packtrain.reports.run_drawn import RunCharts, draw_runs
 from packtrain.reports.run_words import labels_of
 from packtrain.reports.study_content import Content
 from packtrain.runs.read import read_run
@@ -103,6 +103,7 @@ def render_runs(runs: Sequence[TrainingRun]) -> str:
         styles=("report.css.jinja", "run.css.jinja"),
         sections=_sections(runs, content, charts),
         charts=charts,
+        looks=[line_css(at) for at in range(len(runs))],
         several=several,
         equal_rows=_known(_EQUAL, content),
         whole_rows=_known(_WHOLE, content),
@@ -157,6 +158,7 @@ def _sections(runs: Sequence[TrainingRun], content: Content, charts: RunCharts) 
         ("learning", "Learning", charts.loss is not None),
         ("speed", "Speed", bool(charts.speed)),
         ("memory", "Memory", bool(charts.memory)),
+        ("metrics", "Other metrics", bool(charts.other)),
         ("warnings", "Warnings", True),
         ("ledger", "Ledger", True),
         ("config", "Config", bool(runs[0].config)),

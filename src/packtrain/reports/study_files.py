@@ -11,12 +11,11 @@ from pathlib import Path
 from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.planning.study_values import Study
-from packtrain.reports.checklist import checklist
-from packtrain.reports.config_text import config_text
 from packtrain.reports.markdown import comparison_text, memory_text, summary_text
-from packtrain.reports.page import render_page
+from packtrain.reports.recommended import checklist, config_text
 from packtrain.reports.samples import SampleTable, write_samples
 from packtrain.reports.study_content import files_content, study_content
+from packtrain.reports.study_page import render_page
 
 VERSION = 1
 KINDS = {

@@ -1,7 +1,8 @@
 """The pieces of inline SVG: escaped elements, scales, ticks. Widths are percentages, so that text keeps its size.
 
-A chart is an axis of fixed width beside a plot that fills what is left. Horizontal positions in the plot are
-percentages and vertical ones pixels: the same markup is sharp and readable on a phone and on a wide screen.
+The same markup is in the page, where style sheets colour it, and in figures/*.png, which `figures` draws from it. A
+chart is an axis of fixed width beside a plot that fills what is left. Horizontal positions in the plot are
+percentages and vertical ones pixels: it is sharp and readable on a phone and on a wide screen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,27 @@ from markupsafe import Markup, escape
 
 AXIS = 52  # pixels for the labels left of a plot
 TOP, BOTTOM = 14, 24  # pixels above and below what is drawn
+
+# Colours by their names in the style sheet. c0 to c7 are Okabe and Ito's, which stay apart for every kind of colour
+# vision, a little darker on white and a little lighter on black; m0 to m9 are the parts of a GPU's memory.
+LIGHT = {
+    **{"page": "#faf9f7", "surface": "#ffffff", "sunken": "#f1f0ed", "ink": "#1b1f24", "muted": "#59616c"},
+    **{"line": "#e2e0db", "accent": "#0a5ea8", "accent-soft": "#e6f0f9", "good": "#00674f", "bad": "#b03a12"},
+    **{"bad-soft": "#fbeae3", "track": "#e9e7e2"},
+    **{"c0": "#1f6fb5", "c1": "#e08a00", "c2": "#00896b", "c3": "#b4538f", "c4": "#4aa8dc", "c5": "#c8501a"},
+    **{"c6": "#857612", "c7": "#8b949f"},
+    **{"m0": "#174a82", "m1": "#2f74bb", "m2": "#86b3e0", "m3": "#d97a06", "m4": "#f3b755", "m5": "#8d5b0a"},
+    **{"m6": "#b4538f", "m7": "#00896b", "m8": "#69747f", "m9": "#a8b0b9"},
+}
+DARK = {
+    **{"page": "#111418", "surface": "#181c22", "sunken": "#0d1013", "ink": "#e9ebee", "muted": "#a5aeb9"},
+    **{"line": "#2b3139", "accent": "#7cbcff", "accent-soft": "#16273a", "good": "#52cfa9", "bad": "#ff9a72"},
+    **{"bad-soft": "#38211a", "track": "#282e36"},
+    **{"c0": "#57a5e4", "c1": "#f0a83c", "c2": "#35b692", "c3": "#d887b6", "c4": "#90cdf2", "c5": "#ee8355"},
+    **{"c6": "#c6b646", "c7": "#8b949f"},
+    **{"m0": "#3f86cf", "m1": "#6aaaea", "m2": "#b5d5f5", "m3": "#ee9430", "m4": "#f8cd83", "m5": "#b98432"},
+    **{"m6": "#d887b6", "m7": "#35b692", "m8": "#8b949f", "m9": "#5f6a76"},
+}
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:

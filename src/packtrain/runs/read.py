@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from packtrain.core.artifacts import open_own
-from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.errors import ConfigError, PathError
 from packtrain.core.locks import is_held
 from packtrain.runs.metrics_log import METRICS
 from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
@@ -69,7 +69,7 @@ def _check(folder: Path) -> None:
             expected="the folder of a training run",
             fix=f"open {folder / 'report.html'}: packtrain plan has written it already",
         )
-    raise ArtifactError(
+    raise PathError(
         str(folder),
         got=f"neither {RUN} nor {METRICS}",
         expected="the folder of a run, as packtrain train leaves it",

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from packtrain.modeling.host import send
+
 _BLOCK = 1_024
 _CHUNK = 64 * _BLOCK  # numbers that one program steps
 _COLUMNS = 7  # of the table: six addresses and a count
@@ -68,8 +70,8 @@ def step_all(every: Sequence[Stepped], rates: AdamRates) -> None:
     spans = _spans(sizes)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         _step[(len(spans),)](
-            _moved(torch.tensor(table, dtype=torch.int64), device),
-            _moved(torch.from_numpy(spans), device),
+            send(torch.tensor(table, dtype=torch.int64), device),
+            send(torch.from_numpy(spans), device),
             float(rates.rate),
             float(rates.rate * rates.decay),
             # Numbers arrive in fp32: differences of near ones are taken before.
@@ -91,11 +93,6 @@ def _spans(sizes: Sequence[int]) -> np.ndarray:
     owners = np.repeat(np.arange(len(sizes)), counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
     return np.stack([owners, (np.arange(len(owners)) - firsts) * _CHUNK], axis=1)
-
-
-def _moved(table: Tensor, device: torch.device) -> Tensor:
-    """Without waiting for the GPU."""
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
 def _log(beta: float) -> float:

@@ -14,16 +14,19 @@ from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend
 from packtrain.modeling.compiled import compile_layers
-from packtrain.modeling.empty_media import add_empty_media_hook
-from packtrain.modeling.four_bits import keep_four_bits
-from packtrain.modeling.load import load_model
+from packtrain.modeling.load import keep_four_bits, load_model
 from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
-from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.patches import is_on
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision_batches import checkpoint_parts, split_vision, unsplit_vision
+from packtrain.modeling.vision import (
+    add_empty_media_hook,
+    checkpoint_parts,
+    multiply_patches,
+    split_vision,
+    unsplit_vision,
+)
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import HALF
 from packtrain.training.step_settings import StepSettings

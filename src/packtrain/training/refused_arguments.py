@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainingArguments
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.trainers.mixin import OWN_LOSS
+from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, refused_arguments
 
-SHARDED = "SHARDED_STATE_DICT"
-_REFUSED: tuple[tuple[Callable[[TrainingArguments], Any], str], ...] = (
-    (
-        lambda args: args.torch_compile,
-        "torch_compile: it recompiles the whole model for every shape; use `compile`, which compiles its layers",
-    ),
-    (
-        lambda args: args.use_liger_kernel,
-        "use_liger_kernel: it replaces the loss and the forward passes that were checked; leave it off",
-    ),
-    (
-        lambda args: getattr(args, "enable_jit_checkpoint", False),
-        "enable_jit_checkpoint: SIGTERM is handled here already, with a checkpoint at the end of the step",
-    ),
-    (
-        lambda args: args.restore_callback_states_from_checkpoint,
-        "restore_callback_states_from_checkpoint: everything needed is restored without it",
-    ),
-    (
-        lambda args: args.fsdp and int((args.fsdp_config or {}).get("version", 2)) != 2,
-        "fsdp_config.version: only version 2 is supported",
-    ),
-    (
-        lambda args: args.fsdp and (args.fsdp_config or {}).get("state_dict_type", SHARDED) != SHARDED,
-        f"fsdp_config.state_dict_type: only {SHARDED}, which any number of ranks can load",
-    ),
-    (
-        lambda args: args.fp16_full_eval or args.bf16_full_eval,
-        "fp16_full_eval, bf16_full_eval: they would cast the trained weights",
-    ),
-)
 _OPTIONS = {
     "compute_metrics": "there are no logits, only a loss",
     "preprocess_logits_for_metrics": "there are no logits, only a loss",
@@ -52,12 +20,7 @@ def refuse_arguments(
     args: TrainingArguments, *, options: dict[str, Any], weighting: str = "token", packing: bool = True
 ) -> None:
     """All of them at once. `weighting` is that of the loss over tokens; `packing`: rows hold several samples."""
-    problems = [why for wrong, why in _REFUSED if wrong(args)]
-    if packing and args.neftune_noise_alpha:
-        problems.append(
-            "neftune_noise_alpha: its noise shrinks with the length of a row, so packed samples get less of it; "
-            "leave it out, or train padded rows (packing: false)"
-        )
+    problems = refused_arguments(args, "trainer", packing=packing)
     problems += [f"{name}: {why}" for name, why in _OPTIONS.items() if options.get(name) is not None]
     if options.get("compute_loss_func") is not None and weighting != "token":
         problems.append(

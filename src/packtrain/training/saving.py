@@ -25,7 +25,7 @@ from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
 from packtrain.core.errors import ArtifactError, in_one_line
-from packtrain.modeling.reload import reload_adapters, reload_weights
+from packtrain.modeling.load import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.evaluation import EvaluationStopped

@@ -24,11 +24,12 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.trainers.mixin import PackedTraining
+from packtrain.delivery.trainers.refused_arguments import SHARDED
 from packtrain.delivery.trainers.watch import RankWatch
 from packtrain.modeling.attention import has_own_attention
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision_batches import checkpoint_parts
+from packtrain.modeling.vision import checkpoint_parts
 from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
@@ -43,7 +44,7 @@ from packtrain.training.meter import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.reached import StepReach, leave_alone
 from packtrain.training.ready import ready_for_steps
-from packtrain.training.refused_arguments import SHARDED, refuse_arguments, refuse_unsharded
+from packtrain.training.refused_arguments import refuse_arguments, refuse_unsharded
 from packtrain.training.resumed_states import reading_what_is_there, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.settled import SettledObjects

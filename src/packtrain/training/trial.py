@@ -25,11 +25,11 @@ from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers
+from packtrain.modeling.load import auto_class
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.no_waiting import stop_waiting
-from packtrain.modeling.patch_products import multiply_patches
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision_batches import checkpoint_parts, split_vision
+from packtrain.modeling.vision import checkpoint_parts, multiply_patches, split_vision
 from packtrain.predicting.calibration import Measurement
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Load, TrainingSetup
@@ -105,16 +105,13 @@ def measure_trial(trial: Trial, device: torch.device) -> Measurement:
 
 def build(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
     """A random model of this config, made where it is used."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    from transformers import AutoConfig
 
     kind = str(config["model_type"])
     known = AutoConfig.for_model(kind, **{name: value for name, value in config.items() if name != "model_type"})
-    sees = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     torch.manual_seed(0)
     with device:
-        return auto.from_config(known, dtype=dtype).to(device).train()
+        return auto_class(kind).from_config(known, dtype=dtype).to(device).train()
 
 
 class _Run:

@@ -19,8 +19,7 @@ from packtrain.app.cache.checks import CHECKS, STUDIED, entry_described, stalene
 from packtrain.app.cache.made import of_users
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.row_table import sum_of
-from packtrain.records.shards.cache_folder import CacheFolder
-from packtrain.records.shards.entries import MARKER, is_ours
+from packtrain.records.shards.cache_folder import MARKER, CacheFolder, is_ours, remove_if_unused
 
 _HEX = re.compile(r"[0-9a-f]{20}")
 _NAMED = re.compile(r"(?:[\w.-]+-)?[0-9a-f]{20}")  # after the dataset, and how it is packed
@@ -191,8 +190,6 @@ def _require_inside(entry: Cached, root: Path) -> None:
 
 
 def _clear_shards(folder: Path) -> None:
-    from packtrain.records.shards.entries import remove_if_unused
-
     with CacheFolder(str(folder), 1).locked() as (entries, _):
         for entry in entries:
             if is_ours(entry.name):

@@ -22,14 +22,14 @@ from packtrain.delivery.encode.token_table import KIND as TOKENS_KIND
 from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inputs
 from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
 from packtrain.families.model_folder import known_as
-from packtrain.measuring.inputs import measure_inputs as measured_inputs
+from packtrain.measuring.columns import content_of
+from packtrain.measuring.request import measure_inputs as measured_inputs
 from packtrain.measuring.statistics import table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
-from packtrain.measuring.table_content import content_of
 from packtrain.packing.pack_plan import PACKER_VERSION, PackPlan, plan_inputs
 from packtrain.packing.resources import RESOURCES
 from packtrain.predicting import calibration
-from packtrain.records.shards.entries import list_folder
+from packtrain.records.shards.cache_folder import list_folder
 from packtrain.records.yaml_text import read_yaml
 
 STUDIED = "recommended.yaml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from packtrain.app.cache.cached import Cached, clear_cache, list_cache
 from packtrain.app.cache.made import in_cache
-from packtrain.app.train.resolved_run import ResolvedRun
+from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import digest

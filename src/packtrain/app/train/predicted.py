@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packtrain.app.train.prepared import Prepared, batch_rows
+from packtrain.app.train.prepare import Prepared, batch_rows
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import PacktrainError
 from packtrain.core.numbers import gib

@@ -10,21 +10,20 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.card import model_card
-from packtrain.app.train.changed import changes_note, config_of_run
-from packtrain.app.train.check_arguments import try_arguments
-from packtrain.app.train.course import course_of, disk_warning
 from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
-from packtrain.app.train.resolved_run import resolved_sections
-from packtrain.app.train.same_data import (
+from packtrain.app.train.resolve import resolved_sections
+from packtrain.app.train.resume import (
+    changes_note,
     check_frozen,
     check_length,
     check_plan,
     check_resumed,
     check_same_data,
+    config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.train_outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome
+from packtrain.app.train.train_outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
+from packtrain.app.train.trainer_args import course_of, disk_warning, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
@@ -43,7 +42,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from rich.console import Console
     from transformers import TrainingArguments
 
-    from packtrain.app.train.prepared import Dataset, Prepared
+    from packtrain.app.train.prepare import Dataset, Prepared
     from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.meter import StepMeter
@@ -93,7 +92,7 @@ class Session:
         """Load the model, prove packing on it, and predict; nothing is trained yet."""
         import torch
 
-        from packtrain.modeling.frozen import frozen_state
+        from packtrain.modeling.adapters import frozen_state
         from packtrain.training.agreement import said_by_all
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.ready import ready_model, training_device, weights_dtype

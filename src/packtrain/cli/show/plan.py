@@ -15,7 +15,7 @@ from packtrain.core.numbers import GIB, gib
 from packtrain.planning.choice import dropped_share
 from packtrain.planning.study import StudyProgress as Studying
 from packtrain.planning.study_values import Reason, Study
-from packtrain.reports.checklist import train_command
+from packtrain.reports.recommended import train_command
 from packtrain.reports.study_content import study_content
 
 

@@ -12,7 +12,7 @@ from packtrain.core.fingerprint import differences
 from packtrain.core.values import MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded
 from packtrain.families.base import ProcessorSettings
-from packtrain.measuring.inputs import settings_state
+from packtrain.measuring.request import settings_state
 
 _COUNTS = ("tokens", "patches", "supervised_tokens", "images", "videos")
 _MOST_NAMED = 5

@@ -12,7 +12,7 @@ from packtrain.core.errors import DataError, RecordError
 from packtrain.core.retries import retried
 from packtrain.core.values import MediaRef, Record
 from packtrain.delivery.encode.row_table import RowTable, SampleRow
-from packtrain.measuring.converter import Converter
+from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Request
 from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.media import MediaStore

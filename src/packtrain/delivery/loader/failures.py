@@ -16,7 +16,7 @@ import torch.distributed as dist
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.measuring.judge import JUDGED_AFTER, FailureBudget
+from packtrain.measuring.failure_budget import JUDGED_AFTER, FailureBudget
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -26,9 +26,8 @@ from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.pack_source import STAGE, media_read
 from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, EntryStream, SourceStream
-from packtrain.measuring.inputs import stream_inputs
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
-from packtrain.measuring.request import Request
+from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.online import OnlinePacker, OnlinePlan
 from packtrain.packing.overlong import UNFIT
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig

@@ -32,9 +32,14 @@ from packtrain.delivery.loader.failures import FailureWatch
 from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.loader.sampler import check_ranks, rank_and_world
 from packtrain.delivery.trainers.evaluation_loss import EvaluationLoss
+from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, refused_arguments
 from packtrain.delivery.trainers.token_loss import token_loss
 from packtrain.packing.schedule import LoaderState, Schedule
 
+_WHY = {
+    "per_device_train_batch_size": "the dataset's rows_per_batch; a pack is a whole row: use a longer packing_length",
+    "gradient_accumulation_steps": "packs per step, divided by the number of ranks and the rows of a batch",
+}
 # Under these names they stand in trainer_state.json.
 _SAVED, _STREAM, _FAILURES = "packtrain", "packtrain.stream", "packtrain.failures"
 LEDGER = "ledger.jsonl"
@@ -124,22 +129,15 @@ def check_arguments(
     """
     world = args.world_size if world is None else world
     wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
-    steps = wanted.pop("max_steps")
-    del wanted["num_train_epochs"]  # max_steps counts
+    steps = wanted["max_steps"]
     problems = [
-        f"{name}: {getattr(args, name)} instead of {value} ({_WHY[name]})"
-        for name, value in wanted.items()
-        if getattr(args, name) != value
+        f"{name}: {getattr(args, name)} instead of {wanted[name]} ({why})"
+        for name, why in _WHY.items()
+        if getattr(args, name) != wanted[name]
     ]
     if not 0 < args.max_steps <= steps:
         problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (the steps of the plan)")
-    problems += [why for wrong, why in _REFUSED if wrong(args)]
-    problems += [
-        f"{name}: {getattr(args, name)} ({why})"
-        for name, why in _AT_DEFAULT.items()
-        if name in _set(args) and (getattr(args, name) or name in _OFF_COUNTS)
-        if packing or name != "neftune_noise_alpha"
-    ]
+    problems += refused_arguments(args, "packs", packing=packing)
     if own_loss and args.label_smoothing_factor:
         problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
     if problems:
@@ -150,90 +148,6 @@ def check_arguments(
             expected="arguments that agree with the schedule of packs",
             fix=f"use TrainingArguments(**trainer_arguments(schedule{given}), ...)",
         )
-
-
-_WHY: Mapping[str, str] = {
-    "per_device_train_batch_size": "the dataset's rows_per_batch; a pack is a whole row: use a longer packing_length",
-    "gradient_accumulation_steps": "packs per step, divided by the number of ranks and the rows of a batch",
-    "remove_unused_columns": "batches are made by the collator, not by columns",
-    "ignore_data_skip": "a resumed run would train the first packs again and never the last",
-    "dataloader_drop_last": "nothing is dropped at delivery; packing_drop_last decides it in the plan",
-    "logging_nan_inf_filter": "a NaN loss must be visible",
-}
-_REFUSED: tuple[tuple[Callable[[TrainingArguments], bool], str], ...] = (
-    (
-        lambda args: args.n_gpu > 1,
-        "one process for several GPUs: a pack cannot be split; start one process per GPU, as torchrun does",
-    ),
-    (
-        lambda args: bool(args.auto_find_batch_size),
-        "auto_find_batch_size: a batch is a pack; pack with a shorter packing_length",
-    ),
-    (
-        lambda args: getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential"),
-        "train_sampling_strategy: the schedule sets the order; its `balance` balances the work of ranks",
-    ),
-    (
-        lambda args: not 0 <= args.label_smoothing_factor < 1,
-        "label_smoothing_factor: from 0 to below 1",
-    ),
-    (
-        lambda args: bool(set(getattr(args, "dataset_kwargs", None) or {}) - {"skip_prepare_dataset"}),
-        "dataset_kwargs: only skip_prepare_dataset, since the dataset is already built",
-    ),
-    (
-        lambda args: args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches,
-        "accelerator_config: split_batches and dispatch_batches need a loader that accelerate shards",
-    ),
-    (
-        lambda args: args.label_names not in (None, ["labels"]),
-        "label_names: the labels of packs are called labels",
-    ),
-    (
-        lambda args: any(
-            (getattr(getattr(args, "parallelism_config", None), f"{kind}_size", 1) or 1) > 1
-            for kind in ("tp", "cp", "sp")
-        ),
-        "parallelism_config: ranks that share a batch would each get their own packs",
-    ),
-    (
-        lambda args: args.world_size > 1 and not args.average_tokens_across_devices,
-        "average_tokens_across_devices: False would overweight tokens of ranks with short packs",
-    ),
-)
-
-
-OWN_LOSS = "a custom loss does not see it: apply it there"
-_LABELS = "labels come with the packs: the loss mask is set when the dataset is built"
-_ROWS = "rows are packs of the dataset; its config decides their contents"
-_ORDER = "the schedule sets the order"
-_TEXTS = "texts were rendered when the dataset was built"
-_AT_DEFAULT: Mapping[str, str] = {  # or off; behind the line: TRL's
-    "neftune_noise_alpha": "its noise shrinks with the length of a row, so packed samples get less",
-    "batch_eval_metrics": "the pack loader does not tell Trainer which batch is last",
-    "use_liger_kernel": "it replaces forward passes, which were not checked with packs",
-    "data_seed": _ORDER,
-    "length_column_name": _ORDER,
-    "dataloader_in_order": _ORDER,
-    # ---- TRL's
-    "loss_type": "the loss is token_loss; give a compute_loss_func for another",
-    "router_aux_loss_coef": "token_loss has no router loss",
-    "completion_only_loss": _LABELS,
-    "assistant_only_loss": _LABELS,
-    "packing": _ROWS,
-    "packing_strategy": _ROWS,
-    "truncation_mode": _ROWS,
-    "eval_packing": _ROWS,
-    "padding_free": _ROWS,
-    "max_length": _ROWS,
-    "shuffle_dataset": _ORDER,
-    "pad_to_multiple_of": "get_collator(pad_to_multiple=...) does it",
-    "chat_template_path": _TEXTS,
-    "dataset_text_field": _TEXTS,
-    "eos_token": _TEXTS,
-    "pad_token": _TEXTS,
-}
-_OFF_COUNTS = ("completion_only_loss", "dataloader_in_order", "data_seed")  # where off, or 0, is a choice, too
 
 
 class PackedTraining:

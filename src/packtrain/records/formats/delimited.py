@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.compression import file_blocks
 from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8
-from packtrain.records.formats.plain_file import plain_blocks
 from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
-from packtrain.records.shards.plain import Plain
+from packtrain.records.shards.plain import Plain, plain_blocks
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 NOT_CSV = "not a valid row"

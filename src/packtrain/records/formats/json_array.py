@@ -20,9 +20,8 @@ from packtrain.records.formats.json_object import (
     json_entry,
     size_of,
 )
-from packtrain.records.formats.plain_file import plain_blocks
 from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
-from packtrain.records.shards.plain import Plain
+from packtrain.records.shards.plain import Plain, plain_blocks
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 NOT_A_LIST = "file has no list of objects"

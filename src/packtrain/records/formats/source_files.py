@@ -11,8 +11,7 @@ from typing import TypeVar
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.records.formats.splits import by_split, chosen_split
 from packtrain.records.inside import allowed_places
-from packtrain.records.shards.address import is_remote
-from packtrain.records.shards.listing import has_wildcards, list_remote
+from packtrain.records.shards.address import has_wildcards, is_remote, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
 
 T = TypeVar("T")

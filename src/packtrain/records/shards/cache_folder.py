@@ -1,41 +1,49 @@
 """A cache folder whose byte budget holds at every moment, over all processes that use it.
 
+The folder itself is the record of what is reserved, by the names of its files:
+
+    <address>.<version>.<token>.<bytes reserved>.part     being fetched; its writer holds a lock on it
+    <address>.<version>.<token>.<bytes>.ready             complete; readers hold shared locks on it
+    <token>.member                                        the addresses that one process wants; it holds a lock on it
+
 Bytes are reserved before they are written, and a file is deleted before its bytes count as free. Every change is made
-under one lock of the folder and is one rename or one removal, so a process may be killed between any two steps.
+under one lock of the folder and is one rename or one removal, so a process may be killed between any two steps and
+there is no second record to disagree with.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import re
+import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from packtrain.core.errors import ConfigError
-from packtrain.records.shards.entries import (
-    LOCK,
-    MARKER,
-    CacheEntry,
-    EntryKey,
-    is_ours,
-    list_folder,
-    new_part,
-    new_token,
-    remove_if_unused,
-    try_lock,
-    wanted_by_living,
-    with_reservation,
-)
-from packtrain.records.shards.forks import Descriptors
+from packtrain.core.locks import try_lock
+from packtrain.records.shards.address import Identity
 from packtrain.records.shards.forward import write_all
+from packtrain.records.shards.open_files import Descriptors
+from packtrain.records.shards.plain import Plain
+from packtrain.records.span import Span
+
+State = Literal["part", "ready"]
+MARKER = "packtrain-shard-cache"
+LOCK = "lock"
+_ENTRY = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,18})\.(part|ready)")
+_MEMBER = re.compile(r"[0-9a-f]{16}\.member")
 
 PIECES = (1 << 18, 8 << 20)  # bytes reserved at once where the size of a file is not known: at least, at most
 SHARE = 64  # a piece is at most this part of the budget, so that fetches beside each other do not starve
 LOCK_PATIENCE = 30.0  # seconds; the lock is held for milliseconds
+USE_NOTED = 2.0  # seconds between two notes of when a file was last used
 NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR
 
 
@@ -49,6 +57,29 @@ class NoRoom(Exception):
 
 class CacheFault(Exception):
     """The folder cannot be used now: a full or failing disk, or a lock that nobody gives back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryKey:
+    """One content of one file, as digests: no name of a source can reach the file system."""
+
+    address: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheEntry:
+    """One cached file, whole or in the making."""
+
+    key: EntryKey
+    token: str
+    reserved: int  # bytes; never fewer than the file has
+    state: State
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return f"{self.key.address}.{self.key.version}.{self.token}.{self.reserved}.{self.state}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +108,55 @@ class Writing:
     written: int = 0
 
 
+def address_of(file: str) -> str:
+    """The digest that stands for a path or URL."""
+    return hashlib.sha256(file.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def key_of(file: str, identity: Identity, kind: str = "") -> EntryKey:
+    """The key of a file as it is now; `kind` tells apart several things made from it."""
+    version = hashlib.sha256(f"{identity.size} {identity.stamp}".encode()).hexdigest()[:16]
+    return EntryKey(address=address_of(kind + file), version=version)
+
+
+def is_ours(name: str) -> bool:
+    """Does a cache make files of this name?"""
+    return name in (MARKER, LOCK) or bool(_ENTRY.fullmatch(name) or _MEMBER.fullmatch(name))
+
+
+def list_folder(folder: str) -> tuple[list[CacheEntry], list[str]]:
+    """The entries and the names of the members."""
+    entries, members = [], []
+    for name in os.listdir(folder):
+        if match := _ENTRY.fullmatch(name):
+            address, version, token, reserved, state = match.groups()
+            key = EntryKey(address=address, version=version)
+            kind: State = "part" if state == "part" else "ready"
+            entries.append(CacheEntry(key=key, token=token, reserved=int(reserved), state=kind))
+        elif _MEMBER.fullmatch(name):
+            members.append(name)
+    return entries, members
+
+
+def remove_if_unused(path: str) -> bool:
+    """Remove a file on which nobody holds a lock, and free its space even where someone has it open.
+
+    True where it is gone. Only with the folder's lock held: otherwise a file could be locked before it is removed.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not try_lock(fd):
+            return False
+        os.ftruncate(fd, 0)
+        os.unlink(path)
+        return True
+    finally:
+        os.close(fd)
+
+
 class CacheFolder:
     """The operations on a cache folder; each leaves it in a sound state."""
 
@@ -89,18 +169,18 @@ class CacheFolder:
         """Make the folder, or check that it is one of ours: nothing else may ever be deleted."""
         try:
             os.makedirs(self.path, exist_ok=True)
-            with os.scandir(self.path) as found:
-                items = {item.name: item.is_file(follow_symlinks=False) for item in found}
+            with os.scandir(self.path) as items:
+                is_file = {item.name: item.is_file(follow_symlinks=False) for item in items}
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise CacheFault(f"{self.path}: {error.strerror}") from error
             expected = "a writable folder"
             raise ConfigError(f"cache folder {self.path}", got=error.strerror, expected=expected) from error
-        foreign = sorted(name for name, is_file in items.items() if not (is_file and is_ours(name)))
-        if foreign or (items and MARKER not in items):
+        foreign = sorted(name for name in is_file if not (is_file[name] and is_ours(name)))
+        if foreign or (is_file and MARKER not in is_file):
             raise ConfigError(
                 f"cache folder {self.path}",
-                got="files that are not from a shard cache: " + ", ".join((foreign or sorted(items))[:3]),
+                got="files that are not from a shard cache: " + ", ".join((foreign or sorted(is_file))[:3]),
                 expected="a folder used for nothing else: empty, or made by a shard cache",
                 fix="use another folder",
             )
@@ -108,21 +188,26 @@ class CacheFolder:
             pass  # made first of all: a folder with files but without it is not ours
         with self.locked() as (entries, members):
             self._remove_dead(entries)
-            self._free(entries, wanted_by_living(self.path, members), 0, spare_wanted=False)
+            self._free(entries, self._wanted(members), 0, spare_wanted=False)
 
     @contextmanager
     def locked(self, name: str = LOCK) -> Iterator[tuple[list[CacheEntry], list[str]]]:
         """The folder for ourselves, with what lies in it. Faults of the disk become CacheFault."""
-        fd = -1
-        try:
+        with self._faults():
             fd = self._files.open(os.path.join(self.path, name), os.O_CREAT | os.O_RDWR)
-            _wait_for(fd)
-            yield list_folder(self.path)
+            try:
+                _wait_for(fd)
+                yield list_folder(self.path)
+            finally:
+                self.close(fd)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Faults of the disk as CacheFault."""
+        try:
+            yield
         except OSError as error:
             raise CacheFault(f"{self.path}: {error.strerror or error}") from error
-        finally:
-            if fd >= 0:
-                self.close(fd)
 
     def close(self, fd: int) -> None:
         """Give back a descriptor that one of these operations has opened."""
@@ -142,9 +227,9 @@ class CacheFolder:
             for entry in entries:  # another content of the same file is of no use any more
                 if entry.key.address == key.address and entry.key != key:
                     remove_if_unused(self._at(entry))
-            entry = new_part(key)
+            entry = CacheEntry(key=key, token=_new_token(), reserved=0, state="part")
             fd = self._files.open(self._at(entry), NEW)
-            if not try_lock(fd, fcntl.LOCK_EX):
+            if not try_lock(fd):
                 raise AssertionError("a new file that is locked")
             return Writing(fd, entry)
 
@@ -157,37 +242,29 @@ class CacheFolder:
             if self._room(entries) < more:
                 self._remove_dead(entries)
                 if self._room(entries) < more:
-                    wanted = wanted_by_living(self.path, members)
+                    wanted = self._wanted(members)
                     self._free(entries, wanted, more, spare_wanted=spare_wanted)
             if (room := self._room(entries)) < more:
                 raise NoRoom(needed)
-            granted = with_reservation(writing.entry, max(needed, min(wish, writing.entry.reserved + room)))
-            os.rename(self._at(writing.entry), self._at(granted))
-            writing.entry = granted
+            self._rename(writing, max(needed, min(wish, writing.entry.reserved + room)), "part")
 
     def write(self, writing: Writing, block: bytes, *, spare_wanted: bool) -> None:
         """Append to a file, never more than is reserved."""
         needed = writing.written + len(block)
         if needed > writing.entry.reserved:
             self.reserve(writing, needed, needed + self._piece, spare_wanted=spare_wanted)
-        try:
+        with self._faults():
             write_all(writing.fd, block)
-        except OSError as error:
-            raise CacheFault(f"{self.path}: {error.strerror or error}") from error
         writing.written = needed
 
     def finish(self, writing: Writing) -> CachedFile:
         """A file is complete: from now on others can read it; what it did not need is free again."""
-        try:
+        with self._faults():
             os.fsync(writing.fd)
-        except OSError as error:
-            raise CacheFault(f"{self.path}: {error.strerror or error}") from error
         with self.locked():
-            entry = with_reservation(writing.entry, writing.written, "ready")
-            os.rename(self._at(writing.entry), self._at(entry))
-            writing.entry = entry
+            self._rename(writing, writing.written, "ready")
             fcntl.flock(writing.fd, fcntl.LOCK_SH)
-        return CachedFile(fd=writing.fd, path=self._at(entry), size=writing.written)
+        return CachedFile(fd=writing.fd, path=self._at(writing.entry), size=writing.written)
 
     def abandon(self, writing: Writing) -> None:
         """Remove a file that will not be completed. It needs no lock of the folder: its name is ours alone."""
@@ -199,21 +276,21 @@ class CacheFolder:
     def remove(self, key: EntryKey) -> bool:
         """Remove a complete file; False where someone is reading it."""
         with self.locked() as (entries, _):
-            found = [entry for entry in entries if entry.key == key and entry.state == "ready"]
-            return not [entry for entry in found if not remove_if_unused(self._at(entry))]
+            ready = [entry for entry in entries if entry.key == key and entry.state == "ready"]
+            return all(remove_if_unused(self._at(entry)) for entry in ready)
 
     def join(self) -> int:
         """A file that says what this process wants; the descriptor holds the lock that says that it lives."""
         with self.locked():
-            fd = self._files.open(os.path.join(self.path, f"{new_token()}.member"), NEW)
-            try_lock(fd, fcntl.LOCK_EX)
+            fd = self._files.open(os.path.join(self.path, f"{_new_token()}.member"), NEW)
+            try_lock(fd)
         return fd
 
     def leave(self, fd: int) -> None:
         """Want nothing any more."""
         self.close(fd)
         with suppress(CacheFault), self.locked() as (_, members):
-            wanted_by_living(self.path, members)
+            self._wanted(members)
 
     def declare(self, fd: int, addresses: Iterable[str], done: Iterable[str] = ()) -> None:
         """Say what this process wants from now on. What it has `done` is removed where nobody else wants it."""
@@ -222,7 +299,7 @@ class CacheFolder:
             os.ftruncate(fd, 0)
             os.pwrite(fd, text, 0)
             if leaving := set(done):
-                leaving -= wanted_by_living(self.path, members)
+                leaving -= self._wanted(members)
             for entry in entries:
                 if entry.key.address in leaving and entry.state == "ready":
                     remove_if_unused(self._at(entry))
@@ -232,7 +309,7 @@ class CacheFolder:
         path = self._at(entry)
         fd = self._files.open(path, os.O_RDONLY)
         state = os.fstat(fd)
-        if stat.S_ISREG(state.st_mode) and state.st_size == entry.reserved and try_lock(fd, fcntl.LOCK_SH):
+        if stat.S_ISREG(state.st_mode) and state.st_size == entry.reserved and try_lock(fd, shared=True):
             os.utime(fd)
             return CachedFile(fd=fd, path=path, size=entry.reserved)
         self.close(fd)
@@ -241,6 +318,22 @@ class CacheFolder:
 
     def _at(self, entry: CacheEntry) -> str:
         return os.path.join(self.path, entry.name)
+
+    def _rename(self, writing: Writing, reserved: int, state: State) -> None:
+        """The same file with another reservation."""
+        entry = replace(writing.entry, reserved=reserved, state=state)
+        os.rename(self._at(writing.entry), self._at(entry))
+        writing.entry = entry
+
+    def _wanted(self, members: Iterable[str]) -> set[str]:
+        """The addresses that living processes want; the files of dead ones are removed."""
+        wanted: set[str] = set()
+        for name in members:
+            path = os.path.join(self.path, name)
+            if not remove_if_unused(path):
+                with suppress(FileNotFoundError), open(path, encoding="ascii", errors="replace") as file:
+                    wanted.update(file.read().splitlines())
+        return wanted
 
     def _room(self, entries: Iterable[CacheEntry]) -> int:
         return self.budget - sum(entry.reserved for entry in entries)
@@ -268,11 +361,45 @@ class CacheFolder:
             return 0.0
 
 
+def _new_token() -> str:
+    """A name that no other process has."""
+    return secrets.token_hex(8)
+
+
 def _wait_for(fd: int) -> None:
     """Take the folder's lock; its holder may be stopped, so not for ever."""
     pause, end = 0.0005, time.monotonic() + LOCK_PATIENCE
-    while not try_lock(fd, fcntl.LOCK_EX):
+    while not try_lock(fd):
         if time.monotonic() > end:
             raise TimeoutError(f"another process has held the lock for {LOCK_PATIENCE:.0f} s")
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
+
+
+class CachedHandle:
+    """An open file of a cache folder. Pinned by a shared lock; idle, it may be evicted, which `pin` notices."""
+
+    def __init__(self, folder: CacheFolder, ready: CachedFile) -> None:
+        self._folder, self._fd = folder, ready.fd
+        self._noted = time.monotonic()
+        self.plain: Plain = Span(fd=ready.fd, size=ready.size, path=ready.path)
+
+    def pin(self) -> bool:
+        """Lock the file, and see that it has not been removed."""
+        if not try_lock(self._fd, shared=True):
+            return False
+        if os.fstat(self._fd).st_nlink == 0:
+            self.unpin()
+            return False
+        if time.monotonic() - self._noted > USE_NOTED:
+            self._noted = time.monotonic()
+            os.utime(self._fd)
+        return True
+
+    def unpin(self) -> None:
+        """Let the file be evicted."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._folder.close(self._fd)

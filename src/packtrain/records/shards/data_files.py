@@ -11,7 +11,7 @@ from packtrain.records.formats.compression import Compression, compression_of
 from packtrain.records.shards.address import PAUSES, gone, identify, is_remote, local_path, open_raw
 from packtrain.records.shards.forward import direct_plain
 from packtrain.records.shards.gzip_index import KIND, IndexedGzip, indexed_gzip
-from packtrain.records.shards.handles import FreeHandle, Handle, HandleTable, SpanPlain
+from packtrain.records.shards.open_files import FreeHandle, Handle, HandleTable
 from packtrain.records.shards.plain import Plain
 from packtrain.records.shards.shard_cache import IN_MEMORY, ShardCache
 from packtrain.records.span import Span
@@ -84,8 +84,8 @@ class LocalFiles:
         kind = "zstd" if is_remote(file) else _compression(file)
         if kind == "none":
             raw = open_raw(file)
-            span = Span(fd=raw.fileno(), size=identify(file).size or 0)
-            return FreeHandle(SpanPlain(span, local_path(file)), raw.close)
+            span = Span(fd=raw.fileno(), size=identify(file).size or 0, path=local_path(file))
+            return FreeHandle(span, raw.close)
         if kind == "gzip" and indexed_gzip() is not None:
             indexed = IndexedGzip(local_path(file), identify(file), self._cache)
             return FreeHandle(indexed, indexed.close)

@@ -107,49 +107,33 @@ class ForwardPlain:
         self._begin()
 
 
-class MemoryPlain:
+def in_memory(blocks: Iterator[bytes], name: str, most: int) -> Span:
     """A whole file in memory, with a path for libraries that want one where the system has such files."""
-
-    def __init__(self, blocks: Iterator[bytes], name: str, most: int) -> None:
-        self.path: str | None = None
-        self._fd = os.memfd_create("packtrain", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
-        held, size = [], 0
-        try:
-            for block in blocks:
-                size += len(block)
-                if size > most:
-                    fix = "give the shard cache a folder with more room, or a larger budget"
-                    raise RecordError("read", TOO_LARGE, f"{name} has more than {most:,} bytes: {fix}")
-                if self._fd >= 0:
-                    write_all(self._fd, block)
-                else:
-                    held.append(block)
-        except BaseException:
-            self.close()
-            raise
-        if self._fd >= 0:
-            self.path = f"/proc/self/fd/{self._fd}"
-            self._span = Span(fd=self._fd, size=size)
-        else:
-            self._span = Span(data=b"".join(held))
-
-    def read_at(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only where the file ends."""
-        return self._span.read_at(position, length)
-
-    def close(self) -> None:
-        """Free the memory."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    fd = os.memfd_create("packtrain", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
+    held, size = [], 0
+    try:
+        for block in blocks:
+            size += len(block)
+            if size > most:
+                fix = "give the shard cache a folder with more room, or a larger budget"
+                raise RecordError("read", TOO_LARGE, f"{name} has more than {most:,} bytes: {fix}")
+            if fd >= 0:
+                write_all(fd, block)
+            else:
+                held.append(block)
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return Span(fd=fd, size=size, path=f"/proc/self/fd/{fd}") if fd >= 0 else Span(data=b"".join(held))
 
 
-def direct_plain(file: str, identity: Identity, most: int, pauses: Sequence[float]) -> ForwardPlain | MemoryPlain:
+def direct_plain(file: str, identity: Identity, most: int, pauses: Sequence[float]) -> ForwardPlain | Span:
     """A file without a place on disk: read forward, or held in memory where its format is read all over."""
     forward = ForwardPlain(file, identity, pauses)
     if forward.read_at(0, 6).startswith(TABLE_HEADS):
         forward.close()
-        return MemoryPlain(decompressed(file, identity, pauses), file, most)
+        return in_memory(decompressed(file, identity, pauses), file, most)
     return forward
 
 

@@ -11,17 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError
 from packtrain.records.shards.address import PAUSES, Identity, identify
-from packtrain.records.shards.cache_folder import CachedFile, CacheFault, CacheFolder, NoRoom, Writing
-from packtrain.records.shards.entries import EntryKey, address_of, key_of
-from packtrain.records.shards.forks import reset_in_children
+from packtrain.records.shards.cache_folder import (
+    CachedFile,
+    CachedHandle,
+    CacheFault,
+    CacheFolder,
+    EntryKey,
+    NoRoom,
+    Writing,
+    address_of,
+    key_of,
+)
 from packtrain.records.shards.forward import decompressed, direct_plain
-from packtrain.records.shards.handles import CachedHandle, FreeHandle, Handle, HandleTable
+from packtrain.records.shards.open_files import FreeHandle, Handle, HandleTable, reset_in_children
 from packtrain.records.shards.plain import Plain
-from packtrain.records.shards.prefetch import Outcome, Prefetcher
 
 IN_MEMORY = 256 << 20  # bytes of a table that is held in memory where there is no room on disk
 NO_ROOM_REST = (1.0, 30.0)  # seconds of direct reading before the cache is tried again: at first, at most
@@ -29,6 +36,10 @@ FAULT_REST = (10.0, 120.0)
 COPY_PATIENCE = 600.0  # seconds to wait for room where there is no other way
 DROP_PATIENCE = 5.0  # seconds for which others may read a copy that is to be removed
 PATIENCE = 60.0  # seconds for which a fetch by another process may stand still
+LOOKS = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before looking again at what others fetch or what found no room
+CLOSE_PATIENCE = 5.0  # seconds; a source may hang
+
+Outcome = Literal["settled", "busy", "no room"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +291,63 @@ class ShardCache:
         if not self._warned:
             self._warned = True
             warnings.warn(f"shard cache: {fault}; data are read without it until it works again", stacklevel=2)
+
+
+class Prefetcher:
+    """A thread that calls `fetch(file, goes_on)` for what a process will need next, in order, as far as there is room.
+
+    A daemon thread, so it ends with its process.
+    """
+
+    def __init__(self, fetch: Callable[[str, Callable[[], bool]], Outcome]) -> None:
+        self._fetch = fetch
+        self._files: tuple[str, ...] = ()
+        self._settled: set[str] = set()
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def want(self, files: Sequence[str]) -> None:
+        """Replace what is to be fetched."""
+        self._files = tuple(files)
+        self._settled &= set(files)
+        if self._files and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="packtrain-prefetch", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def close(self) -> None:
+        """End, and wait a little for the file in hand to be given up."""
+        self._ended = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_PATIENCE)
+
+    def _run(self) -> None:
+        idle = 0
+        while not self._ended:
+            self._wake.clear()
+            before = len(self._settled)
+            waiting = self._round()
+            idle = 0 if len(self._settled) != before else min(idle + 1, len(LOOKS) - 1)
+            self._wake.wait(LOOKS[idle] if waiting else None)
+
+    def _round(self) -> bool:
+        """Try every file once; is there one to come back to?"""
+        waiting = False
+        for file in self._files:
+            if self._ended or self._wake.is_set():
+                return True
+            if file in self._settled:
+                continue
+            outcome = self._fetch(file, lambda file=file: not self._ended and file in self._files)  # type: ignore[misc]
+            if outcome == "settled":
+                self._settled.add(file)
+                continue
+            waiting = True
+            if outcome == "no room":
+                break  # what comes later must not take the room
+        return waiting
 
 
 def _again(folder: str, budget: int, settings: dict[str, Any]) -> ShardCache:

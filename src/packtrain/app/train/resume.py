@@ -1,0 +1,252 @@
+"""What a resumed run goes on with: the settings, the data and the plan that it was begun with, or why it cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.app.train.prepare import Prepared
+from packtrain.config.run_config import RunConfig, load_config
+from packtrain.config.sections import TrainingSection, keys_with
+from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
+from packtrain.core.errors import ArtifactError, ConfigError, DataError
+from packtrain.core.fingerprint import differences
+from packtrain.core.secrets import secrets_of
+from packtrain.modeling.model_settings import ModelSettings
+from packtrain.runs.run_folder import CONFIG, RunFolder
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+
+_RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
+_SCHEDULE = "lr_scheduler_type"
+_OWN_COURSE = ("reduce_lr_on_plateau", "greedy")  # schedules whose rates follow from what they have seen
+_RATE_OF = {"train_language": "learning_rate", "train_vision": "vit_lr", "train_projector": "aligner_lr"}
+_PARTS: Mapping[str, Callable[[ModelSettings], bool]] = {
+    "train_language": lambda model: model.train_language,
+    "train_vision": lambda model: model.trains_vision,
+    "train_projector": lambda model: model.trains_projector,
+}
+_ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
+    "lora_rank": lambda model: model.lora_rank,
+    "lora_alpha": lambda model: model.scale,
+    "lora_target_modules": lambda model: "all" if (names := model.lora_target_modules) is None else sorted(set(names)),
+}
+
+
+def config_of_run(folder: Path, asked: RunConfig) -> RunConfig:
+    """What a run was begun with, and the secrets that are asked for: they are not written there."""
+    had = load_config(folder / CONFIG)
+    return replace(had, training=replace(had.training, **secrets_of(asked.training.given())))
+
+
+def refuse_changes(before: RunConfig, asked: RunConfig) -> None:
+    """Refuse settings that make other parameters or states than checkpoints have, or that would not be followed."""
+    found = [*_of_model(before, asked), *_of_optimizer(before, asked), *_of_rates(before, asked)]
+    if found:
+        raise ConfigError(
+            "--resume",
+            problems=found,
+            expected="the values that the run has",
+            fix="leave these out, or start a new run in another training.output_dir",
+        )
+
+
+def changes_note(before: RunConfig, asked: RunConfig) -> tuple[str, ...]:
+    """One line of all settings of model and training that the run goes on with and did not have."""
+    found = []
+    for section in ("model", "training"):
+        old, new = getattr(before, section).given(), getattr(asked, section).given()
+        for name in sorted({*old, *new} - {*keys_with("place")}):  # a run may be elsewhere
+            if old.get(name) != new.get(name):
+                found.append(f"{section}.{name} {_value(old.get(name))} -> {_value(new.get(name))}")
+    return (f"the run continues with other settings than before: {'; '.join(found)}",) if found else ()
+
+
+def _of_model(before: RunConfig, asked: RunConfig) -> Iterator[str]:
+    """What decides which parameters there are, which of them learn, and what those of adapters mean."""
+    old, new = model_settings(before), model_settings(asked)
+    if old.method != new.method:
+        yield _line("model.method", old.method, new.method)
+    elif old.has_adapters:
+        for name, of in _ADAPTERS.items():
+            if of(old) != of(new):
+                yield _line(f"model.{name}", of(old), of(new))
+    for name, learns in _PARTS.items():
+        if learns(old) != learns(new):
+            yield _line(f"model.{name}", learns(old), learns(new)) + _because(name, asked)
+
+
+def _because(part: str, asked: RunConfig) -> str:
+    """Parts of which nothing is said learn by their rates."""
+    rate = _RATE_OF[part]
+    if getattr(asked.model, part) is not None or getattr(asked.training, rate) is None:
+        return ""
+    return f", by training.{rate} {_value(getattr(asked.training, rate))}"
+
+
+def _of_optimizer(before: RunConfig, asked: RunConfig) -> Iterator[str]:
+    """What decides which states an optimizer keeps."""
+    for name in (name for name in keys_with("refused") if name in TrainingSection.known()):
+        old, new = (getattr(config.training, name) for config in (before, asked))
+        if name == "optim" and old != new:
+            old, new = _optimizer(old), _optimizer(new)
+        if old != new:
+            yield _line(f"training.{name}", old, new)
+
+
+def _optimizer(given: str | None) -> str:
+    """The trainer's own where none is named."""
+    from transformers import TrainingArguments
+
+    return str(TrainingArguments.__dataclass_fields__["optim"].default) if given in (None, MULTIMODAL) else str(given)
+
+
+def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
+    """Rates and options that would be taken from the checkpoint instead."""
+    old, new = (config.training.lr_scheduler_type or "linear" for config in (before, asked))
+    if old != new and {old, new} & {*_OWN_COURSE}:
+        yield _line(f"training.{_SCHEDULE}", old, new)
+        return
+    kept: tuple[str, ...] = ()
+    why = ""
+    if uses_deepspeed(asked):
+        kept, why = keys_with("rate"), "DeepSpeed takes it from the checkpoint"
+    elif new in _OWN_COURSE:
+        kept, why = _RATES, f"{new} continues from the rates that it has come to"
+    for name in kept:
+        had, asks = (getattr(config.training, name) for config in (before, asked))
+        if had != asks:
+            yield _line(f"training.{name}", had, asks) + f"; {why}"
+
+
+def _line(name: str, old: Any, new: Any) -> str:
+    return f"{name}: the run has {_value(old)}, asked for is {_value(new)}"
+
+
+def _value(value: Any) -> str:
+    """As a config would have it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_NAMED = 4  # numbers that are told
+
+
+def check_same_data(prepared: Prepared) -> None:
+    """Ask all processes before the first step; ranks with other packs would lose samples and wait for each other."""
+    from packtrain.training.agreement import said_by_all
+
+    date = prepared.run.config.data.template_date
+    mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
+    require_same(said_by_all(mine))
+
+
+def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:
+    """Refuse to go on with other data or another model than the run was begun with, and name what differs."""
+    if not folder.holds_run:
+        return
+    before = folder.facts().measured
+    if before is None:  # its plan is known by other things than ours
+        raise ArtifactError(
+            str(folder.path),
+            got="a run that an older version of packtrain began",
+            expected="one of this version",
+            fix="go on with that version, or start a new run",
+        )
+    changed = differences(before, json.loads(json.dumps(inputs)))
+    if changed:
+        raise ArtifactError(
+            str(folder.path),
+            got="a run of other data or another model: " + "; ".join(changed[:_NAMED]),
+            expected="what the run was begun with; it may lie elsewhere",
+            fix="bring that back (files without checksums, as parquet, with their times), or start a new run",
+        )
+
+
+def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: TrainingArguments) -> None:
+    """The trainer's own check of a checkpoint's place in the plan, before anything of the run is written over."""
+    from transformers import TrainerControl, TrainerState
+
+    from packtrain.delivery.trainers.mixin import PlanProgress
+
+    saved = checkpoint / "trainer_state.json"
+    if not saved.is_file():  # on a machine that saves none, where disks are not shared
+        return
+    progress = PlanProgress(prepared.dataset.schedule)
+    try:
+        progress.on_train_begin(args, TrainerState.load_from_json(str(saved)), TrainerControl())
+    except ArtifactError as error:
+        facts = folder.facts()
+        before = {**facts.derived, **{name: getattr(facts, name) for name in _OF_PLAN}}
+        changed = differences({name: before.get(name) for name in (*_OF_PLAN, *_COUNTED)}, _of_plan(prepared))
+        raise ArtifactError(
+            str(checkpoint),
+            got="a checkpoint of a run over another plan" + (": " + "; ".join(changed[:_NAMED]) if changed else ""),
+            expected="the plan of this run",
+            fix="leave out what changes it; a run can be made longer within the epochs that it was planned for",
+        ) from error
+
+
+def check_length(trained: int, steps: int) -> None:
+    """A run can be made shorter, but not than it is already."""
+    if trained > steps:
+        raise ConfigError(
+            "--resume",
+            got=f"{steps:,} steps, and the run has trained {trained:,}",
+            expected="as many or more",
+            fix=f"training.max_steps={trained} ends it where it stands",
+        )
+
+
+_OF_PLAN = ("mode", "packs_per_step", "seed", "balance")
+_COUNTED = ("packing_length", "epochs", "steps")
+
+
+def _of_plan(prepared: Prepared) -> dict[str, object]:
+    """What a plan and its order follow from, by the names of run.json."""
+    run, numbers = prepared.run, prepared.numbers
+    data = {"packs_per_step": run.data.packs_per_step, "seed": run.data.seed, "balance": run.data.order}
+    return {"mode": run.mode, **data, **{name: getattr(numbers, name) for name in _COUNTED}}
+
+
+def other_evaluation(folder: RunFolder, inputs: Mapping[str, object] | None) -> tuple[str, ...]:
+    """A note where a run goes on with other evaluation data: it may, but losses before and after do not compare."""
+    before = folder.facts().evaluated if folder.holds_run else None
+    if before is None or inputs is None:
+        return ()
+    changed = differences(before, json.loads(json.dumps(inputs)))
+    told = "; ".join(changed[:_NAMED])
+    return (f"other evaluation data than before, so that its losses do not compare: {told}",) if changed else ()
+
+
+def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
+    """Refuse to go on with adapters beside other weights than they were begun with: no checkpoint has those."""
+    before = folder.facts().frozen if folder.holds_run else None
+    if isinstance(before, Mapping) and any(before[dtype] != frozen[dtype] for dtype in before.keys() & frozen.keys()):
+        raise ArtifactError(
+            str(folder.path),
+            got="adapters of another model: its config is the same, its weights are others",
+            expected="the weights that the run was begun with; they may lie elsewhere",
+            fix="name that model by model.model_name_or_path, or start a new run",
+        )
+
+
+def require_same(said: Sequence[Mapping[str, object]]) -> None:
+    """An error that names a rank which says something else than the first, and what."""
+    for rank, other in enumerate(said):
+        differ = [name for name in said[0] if other.get(name) != said[0][name]]
+        if differ:
+            raise DataError(
+                f"data of rank {rank}",
+                got="; ".join(f"{name} {other.get(name)} instead of {said[0][name]}" for name in differ[:_NAMED]),
+                expected="what rank 0 has",
+                fix="set data.template_date: the processes were started on different days"
+                if "template_date" in differ
+                else "the data changed meanwhile, or the nodes' caches differ: packtrain cache clear, and start again",
+            )

@@ -1,0 +1,333 @@
+"""Which curves the page of a run has, for one run or for several in the same charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from markupsafe import Markup
+
+from packtrain.core.numbers import (
+    GIB,
+    count,
+    decimal,
+    elapsed,
+    gib,
+    large,
+    loss,
+    percent,
+    rate,
+    ratio,
+    seconds,
+    shown,
+    tick,
+)
+from packtrain.reports.charts import LegendKey
+from packtrain.reports.curves import Axes, Curve, Dot, Level, curve_chart
+from packtrain.runs.run_summary import drawn_loss
+from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.thin import BUCKETS, edges_for, thin
+
+COLOURS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunChart:
+    """A chart under its title."""
+
+    title: str
+    unit: str
+    svg: Markup
+    keys: tuple[LegendKey, ...] = ()  # of curves that are not those of the runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCharts:
+    """Everything that is drawn on the page."""
+
+    loss: RunChart | None
+    loss_by_time: RunChart | None  # only where runs are compared
+    learning: tuple[RunChart, ...]
+    speed: tuple[RunChart, ...]
+    memory: tuple[RunChart, ...]
+    other: tuple[RunChart, ...]  # metrics that have no look of their own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    """What a chart is called and how its numbers are written."""
+
+    title: str
+    unit: str
+    write: Callable[[float], str]
+    tick: Callable[[float], str] | None = None
+    from_zero: bool = True
+    bottom: float | None = None
+    top: float | None = None
+    height: int = 190
+
+
+def draw_runs(runs: Sequence[TrainingRun], labels: Sequence[str]) -> RunCharts:
+    """All charts; those of which no run knows a number are left out."""
+    made = _Charts(runs, labels)
+    speed = [made.metric_chart(column, look) for column, look in _SPEED.items()]
+    known = {*_SPEED, *_ELSEWHERE}
+    names = dict.fromkeys(name for run in runs for name in run.steps.columns if name not in known)
+    other = [made.metric_chart(name, _look_of(name)) for name in names]
+    return RunCharts(
+        loss=made.loss_chart(by_time=False),
+        loss_by_time=made.loss_chart(by_time=True) if len(runs) > 1 else None,
+        learning=_without_none((made.rate_chart(), made.norm_chart())),
+        speed=_without_none(speed),
+        memory=_without_none((made.memory_chart(),)),
+        other=_without_none(other),
+    )
+
+
+class _Charts:
+    """Runs in the same charts, one colour for each, over the same buckets of samples."""
+
+    def __init__(self, runs: Sequence[TrainingRun], labels: Sequence[str]) -> None:
+        self.runs, self.labels = runs, labels
+        # Few steps have a place each; two of them in one would look like an accident.
+        self.buckets = BUCKETS * (1 if max(len(run.steps) for run in runs) > BUCKETS else 10)
+        self.edges = edges_for(max(_end(run.steps["samples_seen"]) for run in runs), self.buckets)
+
+    def loss_chart(self, *, by_time: bool) -> RunChart | None:
+        """Loss over samples, or over the time of training; evaluations are dots."""
+        longest = max(_end(run.steps.elapsed) for run in self.runs)
+        edges = edges_for(longest, self.buckets) if by_time else self.edges
+        curves: list[Curve] = []
+        dots: list[Dot] = []
+        for at, run in enumerate(self.runs):
+            if not run.steps.known("loss") or (by_time and not run.steps.known("step_seconds")):
+                continue
+            x = run.steps.elapsed if by_time else run.steps["samples_seen"]
+            points, trend = thin(x, run.steps["loss"], edges), thin(*drawn_loss(run.steps, x), edges)
+            curves.append(Curve(name=self._name(at), css=line_css(at), points=points, trend=trend))
+            dots += self._evaluations(at, x)
+        if not curves:
+            return None
+        over = "training time after warm-up" if by_time else "samples seen"
+        unit = f"mean loss of a token, over the {over}; bold: smoothed"
+        look = _Look(
+            title=f"Loss over {'time' if by_time else 'samples'}",
+            unit=unit + ("; dots: evaluation" if dots else ""),
+            write=loss,
+            tick=_short,
+            from_zero=False,
+            top=_readable_top(curves, 0.9, 10),
+            height=240 if by_time else 320,
+        )
+        return self._chart(look, curves, edges=edges, by_time=by_time, dots=dots)
+
+    def rate_chart(self) -> RunChart | None:
+        """Learning rates: by part for one run, where equal ones are one curve; the first part's for several."""
+        curves, one = [], len(self.runs) == 1
+        for at, run in enumerate(self.runs):
+            equal: dict[bytes, list[str]] = {}
+            for part, values in run.steps.rates.items():
+                equal.setdefault(values.tobytes(), []).append(part)
+            for number, parts in enumerate(list(equal.values())[: None if one else 1]):
+                points = thin(run.steps["samples_seen"], run.steps.rates[parts[0]], self.edges)
+                name = ", ".join(shown(part, 40) for part in parts) if one else self._name(at)
+                curves.append(Curve(name=name, css=line_css(at + number), points=points))
+        kept = [curve for curve in curves if len(curve.points.x)]
+        if not kept:
+            return None
+        unit = "of each part of the model" if one else "of the first trained part"
+        drawn = self._chart(_Look(title="Learning rate", unit=unit, write=rate), kept)
+        return replace(drawn, keys=tuple(LegendKey(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
+
+    def norm_chart(self) -> RunChart | None:
+        """Gradient norms; a few huge ones do not flatten the rest."""
+        curves = self._curves("grad_norm")
+        look = _Look(title="Gradient norm", unit="before clipping", write=loss, tick=_short)
+        return self._chart(_cut(look, curves), curves) if curves else None
+
+    def memory_chart(self) -> RunChart | None:
+        """The peak of the fullest GPU, what it has, and what was predicted."""
+        curves = [curve for curve in self._curves("memory_bytes", unit=GIB) if curve.points.high.max() > 0]
+        if not curves:
+            return None
+        limit, predicted = (
+            max(_top(run.steps[name]) for run in self.runs) / GIB for name in ("memory_limit", "predicted_memory_bytes")
+        )
+        levels = [Level(y=limit, name=f"the GPU has {_gib(limit)}")] if limit else []
+        if predicted:
+            levels.append(Level(y=predicted, name=f"predicted {_gib(predicted)}", css="mark"))
+        look = _Look(title="Peak memory", unit="GiB allocated on the fullest GPU", write=_gib, tick=_short)
+        return self._chart(look, curves, levels=levels)
+
+    def metric_chart(self, column: str, look: _Look) -> RunChart | None:
+        """One column of every run."""
+        curves = self._curves(column)
+        nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
+        if not curves or nothing or (column == "spread" and all(run.about.world == 1 for run in self.runs)):
+            return None
+        if column == "step_seconds":
+            predicted = self._curves("predicted_seconds", predicted=True)
+            curves += predicted
+            look = _cut(replace(look, unit=look.unit + ("; dotted: predicted" if predicted else "")), curves)
+        return self._chart(look, curves)
+
+    def _curves(self, column: str, *, predicted: bool = False, unit: float = 1.0) -> list[Curve]:
+        curves = []
+        for at, run in enumerate(self.runs):
+            if column == "fill" and run.about.mode == "padded":  # padded batches are full but for their padding
+                continue
+            points = thin(run.steps["samples_seen"], run.steps[column] / unit, self.edges)
+            if len(points.x):
+                name = " ".join(filter(None, (self._name(at), "predicted" if predicted else "")))
+                curves.append(Curve(name=name, css=line_css(at) + (" predicted" if predicted else ""), points=points))
+        return curves
+
+    def _evaluations(self, at: int, x: np.ndarray) -> list[Dot]:
+        steps, dots = self.runs[at].steps, []
+        for one in self.runs[at].evaluations:
+            if np.isfinite(one.loss):
+                place = float(np.interp(one.step, steps["step"], x))
+                of = f"{self._name(at)}: " if self._name(at) else ""
+                tip = f"{of}loss {loss(one.loss)} in the evaluation after step {one.step:,}"
+                dots.append(Dot(x=place, y=one.loss, css=line_css(at), tip=tip))
+        return dots
+
+    def _chart(
+        self,
+        look: _Look,
+        curves: Sequence[Curve],
+        *,
+        edges: np.ndarray | None = None,
+        by_time: bool = False,
+        dots: Sequence[Dot] = (),
+        levels: Sequence[Level] = (),
+    ) -> RunChart:
+        ends = [(curve.name, float((curve.trend or curve.points).mean[-1])) for curve in curves]
+        said = "; ".join(f"{name or 'it'} ends at {look.write(end)}" for name, end in ends)
+        edges = self.edges if edges is None else edges
+        unit, word = _time_unit(float(edges[-1])) if by_time else (1.0, "samples seen")
+        axes = Axes(
+            label=f"{look.title}: {look.unit}; {said}",
+            edges=edges,
+            write=look.write,
+            write_x=elapsed if by_time else lambda x: f"{count(x)} samples",
+            tick_x=(lambda x: f"{x / unit:g}") if by_time else _count_tick,
+            title_x=word,
+            unit_x=unit,
+            tick=look.tick,
+            from_zero=look.from_zero,
+            bottom=look.bottom,
+            top=look.top,
+            height=look.height,
+        )
+        return RunChart(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
+
+    def _name(self, at: int) -> str:
+        return self.labels[at] if len(self.runs) > 1 else ""
+
+
+def _without_none(charts: Sequence[RunChart | None]) -> tuple[RunChart, ...]:
+    return tuple(chart for chart in charts if chart is not None)
+
+
+def line_css(at: int) -> str:
+    """The line of a run: colours alone do not tell them apart, and a solid one would hide another that it equals."""
+    return f"s{at % COLOURS}" + (f" dash{at % 4}" if at % 4 else "")
+
+
+def _look_of(column: str) -> _Look:
+    """How a metric is shown that nothing else is known of."""
+    return _Look(title=column.replace("_", " ").capitalize(), unit="by step", write=decimal, tick=_short)
+
+
+def _end(x: np.ndarray) -> float:
+    good = x[np.isfinite(x)]
+    return float(good[-1]) if len(good) else 0.0
+
+
+def _top(values: np.ndarray) -> float:
+    good = values[np.isfinite(values)]
+    return float(good.max()) if len(good) else 0.0
+
+
+def _cut(look: _Look, curves: Sequence[Curve]) -> _Look:
+    """End the scale early where few values are far larger than the others, and say so."""
+    top = _readable_top(curves, 0.98, 4)
+    return look if top is None else replace(look, top=top, unit=f"{look.unit}; at the upper edge: more than shown")
+
+
+def _readable_top(curves: Sequence[Curve], share: float, factor: float) -> float | None:
+    """Where to end the scale when the largest value is many times what nearly all are; None: at the largest."""
+    highs = np.concatenate([curve.points.high for curve in curves]) if curves else np.zeros(0)
+    if len(highs) < 10:
+        return None
+    usual = float(np.quantile(highs, share))
+    return 1.5 * usual if usual > 0 and highs.max() > factor * usual else None
+
+
+def _short(value: float) -> str:
+    return tick(value) if abs(value) >= 1000 else f"{value:g}"
+
+
+def _percent_tick(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _gib(size: float) -> str:
+    return gib(size * GIB)
+
+
+def _count_tick(value: float) -> str:
+    return tick(value) if value >= 10_000 else count(value)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """The unit of an axis over so much time: one for all of its ticks."""
+    units = ((3600.0, "hours of training"), (60.0, "minutes of training"), (1.0, "seconds of training"))
+    return next(((size, name) for size, name in units if seconds >= 3 * size), units[-1])
+
+
+# Metrics that are no charts of their own: counts, and what other charts, tables or the page's axes show.
+_ELSEWHERE = frozenset(
+    (
+        *(
+            "step",
+            "epoch",
+            "loss",
+            "grad_norm",
+            "batches",
+            "samples",
+            "tokens",
+            "supervised_tokens",
+            "images",
+            "patches",
+        ),
+        *("videos", "frames", "perf/global_seq_len_min", "perf/global_seq_len_max", "samples_per_second"),
+        *("images_per_second", "patches_per_second", "data_wait_seconds", "work_spread", "flops", "memory_bytes"),
+        *("memory_limit", "samples_seen", "tokens_seen", "predicted_seconds", "predicted_memory_bytes"),
+    )
+)
+_SPEED = {
+    "tokens_per_second": _Look(title="Speed", unit="real tokens per second, over all ranks", write=large, tick=tick),
+    "padding_share": _Look(
+        title="Padding", unit="share of computed positions that are padding", write=percent, tick=_percent_tick
+    ),
+    "fill": _Look(
+        title="Fill",
+        unit="real tokens as a share of what the packs could hold",
+        write=percent,
+        tick=_percent_tick,
+        from_zero=False,
+        top=1.0,
+    ),
+    "step_seconds": _Look(title="Step time", unit="of the slowest rank", write=seconds),
+    "data_wait_share": _Look(
+        title="Waiting for data", unit="share of a step's time", write=percent, tick=_percent_tick
+    ),
+    "mfu": _Look(title="MFU", unit="MFU: language, vision and attention FLOPs", write=percent, tick=_percent_tick),
+    "spread": _Look(
+        title="Equal work", unit="slowest rank / mean of ranks; 1 is ideal", write=ratio, tick=_short, bottom=1.0
+    ),
+    "perf/global_seq_len_avg": _Look(title="Tokens per micro-batch", unit="real tokens, mean", write=count, tick=tick),
+}

@@ -1,0 +1,330 @@
+"""report.html of a study: which charts it has, and every number looked up in the study's content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from packtrain.core.numbers import GIB, count, counted, decimal, duration, gib, percent, shown, tick, times
+from packtrain.planning.study_values import PaddedRun, Simulation, Study
+from packtrain.predicting.memory import Part
+from packtrain.reports.charts import (
+    MOST_PACKS,
+    BarSpan,
+    LegendKey,
+    Line,
+    Point,
+    balance_chart,
+    histogram_chart,
+    line_chart,
+    packs_picture,
+    picture_keys,
+    share_bar,
+    source_colours,
+    stacked_bar,
+)
+from packtrain.reports.compared import (
+    SIMULATED,
+    STATISTICS,
+    compared,
+    described_columns,
+    limit_sets,
+    other_limits,
+    padded_name,
+    words,
+)
+from packtrain.reports.html import changes, render, yaml_lines
+from packtrain.reports.recommended import ChecklistItem
+from packtrain.reports.study_content import Content, headline_memory, page_content, sources_by_size
+
+_SECTIONS = (
+    *(("data", "Data"), ("sweep", "Sweep"), ("config", "Config"), ("padding", "Padding"), ("memory", "Memory")),
+    *(("trouble", "Trouble"), ("todo", "To do"), ("balance", "Balance"), ("packs", "Packs"), ("ledger", "Ledger")),
+    *(("host", "Machine"), ("notes", "Notes")),
+)
+
+
+_PARTS = (
+    *("weights", "gradients", "optimizer states", "language activations", "vision activations", "attention"),
+    *("logits and loss", "inputs", "communication buffers", "framework"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Titled:
+    """A chart under its title."""
+
+    title: str
+    unit: str
+    svg: Markup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """A bar with its name."""
+
+    name: str
+    svg: Markup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charts:
+    """Everything that is drawn on the page."""
+
+    histograms: tuple[Titled, ...]
+    several: bool  # more than one simulation: a line can be drawn
+    limited: bool  # some have further limits
+    lines: tuple[str, ...]  # names of the sweep's lines
+    sweep: tuple[Titled, ...]
+    waste: tuple[Named, ...]
+    memory_small: Markup
+    memory: tuple[Named, ...]
+    balance: Markup
+    packs: Markup | None
+    packs_keys: tuple[LegendKey, ...]
+    packs_drawn: int
+
+
+def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[ChecklistItem] = ()) -> str:
+    """The page. `yaml` is the text of recommended.yaml."""
+    shown_content, advice = page_content(content), content["recommendation"]
+    colours = source_colours([group.name for group in sources_by_size(study.dataset.by_source)])
+    return render(
+        "report.html.jinja",
+        shown_content,
+        headline=_headline(study),
+        sections=[section for section in _SECTIONS if _has(study, section[0])],
+        charts=draw(study, colours),
+        tags=_tags(study),
+        changes=[changes(advice["config"], other["config"]) for other in advice["alternatives"]],
+        columns=described_columns(shown_content["dataset"]["statistics"]),
+        statistics=STATISTICS,
+        simulation_columns=SIMULATED,
+        comparison=compared(study.epochs),
+        tasks=tasks,
+        known_before=any(reason.baseline for reason in study.recommendation.reasons),
+        part_css=part_css(study.memory.estimate.parts),
+        source_css=list(colours.values()),
+        share_bar=share_bar,
+        padded_name=padded_name,
+        yaml_lines=yaml_lines(yaml),
+    )
+
+
+def _headline(study: Study) -> str:
+    if not study.recommendation.packing:
+        return "Packing will not help here"
+    return f"Pack at {count(study.simulations[study.recommendation.simulation].packing_length)} tokens"
+
+
+def _has(study: Study, section: str) -> bool:
+    """Is there anything to show in a section?"""
+    empty = {
+        **{"padding": not study.padded, "balance": not study.balance, "packs": not study.picture},
+        "trouble": not study.recommendation.trouble,
+    }
+    return not empty.get(section, False)
+
+
+def _tags(study: Study) -> dict[int, list[tuple[str, bool]]]:
+    """Labels of simulations: (text, is it a quiet one)."""
+    tags = {study.recommendation.simulation: [(study.recommendation.mark, False)]}
+    for other in study.recommendation.alternatives:
+        tags.setdefault(other.simulation, []).append((other.name, True))
+    return tags
+
+
+# ---- charts
+
+
+def draw(study: Study, colours: Mapping[str, str]) -> Charts:
+    """All charts of a study."""
+    chosen = study.simulations[study.recommendation.simulation]
+    picture = study.picture[:MOST_PACKS]
+    return Charts(
+        histograms=_histograms(study),
+        several=len({one.packing_length for one in study.simulations}) > 1,
+        limited=any(one.limits for one in study.simulations),
+        lines=sweep_names(study),
+        sweep=sweep_charts(study),
+        waste=_waste(study.padded, chosen),
+        memory_small=_used(study),
+        memory=_memory(study),
+        balance=balance_chart(study.balance),
+        packs=packs_picture(picture, chosen.packing_length, colours) if picture else None,
+        packs_keys=picture_keys(picture, colours),
+        packs_drawn=len(picture),
+    )
+
+
+def part_css(parts: Sequence[Part]) -> dict[str, str]:
+    """The colour of each part of the memory; the known ones always have the same."""
+    return {
+        part.name: f"m{_PARTS.index(part.name) if part.name in _PARTS else at % 10}" for at, part in enumerate(parts)
+    }
+
+
+def _histograms(study: Study) -> tuple[Titled, ...]:
+    """Numbers that are the same for all samples are left to the table."""
+    several = [
+        name
+        for name, histogram in study.dataset.histograms.items()
+        if name == "tokens" or sum(number > 0 for number in histogram.counts) > 1
+    ]
+    return tuple(histogram_of(study, name) for name in several)
+
+
+def histogram_of(study: Study, name: str, *, height: int = 190, every_mark: bool = False) -> Titled:
+    """The histogram of one number of the samples, with lines at its usual and its large values."""
+    histogram = study.dataset.histograms[name]
+    statistics = histogram.without_zeros or study.dataset.statistics.get(name, {})
+    marks = [("median", "median"), ("95 %", "p95"), *([("mean", "mean"), ("99 %", "p99")] if every_mark else [])]
+    values = sorted((statistics[key], word) for word, key in marks if key in statistics)
+    svg = histogram_chart(
+        histogram,
+        name=words(name).lower(),
+        marks={f"{word} {decimal(value)}": value for value, word in values},
+        height=height,
+    )
+    title = f"{words(name)} per sample{' that has any' if histogram.without_zeros else ''}"
+    return Titled(title=title, unit="samples", svg=svg)
+
+
+def sweep_names(study: Study) -> tuple[str, ...]:
+    """The lines of the sweep by their limits."""
+    return tuple(other_limits(dict(limits)) or "no further limits" for limits in limit_sets(study.simulations))
+
+
+def sweep_charts(study: Study, *, height: int = 200) -> tuple[Titled, ...]:
+    """Speed, fill, packs and memory over the packing length."""
+    chosen = study.simulations[study.recommendation.simulation]
+    gpu = study.memory.usable_bytes / GIB
+    most = max([gpu, *(one.memory_bytes / GIB for one in study.simulations)])
+    top = min(most, 1.5 * gpu)  # one length that is far too long would flatten all others
+    marked = f"{'' if study.recommendation.packing else 'the '}{study.recommendation.mark}"
+
+    def chart(
+        title: str, unit: str, value: Callable[[Simulation], float], write: Callable[[float], str], **scale: Any
+    ) -> Titled:
+        svg = line_chart(
+            _lines(study.simulations, chosen, value),
+            label=f"{title} by packing length: {unit}; {count(chosen.packing_length)} is {marked}",
+            write=write,
+            chosen=chosen.packing_length,
+            height=height,
+            **scale,
+        )
+        return Titled(title=title, unit=unit, svg=svg)
+
+    low_fill = min(one.fill for one in study.simulations) < 0.5
+    beyond = "; at the upper edge: more than shown" if most > top else ""
+    usable = f"{shown(study.memory.gpu, 20)}: {gib(study.memory.usable_bytes)} usable"
+    return (
+        chart("Speed", "real tokens per second, over all GPUs", lambda one: one.tokens_per_second, tick),
+        chart(
+            "Fill",
+            "share of a pack that is real tokens",
+            lambda one: one.fill,
+            lambda share: f"{100 * share:g} %",
+            from_zero=low_fill,
+            top=1.0,
+        ),
+        chart("Packs", "in an epoch", lambda one: one.packs, tick),
+        chart(
+            "Memory",
+            f"GiB of one GPU at its peak{beyond}",
+            lambda one: one.memory_bytes / GIB,
+            lambda size: f"{size:g}",
+            limit=(gpu, usable),
+            top=top,
+        ),
+    )
+
+
+def _lines(simulations: Sequence[Simulation], chosen: Simulation, value: Callable[[Simulation], float]) -> list[Line]:
+    lines = []
+    for limits in limit_sets(simulations):
+        of_limits = [one for one in simulations if tuple(sorted(one.limits.items())) == limits]
+        points = tuple(
+            Point(x=one.packing_length, y=value(one), tip=_simulation_tip(one), hollow=not one.fits, ring=one is chosen)
+            for one in sorted(of_limits, key=lambda one: one.packing_length)
+        )
+        lines.append(Line(name=other_limits(dict(limits)), points=points))
+    return lines
+
+
+def _simulation_tip(one: Simulation) -> str:
+    fits = "fits" if one.fits else "does not fit"
+    limits = f" ({other_limits(one.limits)})" if one.limits else ""
+    return (
+        f"{count(one.packing_length)} tokens{limits}: {counted(one.packs, 'pack')}, {percent(one.fill)} filled, "
+        f"{gib(one.memory_bytes)}, {fits}, {duration(one.seconds)} an epoch, {times(one.speedup)}"
+    )
+
+
+def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]:
+    capacity = chosen.packs * chosen.packing_length
+    bars = [
+        (
+            f"{padded_name(run.order, run.batch_size, run.kernels)}: {percent(run.waste)} wasted",
+            run.real_tokens,
+            run.computed_tokens,
+        )
+        for run in padded
+    ]
+    real = round(chosen.fill * capacity)
+    bars.append((f"Packed at {count(chosen.packing_length)}: {percent(1 - chosen.fill)} wasted", real, capacity))
+    whole = max(computed for _, _, computed in bars)
+    return tuple(
+        Named(
+            name=name,
+            svg=stacked_bar(
+                (
+                    BarSpan(size=real, css="c0", tip=f"{count(real)} real tokens"),
+                    BarSpan(size=computed - real, css="c1", tip=f"{count(computed - real)} wasted positions"),
+                ),
+                label=f"{name}; {count(real)} real tokens of {count(computed)} positions",
+                whole=whole,
+                height=22,
+            ),
+        )
+        for name, real, computed in bars
+    )
+
+
+def _memory(study: Study) -> tuple[Named, ...]:
+    """The chosen packing, and the setups beside it, against one GPU."""
+    setups = [
+        (study.recommendation.mark, study.memory.estimate),
+        *((one.name, one.estimate) for one in study.memory.beside),
+    ]
+    size, whole = study.memory.gpu_bytes, max(study.memory.gpu_bytes, *(estimate.total for _, estimate in setups))
+    bars = []
+    for name, estimate in setups:
+        css = part_css(estimate.parts)
+        label = f"{gib(estimate.total)} of {gib(size)}: " + ", ".join(
+            f"{part.name} {gib(part.bytes)}" for part in estimate.parts
+        )
+        spans = [
+            BarSpan(size=part.bytes, css=css[part.name], tip=f"{words(part.name)}: {gib(part.bytes)}")
+            for part in estimate.parts
+            if part.bytes
+        ]
+        bar = stacked_bar(spans, label=label, whole=whole, limit=study.memory.usable_bytes, height=30)
+        bars.append(Named(name=f"{name.capitalize()}: {gib(estimate.total)}", svg=bar))
+    return tuple(bars)
+
+
+def _used(study: Study) -> Markup:
+    """How much of a GPU the recommended packing uses, as one bar."""
+    used, size = headline_memory(study), study.memory.gpu_bytes
+    return stacked_bar(
+        [BarSpan(size=used, css="c0", tip=gib(used))],
+        label=f"{gib(used)} of {gib(size)}",
+        whole=max(used, size),
+        limit=size,
+        height=10,
+    )
