@@ -24,7 +24,7 @@ Kinds = Annotated[
 
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """List the cache: size, dataset and model, last use, and whether an entry is stale and why."""
-    from packtrain.app.cache.cached import list_cache
+    from packtrain.app.cache import list_cache
     from packtrain.cli.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)
@@ -53,8 +53,8 @@ def clear(
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
-    from packtrain.app.cache.cached import KEPT, KINDS, clear_cache, list_cache
-    from packtrain.app.cache.cached import older_than as unused_for
+    from packtrain.app.cache import KEPT, KINDS, clear_cache, list_cache
+    from packtrain.app.cache import older_than as unused_for
     from packtrain.cli.show.cache import cache_json, considered, show_cache, size_of
 
     if not (kind or stale or everything or older_than is not None):
@@ -88,7 +88,7 @@ def clear(
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """Check the cache: read every entry and verify its checksums and counts. Exit code 1: an entry is broken."""
-    from packtrain.app.cache.cached import verify_cache
+    from packtrain.app.cache import verify_cache
     from packtrain.cli.show.cache import cache_json, show_cache
 
     root = _root(cache_dir)

@@ -50,8 +50,8 @@ def calibrate(
 
     Example: packtrain calibrate --again calibration.json
     """
-    from packtrain.app.calibration.calibrate import calibrate as measure
-    from packtrain.app.calibration.calibrate import refit
+    from packtrain.app.calibrate import calibrate as measure
+    from packtrain.app.calibrate import refit
     from packtrain.cli.show.bars import Bar
     from packtrain.cli.show.calibrate import markdown, show_calibration
 

@@ -92,7 +92,7 @@ def inspect(
 
     Example: packtrain inspect run --step 120 --batch
     """
-    from packtrain.app.inspection import plan as looking
+    from packtrain.app import inspect_plan as looking
     from packtrain.cli.show.pack import plan_json, show_blocked, show_places, show_plan, show_samples
     from packtrain.packing.balance import balance_table
 
@@ -144,7 +144,7 @@ def _check_batch_options(
 
 
 def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> None:
-    from packtrain.app.inspection.step import inspect_step
+    from packtrain.app.inspect_plan import inspect_step
     from packtrain.cli.show.step import show_step, step_json
 
     seen = inspect_step(run, step, costs)
@@ -157,7 +157,7 @@ def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> No
 def _inspect_step_batches(
     run: Path, step: int, costs: Path | None, attn_implementation: str | None, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspection.step import inspect_step, step_batches
+    from packtrain.app.inspect_plan import inspect_step, step_batches
     from packtrain.cli.show.batch import batch_json, show_batch
     from packtrain.cli.show.step import show_step, step_json
     from packtrain.core.cache_root import cache_dir
@@ -179,8 +179,8 @@ def _inspect_step_batches(
 def _inspect_batch(
     plan: Path, costs: Path | None, pack: int, epoch: int, attn_implementation: str, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspection.batch import inspect_batch
-    from packtrain.app.inspection.plan import open_plan
+    from packtrain.app.inspect_batch import inspect_batch
+    from packtrain.app.inspect_plan import open_plan
     from packtrain.cli.show.batch import batch_json, show_batch
     from packtrain.core.cache_root import cache_dir
 

@@ -77,8 +77,8 @@ def train(
 
     Example: packtrain train run.yaml training.learning_rate=1e-5 --dry-run
     """
+    from packtrain.app.train.outcome import ReadyRun
     from packtrain.app.train.train import train as run
-    from packtrain.app.train.train_outcome import ReadyRun
     from packtrain.cli.show.train import PrepareBar, outcome_json, show_outcome, show_ready
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
@@ -119,7 +119,7 @@ def train(
             end_process(f"\n{said}", code=INTERRUPTED)
         errors.print(f"\n[yellow]{escape(said)}[/]", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    from packtrain.app.train.train_outcome import ProcessPlace
+    from packtrain.app.train.outcome import ProcessPlace
 
     if ProcessPlace.here().first:
         if as_json:

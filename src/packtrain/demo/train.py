@@ -23,7 +23,7 @@ from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
 
 if TYPE_CHECKING:
-    from packtrain.verifying.verdict import Verdict
+    from packtrain.verifying.check_result import Verdict
 
 MODES = ("packed", "padded")
 LENGTH, SAMPLES = 4096, 8  # tokens of a pack, samples of a step: those of one pack

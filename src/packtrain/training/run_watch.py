@@ -12,7 +12,7 @@ from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.flow import is_due
 from packtrain.training.monitors import Monitors
 from packtrain.training.progress import TrainingProgress
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
 
 _SAVED = "packtrain.monitors"  # under this name their state stands in trainer_state.json
 

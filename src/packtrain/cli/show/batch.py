@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from packtrain.app.inspection.batch import PADDING, SeenBatch, SeenMedium, SeenSample, SeenToken
+from packtrain.app.inspect_batch import PADDING, SeenBatch, SeenMedium, SeenSample, SeenToken
 from packtrain.core.numbers import counted, shown
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packtrain.app.cache.cached import KINDS, WHAT, Cached
+from packtrain.app.cache import KINDS, WHAT, Cached
 from packtrain.core.numbers import counted, shown
 
 _ABOUT = 160

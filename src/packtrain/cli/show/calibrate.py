@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packtrain.app.calibration.calibrate import MEMORY_GOAL, TIME_GOAL, CalibrationOutcome
+from packtrain.app.calibrate import MEMORY_GOAL, TIME_GOAL, CalibrationOutcome
 from packtrain.core.numbers import GIB, shown
 from packtrain.predicting.calibration import Predicted
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packtrain.app.inspection.plan import PackedSample, PackPlace
+from packtrain.app.inspect_plan import PackedSample, PackPlace
 from packtrain.app.pack import PackOutcome
 from packtrain.cli.show.bars import Bar
 from packtrain.core.numbers import counted, shown

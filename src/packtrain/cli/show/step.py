@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packtrain.app.inspection.step import StepSeen
+from packtrain.app.inspect_plan import StepSeen
 from packtrain.core.numbers import counted, formatted, percent, shown
 
 _ID = 80  # characters of a sample's name that are shown

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
+from packtrain.app.train.forecast import Course
+from packtrain.app.train.outcome import Learning, ReadyRun, TrainOutcome
 from packtrain.app.train.prepare import RunNumbers
-from packtrain.app.train.train_outcome import Learning, ReadyRun, TrainOutcome
-from packtrain.app.train.trainer_args import Course
 from packtrain.cli.show.bars import Bar
 from packtrain.core.checksums import Checking
 from packtrain.core.numbers import counted, duration, gib

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.core.numbers import shown
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
 
 _SAID = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[bold yellow]inconclusive[/]"}
 _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
