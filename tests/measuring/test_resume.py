@@ -214,6 +214,6 @@ def test_disk_full_is_said_in_words(tmp_path: Path, qwen: Path) -> None:
     """The error of the system, without a traceback; here a folder that nobody can write into."""
     data = write_lines(tmp_path / "data.jsonl", chats(3))
     code, out, err = command(*arguments(data, qwen, Path("/proc/none/out"), 1), log=tmp_path / "log")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "/proc/none" in err
     assert "Traceback" not in err
