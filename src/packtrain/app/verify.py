@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packtrain.core.artifacts import made_once
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.folders import made_once
 from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import model_contract
 from packtrain.families.contracts import contract_for
