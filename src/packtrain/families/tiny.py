@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packtrain.core.artifacts import made_once
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.folders import made_once
 from packtrain.families.registry import find_family, tiny_families
 
 # Every template sees a message's content as one string or as a list of typed parts; `write` makes it text.

@@ -26,8 +26,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from packtrain.core.artifacts import try_lock
 from packtrain.core.errors import ConfigError
-from packtrain.core.locks import try_lock
 from packtrain.records.shards.address import Identity
 from packtrain.records.shards.forward import write_all
 from packtrain.records.shards.open_files import Descriptors
