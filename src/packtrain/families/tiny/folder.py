@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from packtrain.core.artifacts import made_once
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.folders import made_once
 from packtrain.families.registry import find_family, tiny_families
 from packtrain.families.tiny.parts import Id, TinySpec, VocabularySize
 from packtrain.families.tiny.templates import chat_template
