@@ -31,10 +31,10 @@ from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.open import iter_units, read_unit
-from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import SchemaOptions
 from packtrain.records.shards.data_files import CachedFiles, LocalFiles
-from packtrain.records.shards.plain import Files, Plain
 from packtrain.records.shards.shard_cache import ShardCache
+from packtrain.records.span import Files, Plain
 
 Model = Callable[[str], Path]
 PER_TAR = 2  # shards

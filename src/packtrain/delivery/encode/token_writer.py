@@ -49,7 +49,7 @@ from packtrain.delivery.encode.token_table import (
 from packtrain.measuring.engines import in_processes
 from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
-from packtrain.records.shards.plain import Files
+from packtrain.records.span import Files
 
 PART_TOKENS = 4_000_000  # of text; 16 MB
 PART_ROWS = 16_384
