@@ -11,8 +11,8 @@ from packtrain.core.seeds import stream
 from packtrain.core.values import MediaHeader, MediaKind, Record
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.base import Rule
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Rule
 from packtrain.families.registry import load_rule
 from packtrain.measuring.request import Request
 from packtrain.records.synthetic import chat_record, noise_pixels, sentence
