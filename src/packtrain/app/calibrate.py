@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
-from packtrain.families.known_shapes import known_config, known_shapes
 from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.registry import known_config, known_shapes
 from packtrain.modeling.quiet import quiet_libraries
 from packtrain.predicting.calibration import (
     Calibration,

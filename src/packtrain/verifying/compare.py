@@ -15,7 +15,7 @@ from packtrain.delivery.collate.join import count_patches
 from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
 from packtrain.delivery.collate.packed import offsets_of
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.verifying.check_result import Finding
 
 FP32_TOLERANCE = 1e-5

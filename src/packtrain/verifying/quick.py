@@ -18,7 +18,7 @@ from torch import Tensor
 
 from packtrain.core.errors import DataError
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.verifying.check_result import Finding, Verdict
 from packtrain.verifying.compare import Collate, alone_inputs, as_trained, compare_labels, packed, split, starts_of
 from packtrain.verifying.isolate import ChangedSample, changes_of, moved_neighbours, with_change

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling.model_parts import part_of_weight, transformers_model
 from packtrain.verifying.check_result import Finding
 from packtrain.verifying.compare import (

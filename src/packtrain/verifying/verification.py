@@ -15,7 +15,7 @@ from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one
 from packtrain.core.values import Cost
 from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.verifying.check_result import Finding, Verdict
