@@ -24,8 +24,8 @@ from packtrain.cli.show.plan import planned_json
 from packtrain.cli.show.terminal import MeasureBar, measured_json
 from packtrain.config.run_config import load_config
 from packtrain.demo.demo import run_demo
-from packtrain.demo.demo_data import BROKEN, write_dataset
 from packtrain.demo.train import train_demo
+from packtrain.records.synthetic import BROKEN, write_dataset
 from packtrain.reports.run_words import ALIKE
 from packtrain.runs.read import read_run
 

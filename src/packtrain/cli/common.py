@@ -23,8 +23,7 @@ from rich.table import Table
 from packtrain.cli.interruptible import CONTINUES, Interrupted, interruptible, never_lost
 from packtrain.core.artifacts import DiskFull
 from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_system
-from packtrain.core.public import public
-from packtrain.core.visible import visible, visible_json
+from packtrain.core.public import public, visible, visible_json
 
 _UNBOUNDED = 1000  # columns, of output that goes into a file or a pipe
 

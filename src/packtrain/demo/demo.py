@@ -10,11 +10,11 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import PackOutcome, pack_outcome
 from packtrain.app.plan import Planned, plan
 from packtrain.core.artifacts import atomic_path
-from packtrain.demo.demo_data import write_dataset
 from packtrain.demo.model import write_shape
 from packtrain.demo.train import DemoTraining, RunStanding, can_train, train_demo
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.records.synthetic import write_dataset
 
 MODEL = "tiny:qwen2_5_vl"
 GPU, GPUS = "h100", 4

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from packtrain.core.artifacts import free_bytes, share_files
+from packtrain.core.artifacts import free_bytes, share_files, whole_folder
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError, RecordError
-from packtrain.core.folders import whole_folder
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import ProcessorSettings, Rule
+from packtrain.families.family import ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.modeling.load import keep_four_bits
