@@ -13,7 +13,6 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import known_config, known_shapes
-from packtrain.modeling.quiet import quiet_libraries
 from packtrain.predicting.calibration import (
     Calibration,
     Measurement,
@@ -252,6 +251,8 @@ class _Place:
             raise ConfigError("device", got=device, expected=", ".join(DEVICES), fix=nearest(device, DEVICES))
         try:
             import torch
+
+            from packtrain.modeling.load import quiet_libraries
 
             quiet_libraries()
         except ImportError as error:
