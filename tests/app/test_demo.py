@@ -24,7 +24,7 @@ from packtrain.cli.plan import planned_json
 from packtrain.cli.terminal import Terminal
 from packtrain.config.run_config import load_config
 from packtrain.demo.demo import run_demo, train_demo
-from packtrain.demo.demo_data import BROKEN, write_dataset
+from packtrain.records.synthetic import BROKEN, write_dataset
 from packtrain.reports.run_words import ALIKE
 from packtrain.runs.read import read_run
 

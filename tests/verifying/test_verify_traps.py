@@ -14,7 +14,7 @@ from hand_made import checks, failed, text_samples
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling.load import build_model
 from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.modes import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode

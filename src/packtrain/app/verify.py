@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.encoded_sample import EncodedSample
-    from packtrain.families.contracts import BatchContract
+    from packtrain.families.family import BatchContract
     from packtrain.records.source import SourceSpec
     from packtrain.verifying.verdict import Priced, Verdict
 

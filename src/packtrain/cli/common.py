@@ -18,8 +18,7 @@ from packtrain.cli.interruptible import CONTINUES, Interrupted, never_lost
 from packtrain.cli.terminal import errors
 from packtrain.core.artifacts import DiskFull
 from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_system
-from packtrain.core.public import public
-from packtrain.core.visible import visible, visible_json
+from packtrain.core.public import public, visible, visible_json
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from packtrain.core.numbers import clock
-from packtrain.core.visible import visible
+from packtrain.core.public import visible
 
 _UNBOUNDED = 1000  # columns, of output that goes into a file or a pipe
 _ANY_WIDTH = 10_000

@@ -22,9 +22,9 @@ from packtrain.app.plan import Planned, plan
 from packtrain.app.report import Reported, report
 from packtrain.config.run_config import RunConfig
 from packtrain.core.artifacts import atomic_path
-from packtrain.demo.demo_data import write_dataset
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.records.synthetic import write_dataset
 from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
 

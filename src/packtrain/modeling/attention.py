@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, in_one_line, nearest
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
 from packtrain.modeling.model_parts import ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, take_off

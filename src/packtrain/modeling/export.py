@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from packtrain.core.artifacts import free_bytes, share_files
+from packtrain.core.artifacts import free_bytes, share_files, whole_folder
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.core.folders import whole_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.settings import read_settings
 from packtrain.modeling.input_limits import limited_parts, write_limits

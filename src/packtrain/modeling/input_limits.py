@@ -10,7 +10,7 @@ from typing import Any
 
 from packtrain.core.errors import PacktrainError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import ProcessorSettings, Rule
+from packtrain.families.family import ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 
 _PROCESSOR = "processor_config.json"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packtrain.families.shape import BiasRule, Decoder, LanguageParts, LanguageShape
-from packtrain.families.sizes import Values
+from packtrain.families.shape import BiasRule, Decoder, LanguageParts, LanguageShape, Values
 
 
 def read_language(kind: Decoder, config: Mapping[str, Any], where: str) -> tuple[LanguageShape, LanguageParts]:

@@ -26,7 +26,7 @@ from packtrain.families.shape import (
     plain_vit,
     two_layers,
 )
-from packtrain.families.text.shape import GENERIC
+from packtrain.families.text.model import GENERIC
 from packtrain.predicting.language import read_language
 from packtrain.predicting.parameters import encoder as encoder_parameters
 from packtrain.predicting.parameters import language_layers

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
 from packtrain.delivery.collate.packed import offsets_of
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 
 Collate = Callable[[Sequence[PackedRow]], Mapping[str, Any]]
 Gradients = dict[str, Tensor]  # by parameter; those that got none are not in it

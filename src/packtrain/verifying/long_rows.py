@@ -7,7 +7,7 @@ from typing import Any
 
 from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.verifying.comparison_passes import Collate
 from packtrain.verifying.verification import NamedRow
 

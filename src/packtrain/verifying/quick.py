@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.verifying.checked_samples import (
     MOST_SAMPLES,
     RowRoom,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.folders import made_once
+from packtrain.core.artifacts import made_once
 
 # How much wider than tiny: heads of 16 become heads of 64 or 128, a width of 64 becomes 256 or 512.
 SHAPES: Mapping[str, int] = {"tiny": 1, "small": 4, "medium": 8}

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling.model_parts import part_of_weight, transformers_model
 from packtrain.verifying.compare import FP32_TOLERANCE, GRADIENT_FLOOR, largest
 from packtrain.verifying.comparison_passes import Collate, alone_inputs, as_trained, forward, split, starts_of

@@ -14,7 +14,7 @@ import torch
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line
 from packtrain.core.values import Cost
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.verifying.checked_samples import sample_described

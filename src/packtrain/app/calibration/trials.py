@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.families.known_shapes import known_config, known_shapes
 from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.registry import known_config, known_shapes
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import shape_from_config

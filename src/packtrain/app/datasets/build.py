@@ -20,10 +20,10 @@ from packtrain.app.datasets.dataset_summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome, request_of, tokenized_request
 from packtrain.app.pack import pack_outcome
 from packtrain.config.dataset_config import DatasetConfig
+from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.core.locks import alone
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.measure_summary import EntryCounts
 from packtrain.measuring.statistics import data_notes

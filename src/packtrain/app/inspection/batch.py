@@ -17,8 +17,8 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample, PackedRow, PackKey
-from packtrain.families.base import ProcessorSettings
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import load_rule
 from packtrain.measuring.table import MEDIA, CostTable
 from packtrain.packing.pack_plan import PackPlan

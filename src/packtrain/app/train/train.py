@@ -25,8 +25,8 @@ from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
-from packtrain.families.base import ProcessorSettings
 from packtrain.families.contracts import contract_for
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.modeling.quiet import quiet_libraries

@@ -1,12 +1,65 @@
-"""The tiny Idefics3 and SmolVLM: tiles with row and column markers, utterances."""
+"""Idefics3 and SmolVLM: sizes and parameters, published sizes, and tiny models.
+
+The encoder is a SigLIP without pooling; squares of patches are joined by one matrix.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from packtrain.families.tiny.parts import HALF_PIXELS, VISION, TinySpec, text_config, token_ids
-from packtrain.families.tiny.templates import TemplateSpec
+import numpy as np
+
+from packtrain.families.shape import (
+    ENCODER_WHERE,
+    Composition,
+    Values,
+    VisionEncoder,
+    decoder,
+    fixed_vit,
+    last_tokens,
+    ones,
+    shuffled,
+    vit_sizes,
+)
+from packtrain.families.tiny import HALF_PIXELS, VISION, TemplateSpec, TinySpec, text_config, token_ids
+
+
+def _encoder(config: Mapping[str, Any]) -> VisionEncoder:
+    return fixed_vit(Values(config, vit_sizes(1152, 3072, 12, 16, 224, 32), ENCODER_WHERE), outer_norms=1)
+
+
+IDEFICS3 = Composition(
+    text="llama", encoder="idefics3_vision", encoders={"idefics3_vision": _encoder}, projector=shuffled
+)
+SMOLVLM = Composition(text="llama", encoder="smolvlm_vision", encoders={"smolvlm_vision": _encoder}, projector=shuffled)
+
+
+def small_image(config: Any) -> dict[str, np.ndarray]:
+    """One image of one tile, as small as pixels can be shuffled into one token."""
+    side = config.vision_config.patch_size * config.scale_factor
+    return {"pixel_values": ones(1, 1, 3, side, side)}
+
+
+_WORDS = 49_280
+
+PUBLISHED_SMOLVLM = {
+    "smolvlm-2.2b": {
+        "model_type": "smolvlm",
+        "scale_factor": 3,
+        **last_tokens(_WORDS, "image_token_id"),
+        "text_config": {"model_type": "llama", **decoder(2048, 8192, 24, 32, 32, 64, _WORDS)},
+        "vision_config": {
+            "model_type": "smolvlm_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "image_size": 384,
+            "patch_size": 14,
+        },
+    }
+}
 
 # User: ...<end_of_utterance>
 _UTTERANCES = """\
@@ -52,7 +105,7 @@ def _tiles(tile: int) -> dict[str, Any]:
     return {"max_image_size": {"longest_edge": tile}, "size": {"longest_edge": 4 * tile}, "resample": 1, **HALF_PIXELS}
 
 
-IDEFICS3 = _utterances(
+TINY_IDEFICS3 = _utterances(
     "idefics3",
     bos="<|begin_of_text|>",
     adds_bos=True,
@@ -68,7 +121,7 @@ IDEFICS3 = _utterances(
         },
     },
 )
-SMOLVLM = _utterances(
+TINY_SMOLVLM = _utterances(
     "smolvlm",
     bos="<|im_start|>",
     adds_bos=False,

@@ -1,12 +1,76 @@
-"""The tiny Gemma 3, with and without images: a fixed number of tokens per image, sliding windows.
+"""Sizes and parameters of Gemma 3 and PaliGemma (SigLIP, a projector of one matrix), and tiny models.
 
-It sees 224 x 224 instead of 896 x 896 pixels.
+The tiny Gemma 3 sees 224 x 224 instead of 896 x 896 pixels.
 """
 
 from __future__ import annotations
 
-from packtrain.families.tiny.parts import HALF_PIXELS, VISION, WEIGHTS, Id, TinySpec, text_config, token_ids
-from packtrain.families.tiny.templates import FOLD_SYSTEM, TemplateSpec
+from collections.abc import Mapping
+from typing import Any
+
+from packtrain.families.shape import (
+    SO400M,
+    Composition,
+    Decoder,
+    Projector,
+    Values,
+    VisionEncoder,
+    VisionTraits,
+    decoder_sizes,
+)
+from packtrain.families.tiny import (
+    FOLD_SYSTEM,
+    HALF_PIXELS,
+    VISION,
+    WEIGHTS,
+    Id,
+    TemplateSpec,
+    TinySpec,
+    text_config,
+    token_ids,
+)
+
+_GEMMA_2B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 18,
+    "intermediate_size": 16384,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "vocab_size": 257152,
+}
+_TWO_WAY = VisionTraits(two_way_images=True)
+
+
+def _pooled(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+    tokens = Values(config, {"mm_tokens_per_image": 256}, "config.json").size("mm_tokens_per_image")
+    matrices = ((encoder.shape.hidden, width, False),)
+    return Projector(matrices=matrices, others=encoder.shape.hidden), max(1, encoder.grid // tokens)
+
+
+def _one_layer(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+    outputs = Values(config, {"projection_dim": 2048}, "config.json").size("projection_dim")
+    return Projector(matrices=((encoder.shape.hidden, outputs, True),)), 1
+
+
+GEMMA3 = Composition(text="gemma3_text", encoder="siglip_vision_model", tied=True, projector=_pooled, traits=_TWO_WAY)
+PALIGEMMA = Composition(
+    text="gemma",
+    text_absent=_GEMMA_2B,
+    encoder="siglip_vision_model",
+    encoder_absent={**SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27},
+    tied=True,
+    projector=_one_layer,
+    traits=_TWO_WAY,
+)
+GEMMA3_TEXT = Decoder(
+    defaults=decoder_sizes(
+        2304, 9216, 26, 8, 4, 262208, 131072, head_dim=256, tie_word_embeddings=True, sliding_window=4096
+    ),
+    head_norms=True,
+    norms=4,
+    windows="period",
+    window_period=6,
+)
 
 # <start_of_turn>user
 _TURNS = (
@@ -40,7 +104,7 @@ _LAYERS = {
     "tie_word_embeddings": True,
 }
 _IMAGE_TOKENS = 64
-GEMMA3 = TinySpec(
+TINY_GEMMA3 = TinySpec(
     tokens=_VISION_TOKENS,
     special=_MARKS,
     adds_bos=True,
@@ -73,7 +137,7 @@ GEMMA3 = TinySpec(
         },
     },
 )
-GEMMA3_TEXT = TinySpec(
+TINY_GEMMA3_TEXT = TinySpec(
     tokens=_TOKENS,
     special=_MARKS,
     adds_bos=True,

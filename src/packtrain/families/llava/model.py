@@ -1,18 +1,67 @@
-"""The tiny LLaVAs: <image> in front of the text, encoders of fixed size."""
+"""Sizes and parameters of the LLaVAs (CLIP or SigLIP, a projector of two layers), and tiny ones."""
 
 from __future__ import annotations
 
-from packtrain.families.tiny.parts import (
+from typing import Any
+
+import numpy as np
+
+from packtrain.families.shape import SO400M, Composition, VisionTraits, image_side, ones, two_layers, two_layers_newline
+from packtrain.families.tiny import (
+    CHATML,
     CLIP_PIXELS,
     HALF_PIXELS,
+    INSTRUCTIONS,
     LLAMA_TOKENS,
     QWEN_TOKENS,
     VISION,
     Id,
+    TemplateSpec,
     TinySpec,
     text_config,
 )
-from packtrain.families.tiny.templates import CHATML, INSTRUCTIONS, TemplateSpec
+
+_CLIP_L = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+_SIGMOID = VisionTraits(sigmoid=True)
+
+LLAVA = Composition(
+    text="llama",
+    encoder="clip_vision_model",
+    encoder_absent=_CLIP_L,
+    tied_by_text=True,
+    projector=two_layers,
+    traits=_SIGMOID,
+)
+LLAVA_NEXT = Composition(
+    text="llama",
+    encoder="clip_vision_model",
+    encoder_absent=_CLIP_L,
+    projector=two_layers_newline,
+    traits=_SIGMOID,
+)
+LLAVA_ONEVISION = Composition(
+    text="qwen2",
+    encoder="siglip_vision_model",
+    encoder_absent={**SO400M, "image_size": 384, "num_hidden_layers": 26},
+    tied_by_text=True,
+    projector=two_layers_newline,
+)
+
+
+def small_image(config: Any) -> dict[str, np.ndarray]:
+    """An image with every tile that its size asks for, so that the parameter between rows of tiles is used too."""
+    side = image_side(config)
+    height, width = min(config.image_grid_pinpoints, key=lambda pair: pair[0] * pair[1])
+    tiles = 1 + (height // side) * (width // side)
+    return {"pixel_values": ones(1, tiles, 3, side, side), "image_sizes": np.array([[height, width]])}
+
 
 # USER: ... ASSISTANT: ...
 _USER_ASSISTANT = """\
@@ -39,7 +88,7 @@ _NEXT_GRID = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 _ONEVISION_GRID = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
 _ONEVISION_TOKENS = {**QWEN_TOKENS, "image_token": "<image>", "video_token": "<video>"}
 _SQUARE_384 = {"size": {"height": 384, "width": 384}, "resample": 3}
-LLAVA = TinySpec(
+TINY_LLAVA = TinySpec(
     tokens=_LLAVA_TOKENS,
     adds_bos=True,
     template=TemplateSpec(dialect=_USER_ASSISTANT, image="<image>\n", media_first=True),
@@ -59,7 +108,7 @@ LLAVA = TinySpec(
         "image_processor": {"image_processor_type": "CLIPImageProcessor", **_CLIP_PROCESSOR},
     },
 )
-LLAVA_NEXT = TinySpec(
+TINY_LLAVA_NEXT = TinySpec(
     tokens=_LLAVA_TOKENS,
     adds_bos=True,
     template=TemplateSpec(dialect=INSTRUCTIONS, image="<image>\n", media_first=True, bos=False),
@@ -85,7 +134,7 @@ LLAVA_NEXT = TinySpec(
         },
     },
 )
-LLAVA_ONEVISION = TinySpec(
+TINY_LLAVA_ONEVISION = TinySpec(
     tokens=_ONEVISION_TOKENS,
     special=("<|im_start|>",),
     template=TemplateSpec(dialect=CHATML, image="<image>\n", video="<video>\n", media_first=True, gap=" "),

@@ -1,12 +1,13 @@
-"""A small dataset that looks like the users' own: pictures with objects, captions that list them, and some faults.
+"""Synthetic data, the same for the same seed: sentences, pixels, conversations, and a small dataset of pictures.
 
-Object counts are as skewed as in large detection sets: most pictures show a few objects, some show more than a hundred.
+The dataset looks like users' own: pictures with annotated objects, conversations about them, and some faults. Object
+counts are as skewed as in large detection sets: most pictures show a few objects, some show more than a hundred.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from packtrain.core.seeds import stream
+from packtrain.core.values import Media, MediaKind, MediaRef, Message, Record, Text
 
+_SENTENCE = "a red circle stands left of two small bars and behind them is one green square in the corner"
+WORDS = tuple(_SENTENCE.split())
 COLOURS = {
     "red": (208, 52, 44),
     "orange": (233, 139, 32),
@@ -30,6 +34,61 @@ SIZES = ((640, 480), (480, 640), (640, 427), (500, 375), (800, 600), (320, 240),
 BROKEN = 8  # records that cannot be used, one for each fault below
 
 Obj = dict[str, Any]
+JsonRecord = dict[str, Any]  # one line of a data file
+
+
+# ---- texts, pixels, conversations
+
+
+def sentence(random: np.random.Generator, words: int, vocabulary: Sequence[str] = WORDS) -> str:
+    """This many words, drawn at random."""
+    return " ".join(random.choice(vocabulary, words).tolist())
+
+
+def noise_pixels(random: np.random.Generator, *shape: int) -> np.ndarray:
+    """Random bytes: every image and every frame differs from all others."""
+    return random.integers(0, 256, shape, dtype=np.uint8)
+
+
+def chat_record(
+    name: str, question: str, answer: str, media: Sequence[MediaKind] = (), *, plain: bool = False
+) -> Record:
+    """One question about media whose pixels are made elsewhere, and its answer; `plain`: running text without media."""
+    shown = (Media(kind, MediaRef(name=f"{name}-{at}", path=f"{name}-{at}")) for at, kind in enumerate(media))
+    asked = Message(role="user", parts=(*shown, Text(question)))
+    messages: tuple[Message, ...] = (asked, Message(role="assistant", parts=(Text(answer),)))
+    if plain:
+        messages = (Message(role="user", parts=(Text(f"{question} {answer}"),)),)
+    return Record(id=name, origin="synthetic", source="synthetic", messages=messages, plain=plain)
+
+
+def picture_chats(
+    pictures: Sequence[str], words: Iterable[int], vocabulary: Sequence[str] = WORDS, *, seed: int = 0
+) -> Iterator[JsonRecord]:
+    """Chats about one picture each, in turn, with answers of these numbers of words."""
+    random = stream(seed, "picture chats")
+    for number, count in enumerate(words):
+        shown = {"type": "image", "image": pictures[number % len(pictures)]}
+        turns = [
+            {"role": "user", "content": [shown, {"type": "text", "text": "What is in it?"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": sentence(random, count, vocabulary)}]},
+        ]
+        yield {"id": f"{number:06d}", "messages": turns}
+
+
+def write_lines(path: Path, records: Iterable[JsonRecord]) -> Path:
+    """One record a line."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    return path
+
+
+def picture_names(pictures: int) -> list[str]:
+    """The pictures of a dataset as its records name them."""
+    return [f"images/{number:05d}.jpg" for number in range(pictures)]
+
+
+# ---- a small dataset
 
 
 def write_dataset(folder: Path, pictures: int = 320, seed: int = 0) -> Path:
@@ -37,9 +96,8 @@ def write_dataset(folder: Path, pictures: int = 320, seed: int = 0) -> Path:
     random = stream(seed, "demo")
     images = folder / "images"
     images.mkdir(parents=True, exist_ok=True)
-    records: list[str] = []
-    for number in range(pictures):
-        records.append(json.dumps(_detection(images, number, random)))
+    names = picture_names(pictures)
+    records = [json.dumps(_detection(folder, name, number, random)) for number, name in enumerate(names)]
     records += [json.dumps(_several_images(number, pictures, random)) for number in range(pictures // 16)]
     records += [json.dumps(_text_only(number, random)) for number in range(pictures // 16)]
     records += _broken(images)
@@ -49,16 +107,15 @@ def write_dataset(folder: Path, pictures: int = 320, seed: int = 0) -> Path:
     return path
 
 
-def _detection(images: Path, number: int, random: np.random.Generator) -> dict[str, Any]:
+def _detection(folder: Path, name: str, number: int, random: np.random.Generator) -> JsonRecord:
     """A picture with annotated objects."""
     width, height = SIZES[int(random.integers(len(SIZES)))]
     count = int(np.clip(round(float(random.lognormal(1.9, 1.1))), 1, 160))
     objects = [_object(width, height, random) for _ in range(count)]
-    name = f"{number:05d}.jpg"
-    _draw(width, height, objects, random).save(images / name, quality=85)
+    _draw(width, height, objects, random).save(folder / name, quality=85)
     return {
         "id": f"picture-{number:05d}",
-        "images": [f"images/{name}"],
+        "images": [name],
         "width": width,
         "height": height,
         "objects": [{"desc": o["desc"], "bbox_2d": o["bbox_2d"]} for o in objects],
@@ -102,7 +159,7 @@ _SHAPE_DRAWERS: dict[str, Callable[..., None]] = {
 }
 
 
-def _several_images(number: int, pictures: int, random: np.random.Generator) -> dict[str, Any]:
+def _several_images(number: int, pictures: int, random: np.random.Generator) -> JsonRecord:
     """A conversation over two to five pictures."""
     chosen = random.choice(pictures, int(random.integers(2, 6)), replace=False)
     content: list[dict[str, str]] = [{"type": "image", "image": f"images/{i:05d}.jpg"} for i in chosen.tolist()]
@@ -118,7 +175,7 @@ def _several_images(number: int, pictures: int, random: np.random.Generator) -> 
     }
 
 
-def _text_only(number: int, random: np.random.Generator) -> dict[str, Any]:
+def _text_only(number: int, random: np.random.Generator) -> JsonRecord:
     a, b = random.integers(2, 60, 2).tolist()
     return {
         "id": f"sum-{number:03d}",
