@@ -137,7 +137,7 @@ def test_rows_of_tables_move_by_content(home: Path, monkeypatch: pytest.MonkeyPa
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the run interrupted after so many steps."""
-    from packtrain.training.run_watch import RunWatch
+    from packtrain.training.callbacks import RunWatch
 
     on_step = RunWatch.on_step
 

@@ -338,7 +338,7 @@ class TestRun:
     def test_stopped_and_gone_on_with_is_the_run_that_was_not_stopped(
         self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from packtrain.training.run_watch import RunWatch
+        from packtrain.training.callbacks import RunWatch
 
         more = ("training.max_steps=6", "training.effective_batch_size=6")
         whole, stopped = tmp_path / "whole", tmp_path / "stopped"

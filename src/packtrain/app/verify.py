@@ -16,7 +16,6 @@ from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
-from packtrain.modeling.quiet import quiet_libraries
 from packtrain.verifying.tiny_shapes import SHAPES, shaped_folder
 
 if TYPE_CHECKING:
@@ -153,6 +152,8 @@ def _check(model: str, shape: str, samples: int) -> None:
 def _place(device: str | None, dtype: str | None) -> _Place:
     try:
         import torch
+
+        from packtrain.modeling.load import quiet_libraries
 
         quiet_libraries()
     except ImportError as error:

@@ -152,7 +152,7 @@ def train(
     """
     import torch
 
-    from packtrain.modeling.quiet import quiet_libraries
+    from packtrain.modeling.load import quiet_libraries
 
     quiet_libraries()
     from packtrain.bench.tables import show_train

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from packtrain.app.calibration.trials import Modes, calibration_trials
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
-from packtrain.modeling.quiet import quiet_libraries
 from packtrain.predicting.calibration import (
     Calibration,
     Measurement,
@@ -193,6 +192,8 @@ class _Place:
             raise ConfigError("device", got=device, expected=", ".join(DEVICES), fix=nearest(device, DEVICES))
         try:
             import torch
+
+            from packtrain.modeling.load import quiet_libraries
 
             quiet_libraries()
         except ImportError as error:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from packtrain.modeling import no_waiting
-from packtrain.modeling.no_waiting import ON_HOST, add_to_tokens, stop_waiting
+from packtrain.core.modality import GRIDS
+from packtrain.modeling import host_sync
+from packtrain.modeling.host_sync import add_to_tokens, avoid_host_sync
 from packtrain.modeling.preparation import prepare_model
 
 FAMILY = "qwen3_vl"
@@ -32,7 +33,7 @@ def stepped(model: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes on the host and pixels on a GPU, as far as the model can tell."""
-    monkeypatch.setattr(no_waiting, "_are_apart", lambda grid, rows: True)
+    monkeypatch.setattr(host_sync, "_are_apart", lambda grid, rows: True)
 
 
 @pytest.mark.contract
@@ -40,8 +41,8 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = ready(), encoded.packed(FAMILY, *encoded.samples(FAMILY))
     expected_loss, expected = stepped(model, batch)
-    assert stop_waiting(model) == ON_HOST
-    assert stop_waiting(model) == ON_HOST, "twice must be once"
+    assert avoid_host_sync(model) == GRIDS
+    assert avoid_host_sync(model) == GRIDS, "twice must be once"
     given: dict[str, Any] = {}
     model.model.language_model.register_forward_pre_hook(lambda _, args, kw: given.update(kw), with_kwargs=True)
     # The model must not compute it a second time: it would ask the GPU.
@@ -67,7 +68,7 @@ def _only_handed_over(own: Any) -> Any:
 def test_sizes_beside_the_pixels_are_left_alone() -> None:
     model, batch = ready(), encoded.packed(FAMILY, *encoded.samples(FAMILY))
     expected_loss, expected = stepped(model, batch)
-    stop_waiting(model)
+    avoid_host_sync(model)
     given: dict[str, Any] = {}
     model.model.visual.register_forward_pre_hook(lambda _, args, kw: given.update(kw), with_kwargs=True)
     loss, grads = stepped(model, batch)
@@ -104,7 +105,7 @@ def test_features_are_put_where_their_tokens_stand(rows: int) -> None:
     embedded = torch.randn(rows, 20, 8, requires_grad=True)
     features = torch.randn(int(mask[..., 0].sum()), 8, requires_grad=True)
     expected = embedded.masked_scatter(mask, features)
-    found = embedded.masked_scatter(mask.as_subclass(no_waiting._Places), features)
+    found = embedded.masked_scatter(mask.as_subclass(host_sync._Places), features)
     assert type(found.grad_fn).__name__ != type(expected.grad_fn).__name__, "its gradient would ask the GPU"
     assert torch.equal(found, expected)
     weights = torch.randn_like(expected)
@@ -121,7 +122,7 @@ def test_features_are_put_where_their_tokens_stand(rows: int) -> None:
 def test_no_gradient_selects_by_a_mask() -> None:
     model, batch = ready(), encoded.packed(FAMILY, *encoded.samples(FAMILY))
     assert "MaskedScatterBackward0" in backward_names(encoded.loss_of(model, batch)), "what is looked for was there"
-    stop_waiting(model)
+    avoid_host_sync(model)
     assert "MaskedScatterBackward0" not in backward_names(encoded.loss_of(model, batch))
 
 
@@ -137,6 +138,6 @@ def backward_names(loss: Tensor) -> set[str]:
 
 def test_other_models_are_left_alone() -> None:
     model = encoded.fresh_model("qwen2_5_vl")
-    assert stop_waiting(model) == ()
+    assert avoid_host_sync(model) == ()
     assert "get_placeholder_mask" not in vars(model.model)
-    assert stop_waiting(encoded.fresh_model("llama")) == ()
+    assert avoid_host_sync(encoded.fresh_model("llama")) == ()

@@ -1,16 +1,16 @@
-"""A step in which the host does not wait for the GPU, for encoders that look at the sizes of images while they run.
+"""A step in which the host and the GPU do not wait for each other.
 
 A number that the host asks of the GPU lets it wait until everything before is done, and the GPU then wait for the host.
-Qwen3-VL asks some twenty times in a step. What it computes from the sizes of images is computed here on the host, from
-sizes that were not moved to the GPU, and handed over by the names that transformers has for it. Where image tokens
-stand is found without asking how many there are, because that is known. Results are the same.
-
-Sizes that did move to the GPU are left alone: then the model works as it did, and waits.
+Encoders that look at the sizes of images while they run do: Qwen3-VL some twenty times in a step. What it computes from
+them is computed here on the host, from sizes that were not moved to the GPU, and handed over by the names that
+transformers has for it. Where image tokens are is found without asking how many there are, because that is known.
+Results are the same. Sizes that did move to the GPU are left alone: then the model works as it did, and waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,20 +20,43 @@ from torch import Tensor, nn
 from packtrain.core.modality import GRIDS, VISION
 from packtrain.core.user_code import lazy
 from packtrain.families.registry import find_family
-from packtrain.modeling.host import in_one_thread, send
 from packtrain.modeling.model_parts import ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, set_back
 
-ON_HOST = GRIDS
+
+@contextmanager
+def in_one_thread() -> Iterator[None]:
+    """As a context or a decorator: torch's work on the host is not shared among threads.
+
+    Work of some ten thousand numbers is shared among as many threads as there are processors, and waits for the last
+    of them. While workers make batches, that one has to wait for a processor: milliseconds instead of microseconds,
+    several times in a step, in which nothing is sent to the GPU.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def stop_waiting(model: Any) -> tuple[str, ...]:
-    """Change a model so, and return the names of what should stay on the host when a batch is moved; idempotent."""
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on another device; only from pinned memory does the host not wait for all that the GPU has to do."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def avoid_host_sync(model: Any) -> tuple[str, ...]:
+    """Change a model this way; the names of what should stay on the host when a batch is moved. Idempotent."""
     parts = model_parts(model)
     family = find_family(str(getattr(parts.inner.config, "model_type", "")))
     if family is None or family.image_sizes is None or parts.vision is None:
         return ()
-    if not is_on(parts.inner, "no_waiting"):
+    if not is_on(parts.inner, "host_sync"):
         sizes = _Sizes(parts.vision, lazy(family.image_sizes))
         hooks = (
             parts.inner.register_forward_pre_hook(sizes.add, with_kwargs=True),
@@ -42,8 +65,8 @@ def stop_waiting(model: Any) -> tuple[str, ...]:
         inner: Any = parts.inner
         inner.get_placeholder_mask = _Placeholders(inner.get_placeholder_mask)
         parts.language._deepstack_process = add_to_tokens  # type: ignore[assignment]
-        put(parts.inner, "no_waiting", partial(_undo, parts, hooks))
-    return ON_HOST
+        put(parts.inner, "host_sync", partial(_undo, parts, hooks))
+    return GRIDS
 
 
 def _undo(parts: ModelParts, hooks: Sequence[Any]) -> None:
