@@ -1,73 +1,41 @@
-"""How a training run looks in a terminal: everything that was derived before its first step, and how it ended."""
+"""The settings of a training run and everything derived from them, as shown before its first step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from packtrain.app.train.forecast import Course
-from packtrain.app.train.outcome import Learning, ReadyRun, TrainOutcome
-from packtrain.app.train.prepare import RunNumbers
-from packtrain.cli.show.bars import Bar
-from packtrain.core.checksums import Checking
+from packtrain.cli.terminal import Terminal, table
 from packtrain.core.numbers import counted, duration, gib
-from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
-from packtrain.measuring.measurement import MeasureProgress as Measuring
-from packtrain.packing.plan_builder import PackProgress as Packing
 
-_STAGES = {Measuring: "measuring", Packing: "packing", Tokenizing: "tokenizing", Checking: "reading the checkpoint"}
-
-
-class PrepareBar(Bar):
-    """A bar over measuring, packing and tokenizing, whichever is running; without a terminal, a line for each."""
-
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        super().__init__("preparing", console, quiet=quiet, counts=(MofNCompleteColumn(),))
-        self._console, self._stage = console, None if quiet or console.is_terminal else ""
-
-    def update(self, state: Any) -> None:
-        """Show where preparation is; a text is a stage that nothing is counted of."""
-        stage = state if isinstance(state, str) else _STAGES.get(type(state), "")
-        if self._stage is not None and stage and stage != self._stage:
-            self._stage = stage
-            self._console.print(f"{stage} ...", soft_wrap=True)
-        if isinstance(state, str):
-            self.show(0, None, state)
-        elif isinstance(state, Measuring):
-            detail = f"measuring: {state.entries:,} records, {state.skipped:,} skipped"
-            self.show(state.units, state.total_units, detail)
-        elif isinstance(state, Packing):
-            self.show(state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}")
-        elif isinstance(state, Tokenizing):
-            self.show(state.rows, state.total, "tokenizing")
-        elif isinstance(state, Checking):
-            self.show(state.bytes >> 20, state.total >> 20, f"reading {state.path.name} (MiB)")
+if TYPE_CHECKING:
+    from packtrain.app.train.forecast import Course
+    from packtrain.app.train.outcome import Learning, ReadyRun
+    from packtrain.app.train.prepare import RunNumbers
 
 
-def show_ready(ready: ReadyRun, console: Console) -> None:
+def show_ready(ready: ReadyRun, console: Terminal) -> None:
     """Every derived number, before the first step."""
     for line in ready.done:
-        console.print(f"  {escape(line)}", soft_wrap=True)
+        console.print(f"  {escape(line)}")
     for warning in ready.warnings:
-        console.print(f"[bold yellow]warning: {escape(warning)}[/]", soft_wrap=True)
+        console.print(f"[bold yellow]warning: {escape(warning)}[/]")
     for note in ready.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
-    table = Table(title=f"{ready.numbers.mode} training into {escape(str(ready.run.folder))}", title_justify="left")
-    table.add_column("setting", no_wrap=True)
-    table.add_column("value", overflow="fold")
+        console.print(f"[yellow]note:[/] {escape(note)}")
+    title, columns = f"{ready.numbers.mode} training into {escape(str(ready.run.folder))}", ("setting", "value")
+    settings = table(title, columns, text=columns)
+    settings.columns[0].no_wrap = True
     for name, text in _rows(ready):
-        table.add_row(name, escape(text))
-    console.print(table)
+        settings.add_row(name, escape(text))
+    console.print(settings)
     if ready.batches:
         console.print(_batches_table(ready))
     for risk in ready.risks:
-        console.print(f"[bold red]warning:[/] [red]{escape(risk)}[/]", soft_wrap=True)
+        console.print(f"[bold red]warning:[/] [red]{escape(risk)}[/]")
 
 
 def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
@@ -264,12 +232,11 @@ def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
 
 def _batches_table(ready: ReadyRun) -> Table:
     """The first batches of every rank."""
-    table = Table(title="First batches", title_justify="left")
-    for name in ("rank", "batch", "samples", "images", "tiles", "patches", "tokens", "supervised", "fill"):
-        table.add_column(name, justify="right")
+    columns = ("rank", "batch", "samples", "images", "tiles", "patches", "tokens", "supervised", "fill")
+    first = table("First batches", columns)
     for rank, infos in enumerate(ready.batches):
         for number, info in enumerate(infos):
-            table.add_row(
+            first.add_row(
                 str(rank),
                 str(number),
                 f"{info.samples:,}",
@@ -280,7 +247,7 @@ def _batches_table(ready: ReadyRun) -> Table:
                 f"{info.supervised_tokens:,}",
                 f"{batch_fill(ready, info):.1%}",
             )
-    return table
+    return first
 
 
 def batch_fill(ready: ReadyRun, info: Any) -> float:
@@ -288,34 +255,6 @@ def batch_fill(ready: ReadyRun, info: Any) -> float:
     numbers = ready.numbers
     room = numbers.packing_length if numbers.mode == "packed" else info.tokens + info.padding
     return float(info.tokens / room) if room else 0.0
-
-
-def show_outcome(outcome: TrainOutcome, console: Console, again: str) -> None:
-    """How a run ended, and what to do next; `again` is the command that continues it."""
-    ended = outcome.outcome
-    if ended.status == "not trained":
-        console.print("dry run: nothing was trained; run the same command without --dry-run to train", soft_wrap=True)
-        return
-    which = "final loss" if ended.status == "complete" else "loss"
-    mean = f" (mean of the last {counted(ended.loss_samples, 'sample')})" if ended.loss_samples else ""
-    loss = f", {which} {ended.loss:.4f}{mean}" if ended.loss is not None else ""
-    evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
-    speed = f" ({ended.tokens_per_second:,.0f} tokens/s after warm-up)" if ended.tokens_per_second is not None else ""
-    why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
-    console.print(
-        f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
-        f"{counted(ended.samples_seen, 'sample')} in {duration(ended.seconds)}{speed}",
-        soft_wrap=True,
-    )
-    for problem in outcome.problems:
-        console.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
-    if outcome.interrupted:
-        console.print(f"next: {escape(again)}", soft_wrap=True)
-        return
-    if outcome.final is not None:
-        console.print(f"weights: {escape(str(outcome.final))}", soft_wrap=True)
-    if outcome.report is not None:
-        console.print(f"next: open {escape(str(outcome.report))}", soft_wrap=True)
 
 
 def ready_json(ready: ReadyRun) -> dict[str, object]:
@@ -349,15 +288,4 @@ def ready_json(ready: ReadyRun) -> dict[str, object]:
             ]
             for infos in ready.batches
         ],
-    }
-
-
-def outcome_json(outcome: TrainOutcome) -> dict[str, object]:
-    """A run for machines."""
-    return {
-        **ready_json(outcome.ready),
-        "outcome": outcome.outcome.plain(),
-        "report": None if outcome.report is None else str(outcome.report),
-        "final": None if outcome.final is None else str(outcome.final),
-        "problems": list(outcome.problems),
     }
