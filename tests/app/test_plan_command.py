@@ -23,7 +23,7 @@ from packtrain.core.values import MediaLimits
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.draw import check_weights
+from packtrain.packing.source_repeats import check_weights
 from packtrain.reports.study_files import FILES
 
 ONCE = {"lengths": (4096,), "gpu": "h100"}

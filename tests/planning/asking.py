@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from made_tables import TWO_B, write_table
 
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.question import Question, packing_from
-from packtrain.planning.rows import read_rows
+from packtrain.planning.question import Baseline, Question, packing_from, read_rows
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import MemoryCoefficients
 from packtrain.predicting.values import TrainingSetup

@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from made_tables import detection, films
 
 from packtrain.core.errors import ConfigError
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.choice import MOST_DROPPED, acceptable, choose, conservative, dropped_share, efficient
+from packtrain.planning.choice import (
+    MOST_DROPPED,
+    acceptable,
+    changes_for,
+    choose,
+    conservative,
+    dropped_share,
+    efficient,
+    make_room,
+)
 from packtrain.planning.intervals import derive_intervals
-from packtrain.planning.room import changes_for, make_room
+from packtrain.planning.question import Baseline
 from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import sweep
 from packtrain.predicting.values import Load, TrainingSetup

@@ -9,10 +9,10 @@ import pytest
 from asking import ask
 from made_tables import detection
 
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.clock import FIELDS, one_pass
 from packtrain.planning.configs import ConfigDraft, packed_config, padded_config
 from packtrain.planning.padding import baseline_run, padded_runs
-from packtrain.planning.passes import FIELDS, one_pass
+from packtrain.planning.question import Baseline
 from packtrain.planning.sweep import pack_rows, simulate
 from packtrain.predicting.calibration import Fit
 from packtrain.predicting.memory import MemoryCoefficients

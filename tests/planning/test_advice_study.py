@@ -18,8 +18,8 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import percent
 from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
-from packtrain.planning.baseline import Baseline
 from packtrain.planning.intervals import MOVED
+from packtrain.planning.question import Baseline
 from packtrain.planning.study import StudyOutcome, StudyProgress, make_study, study_outcome
 from packtrain.planning.study_values import Study
 from packtrain.planning.sweep import step_shape

@@ -27,11 +27,11 @@ from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.overlong import fit_pieces
+from packtrain.packing.cutting import fit_pieces
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import samples_of
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.question import Baseline
 from packtrain.planning.study import StudyProgress, study_outcome
 from packtrain.planning.study_values import Study
 from packtrain.predicting.calibration import Fit, coefficients_for

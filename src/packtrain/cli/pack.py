@@ -31,9 +31,9 @@ def pack(
     """
     from packtrain.app.pack import pack_outcome
     from packtrain.cli.show.pack import PackBar, plan_json, show_packed
-    from packtrain.packing.balance import balance_table
     from packtrain.packing.pack_plan import PLAN
     from packtrain.packing.packing_config import PackingConfig
+    from packtrain.packing.schedule import balance_table
 
     if "packing_length" not in settings:
         raise ConfigError("--packing-length", got="none", expected="a number of tokens, such as 16384")
@@ -94,7 +94,7 @@ def inspect(
     """
     from packtrain.app.inspection import plan as looking
     from packtrain.cli.show.pack import plan_json, show_blocked, show_places, show_plan, show_samples
-    from packtrain.packing.balance import balance_table
+    from packtrain.packing.schedule import balance_table
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
         names = "--pack, --sample, --step, --blocked"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from packtrain.planning.baseline import Baseline as Baseline
+    from packtrain.planning.question import Baseline as Baseline
     from packtrain.planning.question import Question as Question
     from packtrain.planning.study import StudyOutcome as StudyOutcome
     from packtrain.planning.study import StudyProgress as StudyProgress

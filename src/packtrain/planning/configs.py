@@ -8,9 +8,9 @@ from typing import Any
 
 from packtrain.core.numbers import about, counted, gib, percent, signed_percent
 from packtrain.packing.packing_config import PackingConfig
+from packtrain.planning.choice import RoomOption, shown_setting
 from packtrain.planning.intervals import RATES, Intervals, derive_intervals
 from packtrain.planning.question import Question
-from packtrain.planning.room import RoomOption, shown_setting
 from packtrain.planning.study_values import PaddedRun, Reason, Simulation
 from packtrain.planning.sweep import KEPT
 

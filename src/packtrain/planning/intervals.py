@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.question import Baseline
 
 MOVED = 0.05  # by how much the samples of a step may change before learning rates are looked at
 _EVALUATIONS, _LOGS = 4, 100  # of an epoch, where the user has no interval

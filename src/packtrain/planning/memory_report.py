@@ -10,14 +10,18 @@ import numpy as np
 
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PACK_SCHEMA, PackPlan
-from packtrain.planning.passes import PassColumns
+from packtrain.planning.choice import make_room
+from packtrain.planning.clock import FIELDS, PassColumns
+from packtrain.planning.dataset_statistics import largest_image_patches, tiles_of
 from packtrain.planning.question import Question
 from packtrain.planning.recommend import Findings
-from packtrain.planning.room import make_room
-from packtrain.planning.study_values import Beside, Combination, MemoryReport, Simulation
+from packtrain.planning.study_values import (
+    Beside,
+    Combination,
+    MemoryReport,
+    Simulation,
+)
 from packtrain.planning.sweep import simulate
-from packtrain.planning.tiles import largest_image_patches, tiles_of
-from packtrain.planning.views import heaviest_pack, sample_ids
 from packtrain.predicting.host import HostNeeds, host_needs
 from packtrain.predicting.memory import vision_layer_parts
 from packtrain.predicting.options import NOTHING, Resource, Saving, WorstPack, explain_worst, savings
@@ -26,6 +30,7 @@ from packtrain.predicting.values import TrainingSetup
 _REPACKED = 100_000  # rows that are packed again to see what another limit would change
 _COMFORTABLE = 0.6  # of a GPU: what leaves room for surprises
 WORKERS, GPUS_PER_NODE = 4, 8  # of each GPU's loader, and of a node: what host needs are computed for
+_EXACT = 16  # packs whose memory is estimated one by one, after a first look at all
 _Tried = tuple[str, str, Simulation, int]  # option, change, what packing is like with it, samples filtered out
 
 
@@ -222,3 +227,39 @@ def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation)
 
 def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def heaviest_pack(question: Question, passes: PassColumns) -> int:
+    """The pack that needs most memory, estimated exactly for those that it can be.
+
+    Memory is largest at one of several moments, which different things decide: candidates are the packs with most of
+    each, and those that a linear look at all of them together finds.
+    """
+    worst = passes.worst()
+    whole = question.memory_of(worst).total
+    score = np.zeros(len(passes))
+    found: set[int] = {int(passes[name].argmax()) for name in FIELDS}
+    for names in (
+        ("tokens", "longest", "samples"),
+        ("supervised_tokens",),
+        ("patches", "squared_patches", "vision_tokens"),
+    ):
+        half = replace(worst, **{name: getattr(worst, name) // 2 for name in names})
+        if getattr(worst, names[0]):
+            saved = whole - question.memory_of(half).total
+            score += passes[names[0]] * (2 * saved / getattr(worst, names[0]))
+            found |= _most(passes[names[0]])
+    candidates = sorted(found | _most(score))
+    return max(candidates, key=lambda number: question.memory_of(passes.load(number)).total)
+
+
+def _most(values: np.ndarray) -> set[int]:
+    return set(np.argsort(-values, kind="stable")[:_EXACT].tolist())
+
+
+def sample_ids(plan: PackPlan, table: CostTable, number: int) -> tuple[str, ...]:
+    """The samples of one pack, the longest first."""
+    rows = np.unique(plan.epoch(0).pack(number).rows)
+    found = table.rows(("id", "tokens"), rows)
+    order: Sequence[int] = np.argsort(-found["tokens"], kind="stable").tolist()
+    return tuple(str(found["id"][at]) for at in order)

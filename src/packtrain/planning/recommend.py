@@ -8,12 +8,11 @@ from typing import Literal
 
 from packtrain.core.numbers import about, counted, duration, gib, limits_text, percent, whole_percent
 from packtrain.measuring.table import CostTable
-from packtrain.planning.choice import Choice, conservative, efficient
+from packtrain.planning.choice import Choice, Room, RoomOption, changes_for, conservative, efficient
 from packtrain.planning.configs import ConfigDraft, packed_config, packed_reasons, padded_config, padded_reasons
 from packtrain.planning.question import Question
-from packtrain.planning.room import Room, RoomOption, changes_for
-from packtrain.planning.smaller_media import MediaOption
 from packtrain.planning.study_values import Alternative, PaddedRun, Recommendation, Simulation, Trouble
+from packtrain.planning.sweep import MediaOption
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels

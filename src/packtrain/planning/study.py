@@ -10,32 +10,32 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.statistics import unread_note
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.choice import Choice, acceptable, choose
+from packtrain.packing.resources import EXTRAS, RESOURCES
+from packtrain.packing.schedule import balance_table
+from packtrain.planning.advice import hints, trouble
+from packtrain.planning.choice import Choice, Room, acceptable, choose, make_room
+from packtrain.planning.clock import PassColumns, pack_passes
 from packtrain.planning.dataset_statistics import dataset_stats
-from packtrain.planning.hints import hints
 from packtrain.planning.memory_report import memory_report
 from packtrain.planning.padding import best_padded, padded_runs, padding_cost
-from packtrain.planning.question import Question, packing_from
+from packtrain.planning.question import MOST_ROWS, Baseline, Question, packing_from, read_rows
 from packtrain.planning.recommend import Findings, recommend
-from packtrain.planning.room import Room, make_room
-from packtrain.planning.rows import MOST_ROWS, read_rows
-from packtrain.planning.smaller_media import smaller_media
-from packtrain.planning.study_values import Simulation, Study
-from packtrain.planning.sweep import default_lengths, pack_rows, sweep
-from packtrain.planning.trouble import trouble
-from packtrain.planning.views import balance_rows, picture, plan_passes
+from packtrain.planning.study_values import BalanceRow, PicturePack, PictureSample, Simulation, Study
+from packtrain.planning.sweep import default_lengths, pack_rows, smaller_media, sweep
 from packtrain.predicting.calibration import Fit
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
 from packtrain.predicting.time import Coefficients, work_seconds
 from packtrain.predicting.values import ModelShape, TrainingSetup
 
+SHOWN = 40  # packs of the picture
+RANKS = (1, 2, 8)  # times the GPUs there are, two at least
 P = ParamSpec("P")
 _NO_PACKING: Mapping[str, object] = {}
 _NO_CONFIG: Mapping[str, Mapping[str, Any]] = {}
@@ -321,3 +321,65 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     if question.gpu.notes:
         found.append(f"{question.gpu.name}: {question.gpu.notes}.")
     return (*found, *unread_note(table.summary.unread))
+
+
+def plan_passes(plan: PackPlan) -> PassColumns:
+    """The packs of the first epoch."""
+    epoch = plan.epoch(0)
+    return pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
+
+
+def balance_rows(plan: PackPlan, gpus: int) -> tuple[BalanceRow, ...]:
+    """Slowest rank over mean, and how alike steps are, for numbers of ranks that the plan can keep busy."""
+    return tuple(
+        BalanceRow(
+            ranks=line.ranks,
+            packs_per_step=line.packs_per_step,
+            random=line.random.slowest,
+            sorted=line.sorted.slowest,
+            strict=line.strict.slowest,
+            spread_random=line.random.length_spread,
+            spread_sorted=line.sorted.length_spread,
+            spread_strict=line.strict.length_spread,
+        )
+        for line in balance_table(plan, tuple(times * max(gpus, 2) for times in RANKS))
+    )
+
+
+def picture(plan: PackPlan, table: CostTable) -> tuple[PicturePack, ...]:
+    """Packs spread over the first epoch, with the samples in them."""
+    epoch = plan.epoch(0)
+    numbers = np.unique(np.linspace(0, epoch.num_packs - 1, min(SHOWN, epoch.num_packs)).round().astype(np.int64))
+    packs = [epoch.pack(int(number)) for number in numbers]
+    named = _Named(table, np.concatenate([pack.rows for pack in packs]))
+    return tuple(
+        PicturePack(
+            number=int(number),
+            tokens=int(epoch.load("tokens")[number]),
+            samples=tuple(
+                named.sample(int(row), int(start), int(tokens))
+                for row, start, tokens in zip(pack.rows, pack.starts, pack.tokens, strict=True)
+            ),
+        )
+        for number, pack in zip(numbers, packs, strict=True)
+    )
+
+
+class _Named:
+    """Names and sizes of some rows."""
+
+    def __init__(self, table: CostTable, rows: np.ndarray) -> None:
+        self._rows = np.unique(rows)
+        self._found = table.rows(("id", "source", "tokens", *VISION_TOKENS), self._rows)
+
+    def sample(self, row: int, start: int, tokens: int) -> PictureSample:
+        """One entry of a pack; media stand in the first piece of a row."""
+        at = int(np.searchsorted(self._rows, row))
+        found = {name: column[at] for name, column in self._found.items()}
+        vision = sum(int(found[name]) for name in VISION_TOKENS)
+        return PictureSample(
+            id=str(found["id"]),
+            source=str(found["source"]),
+            tokens=int(found["tokens"]) if tokens < 0 else tokens,
+            vision_tokens=vision if start == 0 else 0,
+        )

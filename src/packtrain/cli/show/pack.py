@@ -13,10 +13,10 @@ from packtrain.app.inspection.plan import PackedSample, PackPlace
 from packtrain.app.pack import PackOutcome
 from packtrain.cli.show.bars import Bar
 from packtrain.core.numbers import counted, shown
-from packtrain.packing.balance import BalanceLine
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import SETTING_OF
 from packtrain.packing.plan_builder import PackProgress as Packing
+from packtrain.packing.schedule import BalanceLine
 
 _ID, _NAME = 120, 48  # characters of names from data that are shown
 _POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
