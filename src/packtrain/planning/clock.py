@@ -159,7 +159,7 @@ class Clock:
 
     def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
         """Passes behind their launches; those without patches are spared the encoder's, and waiting for it."""
-        chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
+        chosen = self.coefficients or default_coefficients(compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
         waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0
