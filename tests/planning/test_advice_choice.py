@@ -118,8 +118,10 @@ def test_the_samples_of_a_step_move_only_for_much_more_speed() -> None:
     moved = simulation(packing_length=8_000, samples_per_step=120.0, tokens_per_second=1080.0)
     assert choose([steady, moved], 100).simulation == 0
     assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100).simulation == 1
-    assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100, said=True).simulation == 0, "not the user's"
-    assert choose([moved], 100, said=True).simulation == 0, "nothing else is there"
+    assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100, fixed_step=True).simulation == 0, (
+        "not the user's"
+    )
+    assert choose([moved], 100, fixed_step=True).simulation == 0, "nothing else is there"
     far = replace(moved, samples_per_step=140.0, tokens_per_second=5000.0)
     assert choose([steady, far], 100).simulation == 0
 

@@ -380,10 +380,10 @@ def _unstable(found: Findings) -> str:
 
 def _slow(found: Findings) -> str:
     question, one = found.question, found.chosen
-    epochs = max(question.epochs + 1, round(_MORE_EPOCHS * question.epochs))
+    epochs = max(question.baseline.epochs + 1, round(_MORE_EPOCHS * question.baseline.epochs))
     run = found.best if not found.helps else one
     return (
-        f"num_train_epochs {question.epochs} -> {epochs}: {epochs * run.steps:,} steps, about "
+        f"num_train_epochs {question.baseline.epochs} -> {epochs}: {epochs * run.steps:,} steps, about "
         f"{duration(epochs * run.seconds)}; stop when the evaluation loss rises."
     )
 

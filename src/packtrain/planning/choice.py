@@ -14,7 +14,7 @@ from packtrain.planning.sweep import KEPT
 from packtrain.predicting.values import Load, TrainingSetup
 
 MOST_DROPPED = 0.005  # share of the samples that a recommended packing may leave out
-TOLERATED = 0.25  # how far the samples of a step that nobody has said may move, where that keeps GPUs busy
+TOLERATED = 0.25  # how far the samples of a step may move where the user has not set them, if that keeps GPUs busy
 WORTH_MOVING = 1.1  # how much faster that must be
 KEEPING = 0.05  # of the best speed: what keeping more of the samples may cost
 TIE = 0.01  # speeds that are nearer than this are the same: the estimates are not better
@@ -35,23 +35,23 @@ def dropped_share(simulation: Simulation) -> float:
     return simulation.samples_dropped / (simulation.samples_packed + simulation.samples_dropped)
 
 
-def acceptable(simulations: Sequence[Simulation], samples_per_step: int, *, said: bool = False) -> list[int]:
-    """Those that leave out few samples and keep the samples of a step, nearly where nobody has said how many; where
-    none does, the nearest to it."""
+def acceptable(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False) -> list[int]:
+    """Those that leave out few samples and keep the samples of a step, nearly where it is not fixed; where none
+    does, the nearest to it."""
     least = min(dropped_share(simulation) for simulation in simulations)
     allowed = MOST_DROPPED if least < MOST_DROPPED else least + MOST_DROPPED
     kept = [at for at, simulation in enumerate(simulations) if dropped_share(simulation) < allowed]
     moved = {at: _moved(simulations[at], samples_per_step) for at in kept}
-    return [at for at in kept if moved[at] <= max(KEPT if said else TOLERATED, min(moved.values()))]
+    return [at for at in kept if moved[at] <= max(KEPT if fixed_step else TOLERATED, min(moved.values()))]
 
 
-def choose(simulations: Sequence[Simulation], samples_per_step: int, *, said: bool = False) -> Choice:
-    """The fastest that fits and keeps the samples of a step; where nobody has `said` them, they may move for speed.
+def choose(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False) -> Choice:
+    """The fastest that fits and keeps the samples of a step; unless the step is fixed, they may move for speed.
 
     Speeds are those of the samples in packs, and the samples that fit none are the slowest: for a little speed none is
     given up. Near ties: shorter, then nearer to the bound.
     """
-    kept = acceptable(simulations, samples_per_step, said=said)
+    kept = acceptable(simulations, samples_per_step, fixed_step=fixed_step)
     fitting = [at for at in kept if simulations[at].fits]
     if not fitting:
         return _nothing_fits(simulations, kept)
@@ -192,9 +192,8 @@ class Room:
 
 def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
     """Turn options on until a packing that keeps the samples fits; those that turn out not to be needed stay off."""
-    kept = [
-        simulations[at] for at in acceptable(simulations, question.samples_per_step, said=question.baseline.says_step)
-    ]
+    fixed = question.baseline.sets_step
+    kept = [simulations[at] for at in acceptable(simulations, question.samples_per_step, fixed_step=fixed)]
     before = min(kept, key=lambda one: one.memory_bytes)
     setup = question.setup
     taken: list[_Saving] = []

@@ -126,7 +126,7 @@ def _model(question: Question) -> dict[str, Any]:
 
 def _different(question: Question, names: tuple[str, ...]) -> dict[str, Any]:
     """What is recommended otherwise than the user's config would train."""
-    setup, own = question.setup, question.own
+    setup, own = question.setup, question.configured
     return {name: value for name in names if (value := getattr(setup, name)) != getattr(own, name)}
 
 
@@ -137,7 +137,7 @@ def _training(draft: ConfigDraft, intervals: Intervals, *, packed: bool) -> dict
         base.get("training", {}),
         any(base.get("data", {}).get(name) for name in ("eval_path", "eval_size")),
     )
-    found: dict[str, Any] = {} if (said.get("max_steps") or 0) > 0 else {"num_train_epochs": question.epochs}
+    found: dict[str, Any] = {} if (said.get("max_steps") or 0) > 0 else {"num_train_epochs": question.baseline.epochs}
     found |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
     if intervals.warmup_steps is not None:
         found["warmup_steps"] = intervals.warmup_steps
@@ -154,9 +154,9 @@ def _training(draft: ConfigDraft, intervals: Intervals, *, packed: bool) -> dict
         if isinstance(given := said.get(name), float) and given < 1:  # a share of all steps, which holds as it is
             found[name] = given
     found |= _different(question, _OF_TRAINING)
-    if setup.attention != question.own.attention:
+    if setup.attention != question.configured.attention:
         found["attn_implementation"] = setup.attention
-    if setup.optimizer != question.own.optimizer:
+    if setup.optimizer != question.configured.optimizer:
         found["optim"] = _OPTIMIZERS[setup.optimizer]
     compiled = setup.compiled if packed else question.baseline.compiled
     if "compile" not in said and compiled != packed:  # only what training would not do by itself
@@ -293,7 +293,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     baseline, gpus = question.baseline, question.setup.gpus
     size, before = baseline.per_device_batch_size, question.samples_per_step
     packs = counted(one.packs_per_step, "pack")
-    whose = "asked for" if baseline.says_step and not baseline.today else f"of {baseline.name}"
+    whose = "asked for" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
     return [
         _reason(
             "effective_batch_size",
@@ -318,7 +318,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
         _reason(
             "num_train_epochs",
             str(baseline.epochs),
-            str(question.epochs),
+            str(question.baseline.epochs),
             f"{counted(one.steps, 'step')} an epoch"
             + (f" instead of {draft.padded.steps:,}" if baseline.today and one.steps != draft.padded.steps else ""),
         ),
@@ -343,9 +343,8 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
         reason = "as many samples as before"
         found.append(_reason("warmup_steps", str(baseline.warmup_steps), str(new.warmup_steps), reason))
     elif baseline.warmup_ratio is not None:
-        reason = (
-            f"a share of the steps: {round(new.steps * draft.question.epochs * baseline.warmup_ratio):,} of them now"
-        )
+        steps = round(new.steps * baseline.epochs * baseline.warmup_ratio)
+        reason = f"a share of the steps: {steps:,} of them now"
         found.append(_reason("warmup_ratio", f"{baseline.warmup_ratio:g}", f"{baseline.warmup_ratio:g}", reason))
     written = _training(draft, new, packed=True)
     for name, noun in (("eval_steps", "evaluation"), ("save_steps", "save"), ("logging_steps", "log line")):
@@ -361,7 +360,7 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
 def _interval_reason(draft: ConfigDraft, name: str, noun: str) -> Reason:
     new, given = getattr(draft.intervals, name), getattr(draft.question.baseline, name)
     one = draft.simulation
-    times, whole = one.steps / new, one.samples_packed * draft.question.epochs
+    times, whole = one.steps / new, one.samples_packed * draft.question.baseline.epochs
     seen = min(round(new * one.samples_per_step), whole)
     reason = f"{times:.3g} {noun}{'' if round(times, 2) == 1 else 's'} an epoch, one every {seen:,} samples"
     if given is not None:

@@ -65,7 +65,7 @@ def _beside(found: Findings) -> Iterator[Beside]:
     """What was asked for, where options had to be turned on, and the padded run."""
     question, padded = found.question, found.padded[0]
     if found.room is not None:
-        asked = question.memory_of(found.room.worst, question.asked)
+        asked = question.memory_of(found.room.worst, question.requested)
         yield Beside(name="as asked for", estimate=asked, fits=asked.total <= question.usable_bytes)
     name = question.baseline.name.removeprefix("a ")
     yield Beside(name=name, estimate=question.padded_memory_of(padded.worst), fits=padded.fits)
@@ -246,7 +246,7 @@ def _resources(found: Findings) -> list[ResourceUse]:
 
 def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation) -> HostNeeds:
     epoch = plan.epoch(0)
-    size = 8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.epochs
+    size = 8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.epochs
     return host_needs(
         shape=question.shape,
         setup=question.setup,

@@ -99,8 +99,8 @@ class Baseline:
         return f"{self.name} (batches of {size}, {order}, {self.attention} attention, {layers} layers)"
 
     @property
-    def says_step(self) -> bool:
-        """Has anybody said how many samples an optimizer step has?"""
+    def sets_step(self) -> bool:
+        """Was the number of samples of an optimizer step given?"""
         return self.effective_batch_size is not None or self.gradient_accumulation_steps is not None
 
     def samples_per_step(self, gpus: int) -> int:
@@ -179,6 +179,8 @@ def read_rows(table: CostTable, seed: int, most: int = MOST_ROWS) -> CostRows:
     )
 
 
+Sections = Mapping[str, Mapping[str, Any]]  # a config as its YAML has it: model, data, training
+UNDECIDED = 2**61  # packing_length where none was given
 HEADROOM = 0.10  # of the GPU's memory that a plan leaves free: estimates are estimates
 
 
@@ -190,19 +192,22 @@ class Question:
     shape: ModelShape
     model: str
     gpu: Gpu
-    setup: TrainingSetup
+    setup: TrainingSetup  # of the packed run
     baseline: Baseline
     packing: PackingConfig  # its packing_length is replaced by those that are tried
-    epochs: int
-    seed: int
-    time: Coefficients | None
-    memory: MemoryCoefficients
-    own: TrainingSetup = field(default_factory=TrainingSetup)  # how packs are trained by what the user has said
-    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's config, by section
+    time: Coefficients | None = None
+    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS
+    padded_fit: Fit | None = None  # of padded batches, where their layers run otherwise than those of packs
+    configured: TrainingSetup = field(default_factory=TrainingSetup)  # how the user's config would train packs
+    base: Sections = field(default_factory=dict)  # the user's config, which is recommended with changes
     missing: frozenset[str] = frozenset()  # packages that are not there: what needs them is not recommended
     headroom: float = HEADROOM
-    asked: TrainingSetup | None = None  # what `setup` was before options that make room were turned on
-    padded_fit: Fit | None = None  # of padded batches, where their layers run otherwise than those of packs
+    requested: TrainingSetup | None = None  # what `setup` was before options that make room were turned on
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+        return self.packing.seed
 
     @property
     def samples_per_step(self) -> int:
@@ -226,7 +231,7 @@ class Question:
     @property
     def padded_setup(self) -> TrainingSetup:
         """How padded batches are trained: without what was changed to make room for packs."""
-        setup, baseline = self.asked or self.setup, self.baseline
+        setup, baseline = self.requested or self.setup, self.baseline
         chunked = setup.chunked_loss if baseline.chunked_loss is None else baseline.chunked_loss
         return replace(setup, attention=baseline.attention, compiled=baseline.compiled, chunked_loss=chunked)
 
@@ -266,5 +271,5 @@ def packing_from(given: Mapping[str, object], *, seed: int) -> PackingConfig:
     for name in given:
         if name not in names:
             raise ConfigError(f"packing.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))
-    values = {"packing_length": 2**61, "seed": seed, **given, "epochs": 1}
+    values = {"packing_length": UNDECIDED, "seed": seed, **given, "epochs": 1}
     return PackingConfig(**values)  # type: ignore[arg-type]  # the config checks every value itself

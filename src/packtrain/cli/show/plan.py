@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,8 +13,10 @@ from packtrain.app.plan import Planned
 from packtrain.cli.show.bars import Bar
 from packtrain.core.numbers import GIB, gib
 from packtrain.planning.choice import dropped_share
+from packtrain.planning.question import Baseline
 from packtrain.planning.study import StudyProgress as Studying
 from packtrain.planning.study_values import Reason, Study
+from packtrain.predicting.values import TrainingSetup
 from packtrain.reports.recommended import train_command
 from packtrain.reports.study_content import study_content
 
@@ -95,18 +97,18 @@ def _sweep_table(study: Study) -> Table:
     return table
 
 
-def _layers(trained: Mapping[str, Any]) -> str:
+def _layers(trained: TrainingSetup | Baseline) -> str:
     """How layers are taken to run, of a setup or a baseline."""
-    return "torch.compile" if trained["compiled"] else "eager"
+    return "torch.compile" if trained.compiled else "eager"
 
 
 def _padding_table(study: Study) -> Table:
-    name = "your current run first" if study.baseline.get("today") else "default settings first"
+    name = "your current run first" if study.baseline.today else "default settings first"
     table = Table(title=f"Without packing, {name}", title_justify="left", box=None)
     for title in ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", ""):
         table.add_column(title, justify="right", no_wrap=title not in ("batches", "kernels"))
     for run in study.padded:
-        own = f"{study.baseline['attention']}, {_layers(study.baseline)}"
+        own = f"{study.baseline.attention}, {_layers(study.baseline)}"
         table.add_row(
             "random" if run.order == "random" else "grouped by length",
             own if run.kernels == "own" else "as packed",
@@ -129,7 +131,7 @@ def _worth_showing(study: Study) -> list[Reason]:
         for reason in study.recommendation.reasons
         if reason.baseline != reason.packing.removesuffix(" (follows)")
     ]
-    if study.baseline.get("today"):
+    if study.baseline.today:
         return reasons
     written = {name for values in config.values() for name in values}
     return [reason for reason in reasons if reason.parameter in written]
