@@ -170,7 +170,7 @@ def test_balance_is_shown_for_ranks_that_have_packs(large: StudyOutcome) -> None
     rows = large.study.balance
     assert [row.ranks for row in rows] == [4, 8, 32]
     for row in rows:
-        assert 1 <= row.strict <= row.sorted <= row.random
+        assert 1 <= row.strict.slowest <= row.sorted.slowest <= row.random.slowest
 
 
 def test_overlong_samples_are_named_with_a_length_that_keeps_them(large: StudyOutcome) -> None:
