@@ -19,7 +19,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import percent
 from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
-from packtrain.planning.intervals import MOVED
+from packtrain.planning.configs import MOVED
 from packtrain.planning.question import Baseline
 from packtrain.planning.study import StudyOutcome, StudyProgress
 from packtrain.planning.study_values import Study
@@ -271,7 +271,7 @@ def test_options_that_make_it_fit_are_in_the_config(tmp_path: Path) -> None:
     check(found)
     study = found.study
     assert study.simulations[study.recommendation.simulation].fits
-    assert study.setup["gradient_checkpointing"] is True
+    assert study.setup.gradient_checkpointing is True
     assert study.recommendation.config["training"]["gradient_checkpointing"] is True
     assert "gradient_checkpointing true" in study.recommendation.verdict
     asked, padded = study.memory.beside

@@ -11,9 +11,9 @@ from packtrain.packing.arrays import binding_resources
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.planning.choice import MOST_DROPPED, dropped_share
 from packtrain.planning.clock import PassColumns
-from packtrain.planning.intervals import RATES, derive_intervals
+from packtrain.planning.configs import RATES, derive_intervals
 from packtrain.planning.question import Question
-from packtrain.planning.recommend import Findings, described
+from packtrain.planning.recommend import Findings
 from packtrain.planning.study_values import MemoryReport, Simulation, Trouble
 from packtrain.planning.sweep import KEPT, pack_rows, simulate, step_shape
 from packtrain.predicting.options import CHEAP
@@ -70,7 +70,7 @@ def _room(found: Findings) -> list[str]:
     """What fits because of changes is in the verdict."""
     if found.room is None or found.room.enough:
         return []
-    changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.changes)
+    changes = "; ".join(f"{change.parameter} {change.baseline} -> {change.packing}" for change in found.changes)
     return [
         f"Nothing that was tried fits {gib(found.question.usable_bytes)} ({changes or 'no option left'}): use "
         "more or larger GPUs, a smaller model, or shorter samples."
@@ -98,7 +98,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
         text += f" A packing_length of {longest:,} would keep every length"
         keeping = [s for s in found.simulations if s.samples_dropped < one.samples_dropped and s.fits]
         nearest = min(keeping, key=lambda s: s.packing_length, default=None)
-        text += f"; {described(nearest)} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
+        text += f"; {nearest.name} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
     over = tokens > config.packing_length
     cuttable = over & (question.rows.samples["tokens"] - question.rows.tails.tokens <= config.packing_length)
     if config.overlong == "drop" and cuttable.any():
@@ -286,7 +286,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
         return []
     gain = kept.tokens_per_second / found.chosen.tokens_per_second - 1
     return [
-        f"Without gradient checkpointing {described(longest)} would need {gib(kept.memory_bytes)} and reach "
+        f"Without gradient checkpointing {longest.name} would need {gib(kept.memory_bytes)} and reach "
         f"{kept.tokens_per_second:,.0f} real tokens/s ({signed_percent(gain)} against the recommended packing): "
         "worth a trial, with less room for surprises."
     ]
@@ -351,7 +351,7 @@ def _out_of_memory(found: Findings, memory: MemoryReport) -> str:
         and dropped_share(other) <= allowed
     ]
     ways = [
-        f"{described(other)} needs {gib(other.memory_bytes)} and drops {counted(other.samples_dropped, 'sample')}"
+        f"{other.name} needs {gib(other.memory_bytes)} and drops {counted(other.samples_dropped, 'sample')}"
         for other in sorted(shorter, key=lambda other: -other.memory_bytes)[:2]
     ]
     options = [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from packtrain.core.numbers import counted, gib, limits_text, percent, signed_percent, whole_percent
+from packtrain.core.numbers import counted, gib, percent, signed_percent, whole_percent
 from packtrain.planning.question import Question
-from packtrain.planning.study_values import Simulation
+from packtrain.planning.study_values import Reason, Simulation
 from packtrain.planning.sweep import KEPT
 from packtrain.predicting.values import Load, TrainingSetup
 
@@ -22,11 +23,11 @@ _SHORTER = 0.8  # of the recommended length: what makes a setting conservative
 _NEARLY_AS_FAST = 0.85  # a longer setting that is slower than this is no alternative
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """The recommended simulation and why it is that one."""
+    """One of the simulations, and why it is that one."""
 
-    simulation: int
+    simulation: int  # its position
     reason: str
 
 
@@ -67,7 +68,7 @@ def choose(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_st
     best = max(simulations[at].tokens_per_second for at in keeping)
     tied = [at for at in keeping if simulations[at].tokens_per_second >= (1 - TIE) * best]
     chosen = min(tied, key=lambda at: _preference(simulations[at]))
-    return Choice(simulation=chosen, reason=_why(simulations, chosen, fitting))
+    return Choice(chosen, _why(simulations, chosen, fitting))
 
 
 def _moved(simulation: Simulation, samples_per_step: int) -> float:
@@ -86,8 +87,7 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int])
     others = f"{counted(len(fitting), 'packing')} that {'fits' if len(fitting) == 1 else 'fit'}"
     if fastest.samples_dropped > mine.samples_dropped:
         more = counted(fastest.samples_dropped - mine.samples_dropped, "sample")
-        name = limits_text(fastest.packing_length, fastest.limits)
-        text += f"; {name} would be {percent(faster)} faster, but leaves out {more} more"
+        text += f"; {fastest.name} would be {percent(faster)} faster, but leaves out {more} more"
     elif faster > 0:
         text += f", within {whole_percent(TIE)} of the fastest of the {others}, and shorter"
     elif len(fitting) > 1:
@@ -98,14 +98,10 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int])
 def _nothing_fits(simulations: Sequence[Simulation], kept: Sequence[int]) -> Choice:
     chosen = min(kept, key=lambda at: simulations[at].memory_bytes)
     mine = simulations[chosen]
-    return Choice(
-        simulation=chosen,
-        reason=f"nothing fits this GPU; {limits_text(mine.packing_length, mine.limits)} needs least, "
-        f"{gib(mine.memory_bytes)}",
-    )
+    return Choice(chosen, f"nothing fits this GPU; {mine.name} needs least, {gib(mine.memory_bytes)}")
 
 
-def efficient(simulations: Sequence[Simulation], chosen: int) -> tuple[int, str] | None:
+def efficient(simulations: Sequence[Simulation], chosen: int) -> Choice | None:
     """A setting that fits and gets more out of the data: faster, or else fuller or with fewer samples left out."""
     mine = simulations[chosen]
     allowed = max(MOST_DROPPED, dropped_share(mine))
@@ -121,14 +117,14 @@ def efficient(simulations: Sequence[Simulation], chosen: int) -> tuple[int, str]
     if not faster and not longer:
         return None
     if faster:
-        found, why = max(faster, key=lambda at: simulations[at].tokens_per_second), "faster"
+        best, why = max(faster, key=lambda at: simulations[at].tokens_per_second), "faster"
     else:
-        found = max(longer, key=lambda at: (simulations[at].tokens_per_second, -simulations[at].packing_length))
+        best = max(longer, key=lambda at: (simulations[at].tokens_per_second, -simulations[at].packing_length))
         why = "nothing that fits is faster; this one is longer and leaves less out"
-    return found, f"{why}: {_compared(simulations[found], mine)}"
+    return Choice(best, f"{why}: {_compared(simulations[best], mine)}")
 
 
-def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | None = None) -> tuple[int, str] | None:
+def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | None = None) -> Choice | None:
     """A setting that needs less memory: the fastest that is clearly shorter, else the shorter one that needs least."""
     mine = simulations[chosen]
     allowed = max(MOST_DROPPED, 2 * dropped_share(mine))
@@ -144,17 +140,17 @@ def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | 
     if not kept:
         return None
     if clearly:
-        found = max(clearly, key=lambda at: simulations[at].tokens_per_second)
+        best = max(clearly, key=lambda at: simulations[at].tokens_per_second)
     else:
-        found = min(kept, key=lambda at: simulations[at].memory_bytes)
-    return found, f"less memory: {_compared(simulations[found], mine)}"
+        best = min(kept, key=lambda at: simulations[at].memory_bytes)
+    return Choice(best, f"less memory: {_compared(simulations[best], mine)}")
 
 
 def _compared(one: Simulation, mine: Simulation) -> str:
     """What another setting changes, in numbers."""
     speed = signed_percent(one.tokens_per_second / mine.tokens_per_second - 1)
     return (
-        f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed} against "
+        f"{one.name}: {one.tokens_per_second:,.0f} real tokens/s ({speed} against "
         f"{mine.tokens_per_second:,.0f}), "
         f"fill {percent(one.fill)} (against {percent(mine.fill)}), "
         f"{gib(one.memory_bytes)} on the fullest GPU ({gib(mine.memory_bytes)}), "
@@ -170,22 +166,12 @@ _DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RoomOption:
-    """One option that was turned on."""
-
-    setting: str
-    before: str
-    after: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
     """How to train instead, and the limits to pack with."""
 
     setup: TrainingSetup
     limits: tuple[Mapping[str, int], ...]
-    changes: tuple[RoomOption, ...]
+    changes: tuple[Reason, ...]
     enough: bool  # something fits now
     worst: Load  # the heaviest pack of the packing that needs least
 
@@ -196,15 +182,15 @@ def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
     kept = [simulations[at] for at in acceptable(simulations, question.samples_per_step, fixed_step=fixed)]
     before = min(kept, key=lambda one: one.memory_bytes)
     setup = question.setup
-    taken: list[_Saving] = []
+    options: list[_Option] = []
     limits: tuple[Mapping[str, int], ...] = ()
     ladder = _ladder(question, before.worst)
-    cheap = sum(one.setting not in _DRASTIC for one in ladder)
-    for number, saving in enumerate(ladder, start=1):
-        found = saving.applied(setup)
-        if question.memory_of(before.worst, found).total < question.memory_of(before.worst, setup).total:
-            setup = found
-            taken.append(saving)
+    cheap = sum(option.setting not in _DRASTIC for option in ladder)
+    for number, option in enumerate(ladder, start=1):
+        then = _with_options(setup, [option])
+        if question.memory_of(before.worst, then).total < question.memory_of(before.worst, setup).total:
+            setup = then
+            options.append(option)
         if _any_fits(question, kept, setup):
             break
         limits = patch_limits(question, kept, setup) if number >= cheap else ()
@@ -212,11 +198,12 @@ def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
             break
     enough = bool(limits) or _any_fits(question, kept, setup)
     if enough and not limits:
-        setup, taken = _without_spare(question, kept, taken)
-    changes = _described(question, before, taken)
+        options = _needed(question, kept, options)
+        setup = _with_options(question.setup, options)
+    changes = _explained(question, before, options)
     if limits:
         smallest = min(limits, key=lambda one: one["packing_length"])
-        changes += (_limit_change(smallest["max_patches_per_pack"], smallest["packing_length"]),)
+        changes += (_limit_change(smallest[_PATCHES], smallest["packing_length"]),)
     return Room(setup=setup, limits=limits, changes=changes, enough=enough, worst=before.worst)
 
 
@@ -238,78 +225,67 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Saving:
+class _Option(NamedTuple):
     """An option that saves memory, and its price."""
 
     setting: str
     to: object
     cost: str
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with this option."""
-        return replace(setup, **{self.setting: self.to})  # type: ignore[arg-type]
 
-
-def _ladder(question: Question, worst: Load) -> list[_Saving]:
+def _ladder(question: Question, worst: Load) -> list[_Option]:
     """Options from those that cost nothing to those that train something else; none that needs a missing package."""
-    setup = question.setup
-    deepspeed, four_bits = ("deepspeed" not in question.missing, "bitsandbytes" not in question.missing)
-    found = [
-        _Saving("chunked_loss", True, "the loss is the same"),
-        _Saving("gradient_checkpointing", True, "each layer of the language model is computed twice forward"),
-    ]
-    if setup.attention != "varlen":
-        found.append(_Saving("attention", "varlen", "needs a GPU with flash kernels"))
-    if worst.patches and setup.train_vision:
-        quarter = max(worst.largest_patches, worst.patches // 4)
-        found += [
-            _Saving("vision_checkpointing", True, "each layer of the vision encoder is computed twice forward"),
-            _Saving("vision_batch_patches", quarter, "the encoder runs several times with fewer patches"),
-        ]
-    if deepspeed and setup.gpus > 1 and setup.sharding in ("ddp", "zero1"):
-        found.append(_Saving("sharding", "zero2", "gradients are exchanged in every micro-batch"))
-    if setup.gpus > 1 and setup.sharding != "fsdp":
-        found.append(_Saving("sharding", "fsdp", "weights are gathered in every micro-batch"))
-    if four_bits and setup.method == "full":
-        found.append(
-            _Saving("optimizer", "adamw_8bit", "optimizer states are rounded, and weights have no fp32 masters")
-        )
-    if setup.method == "full":
-        found.append(_Saving("method", "lora", "adapters are trained instead of the weights"))
-    if four_bits and setup.method != "qlora":
-        found.append(_Saving("method", "qlora", "adapters on weights of 4 bits"))
-    return [one for one in found if getattr(setup, one.setting) != one.to]
+    setup, gpus = question.setup, question.setup.gpus
+    deepspeed, bitsandbytes = (package not in question.missing for package in ("deepspeed", "bitsandbytes"))
+    full, vision = setup.method == "full", worst.patches > 0 and setup.train_vision
+    quarter = max(worst.largest_patches, worst.patches // 4)
+    ladder = (
+        (True, "chunked_loss", True, "the loss is the same"),
+        (True, "gradient_checkpointing", True, "each layer of the language model runs forward twice"),
+        (True, "attention", "varlen", "needs a GPU with flash kernels"),
+        (vision, "vision_checkpointing", True, "each layer of the vision encoder runs forward twice"),
+        (vision, "vision_batch_patches", quarter, "the encoder runs several times with fewer patches"),
+        (
+            deepspeed and gpus > 1 and setup.sharding in ("ddp", "zero1"),
+            *("sharding", "zero2", "gradients are reduced in every micro-batch"),
+        ),
+        (gpus > 1, "sharding", "fsdp", "weights are gathered in every micro-batch"),
+        (
+            bitsandbytes and full,
+            *("optimizer", "adamw_8bit", "optimizer states are quantized, and weights have no fp32 masters"),
+        ),
+        (full, "method", "lora", "adapters are trained instead of the weights"),
+        (bitsandbytes, "method", "qlora", "adapters are trained on 4-bit weights"),
+    )
+    return [_Option(name, to, cost) for usable, name, to, cost in ladder if usable and getattr(setup, name) != to]
 
 
-def _without_spare(
-    question: Question, kept: Sequence[Simulation], taken: Sequence[_Saving]
-) -> tuple[TrainingSetup, list[_Saving]]:
+def _needed(question: Question, kept: Sequence[Simulation], options: Sequence[_Option]) -> list[_Option]:
     """Leave out, the most costly first, what is not needed; what costs nothing stays."""
-    needed = list(taken)
-    for one in [one for one in reversed(taken) if one.setting not in _FREE]:
-        fewer = [other for other in needed if other is not one]
-        if _any_fits(question, kept, _applied(question.setup, fewer)):
+    needed = list(options)
+    for option in [option for option in reversed(options) if option.setting not in _FREE]:
+        fewer = [other for other in needed if other is not option]
+        if _any_fits(question, kept, _with_options(question.setup, fewer)):
             needed = fewer
-    return _applied(question.setup, needed), needed
+    return needed
 
 
-def _applied(setup: TrainingSetup, taken: Sequence[_Saving]) -> TrainingSetup:
-    for one in taken:
-        setup = one.applied(setup)
+def _with_options(setup: TrainingSetup, options: Sequence[_Option]) -> TrainingSetup:
+    for option in options:
+        setup = replace(setup, **{option.setting: option.to})  # type: ignore[arg-type]
     return setup
 
 
-def _described(question: Question, before: Simulation, taken: Sequence[_Saving]) -> tuple[RoomOption, ...]:
-    found, setup = [], question.setup
-    for one in taken:
-        changed = one.applied(setup)
+def _explained(question: Question, before: Simulation, options: Sequence[_Option]) -> tuple[Reason, ...]:
+    reasons, setup = [], question.setup
+    for option in options:
+        changed = _with_options(setup, [option])
         saved = question.memory_of(before.worst, setup).total - question.memory_of(before.worst, changed).total
-        reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {one.cost}"
-        was, now = shown_setting(getattr(setup, one.setting)), shown_setting(one.to)
-        found.append(RoomOption(setting=one.setting, before=was, after=now, reason=reason))
+        reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {option.cost}"
+        old, new = shown_setting(getattr(setup, option.setting)), shown_setting(option.to)
+        reasons.append(Reason(option.setting, old, new, reason))
         setup = changed
-    return tuple(found)
+    return tuple(reasons)
 
 
 def shown_setting(value: object) -> str:
@@ -319,21 +295,17 @@ def shown_setting(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def changes_for(room: Room, one: Simulation) -> tuple[RoomOption, ...]:
+def changes_for(room: Room, one: Simulation) -> tuple[Reason, ...]:
     """The changes as this packing has them: every length has its own limit on patches, and some need none."""
-    found = tuple(change for change in room.changes if change.setting != _PATCHES)
-    if len(found) == len(room.changes) or _PATCHES not in one.limits:
-        return found
-    return (*found, _limit_change(one.limits[_PATCHES], one.packing_length))
+    changes = tuple(change for change in room.changes if change.parameter != _PATCHES)
+    if len(changes) == len(room.changes) or _PATCHES not in one.limits:
+        return changes
+    return (*changes, _limit_change(one.limits[_PATCHES], one.packing_length))
 
 
-def _limit_change(limit: int, length: int) -> RoomOption:
-    return RoomOption(
-        setting=_PATCHES,
-        before="no limit",
-        after=f"{limit:,}",
-        reason=f"keeps the vision encoder within memory at packing_length {length:,}",
-    )
+def _limit_change(limit: int, length: int) -> Reason:
+    why = f"keeps the vision encoder within memory at packing_length {length:,}"
+    return Reason(_PATCHES, "no limit", f"{limit:,}", why)
 
 
 def _any_fits(question: Question, kept: Sequence[Simulation], setup: TrainingSetup) -> bool:

@@ -83,7 +83,7 @@ def comfortable(found: Findings) -> Combination | None:
     if packed is None:
         return None
     limits = {name: f"{value:,}" for name, value in settings.items() if dict(one.settings).get(name) != value}
-    options = {change.setting: change.after for change in room.changes if change.setting not in settings}
+    options = {change.parameter: change.packing for change in room.changes if change.parameter not in settings}
     return Combination(
         changes=tuple(f"{name} {value}" for name, value in {**limits, **options}.items()),
         memory_bytes=packed.memory_bytes,

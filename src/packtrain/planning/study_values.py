@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from packtrain.core.numbers import limits_text
 from packtrain.packing.schedule import BalanceLine
 from packtrain.planning.question import Baseline, Sections
 from packtrain.predicting.host import HostNeeds
@@ -107,12 +108,17 @@ class Simulation:
     idle: float = 0.0  # share of the GPUs' passes that get no pack, since a step has whole packs
 
     @property
+    def name(self) -> str:
+        """Its settings in words."""
+        return limits_text(self.packing_length, self.limits)
+
+    @property
     def settings(self) -> Mapping[str, int]:
         """The length and the further limits, as a config names them."""
         return {"packing_length": self.packing_length, **self.limits}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Reason:
     """One line of the recommendation: a setting, what it was, what it becomes and why."""
 
