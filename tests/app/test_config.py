@@ -20,7 +20,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.schedule import Balance
-from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import SchemaOptions
 from packtrain.records.yaml_text import read_value
 from packtrain.training.step_settings import StepSettings
 

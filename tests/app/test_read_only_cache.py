@@ -18,7 +18,7 @@ from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from packtrain.core.locks import alone
+from packtrain.core.artifacts import alone
 
 pytestmark = pytest.mark.filterwarnings("ignore:shard cache")  # which says that it reads directly
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -116,6 +116,6 @@ def test_a_disk_that_is_full_is_another_matter(tmp_path: Path, monkeypatch: pyte
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("packtrain.core.locks.os.open", full)
+    monkeypatch.setattr("packtrain.core.artifacts.os.open", full)
     with pytest.raises(OSError, match="No space"), alone(tmp_path / "a.lock"):
         pass

@@ -17,12 +17,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.artifacts import DiskFull, atomic_path, read_json, refuse_links, remove_leftovers, write_json
+from packtrain.core.artifacts import (
+    DiskFull,
+    alone,
+    atomic_path,
+    lock,
+    made_once,
+    read_json,
+    refuse_links,
+    remove_leftovers,
+    whole_folder,
+    write_json,
+)
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
-from packtrain.core.folders import made_once, whole_folder
-from packtrain.core.locks import alone, lock
 from packtrain.core.secrets import kept_apart, with_secrets, without_secrets
 from packtrain.core.seeds import stream
 

@@ -21,6 +21,7 @@ import zstandard
 from every_format import RECORDS, SOURCES, picture, with_bytes, write_lines, write_list, write_mixture, write_tar
 
 from packtrain.app.measure import measure_outcome
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
 from packtrain.delivery.encode.reader import PAUSES, RecordReader
@@ -30,10 +31,10 @@ from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.open import iter_units, read_unit
-from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import SchemaOptions
 from packtrain.records.shards.data_files import CachedFiles, LocalFiles
-from packtrain.records.shards.plain import Files, Plain
 from packtrain.records.shards.shard_cache import ShardCache
+from packtrain.records.span import Files, Plain
 
 Model = Callable[[str], Path]
 PER_TAR = 2  # shards
@@ -410,7 +411,7 @@ def test_the_request_leads_back_from_its_description(measured: CostTable) -> Non
     )
     request = replace(request, specs=(replace(request.specs[0], repeats=2.0), *request.specs[1:]))
     plain = json.loads(json.dumps(request.describe()))
-    places = Places.from_plain(json.loads(json.dumps(request.places().plain())))
+    places = from_json(Places, json.loads(json.dumps(request.places().plain())))
     again = Request.from_description(plain, places, json.loads(json.dumps(request.mixture())))
     assert again == request
     assert Request.from_description(plain, places) != request, "the shares are told apart"

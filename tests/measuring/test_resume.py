@@ -210,10 +210,10 @@ def test_killed_worker_is_said_in_words(tmp_path: Path, data: Path, qwen: Path, 
     assert_continues(run, tmp_path / "out", expected, tmp_path / "log", 3)
 
 
-def test_disk_full_is_said_in_words(tmp_path: Path, qwen: Path) -> None:
-    """The error of the system, without a traceback; here a folder that nobody can write into."""
+def test_a_folder_that_cannot_be_made_is_bad_usage(tmp_path: Path, qwen: Path) -> None:
+    """The error of the system, without a traceback."""
     data = write_lines(tmp_path / "data.jsonl", chats(3))
     code, out, err = command(*arguments(data, qwen, Path("/proc/none/out"), 1), log=tmp_path / "log")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "/proc/none" in err
     assert "Traceback" not in err

@@ -12,6 +12,7 @@ import pytest
 from measuring import chats, write_image, write_lines
 
 from packtrain.app.measure import measure, measure_outcome
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.measure_summary import MeasureSummary, SourceTotals
@@ -55,7 +56,7 @@ def test_the_summary_describes_the_columns(folder: Path) -> None:
     assert said["median"] == np.median(tokens)
     assert (said["min"], said["max"]) == (tokens.min(), tokens.max())
     assert table.summary.statistics.sources == {"data": SourceTotals(rows=12, tokens=int(tokens.sum()))}
-    assert MeasureSummary.from_json(json.loads(json.dumps(table.summary.to_json()))) == table.summary
+    assert from_json(MeasureSummary, json.loads(json.dumps(table.summary.to_json()))) == table.summary
     counts = table.summary.counts
     assert counts.entries == counts.rows + counts.ledger == 13
 

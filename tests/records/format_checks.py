@@ -12,10 +12,10 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaRef
-from packtrain.records.formats.compression import file_blocks, file_compression
 from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.formats.tar_shards import MEDIA_TOO_LARGE
 from packtrain.records.open import loses_more
+from packtrain.records.shards.decompression import file_blocks, file_compression
 from packtrain.records.source import Entry, Format, SourceSpec, Unit, open_format
 
 

@@ -14,8 +14,8 @@ import pytest
 from made_runs import WARNINGS, Made, write_run
 from pages import Page, at, read_page
 
+from packtrain.core.artifacts import alone
 from packtrain.core.errors import ConfigError
-from packtrain.core.locks import alone
 from packtrain.core.numbers import FORMATS, formatted
 from packtrain.reports.run_charts import draw_runs
 from packtrain.reports.run_content import runs_content

@@ -18,7 +18,7 @@ from packtrain.bench.other_packers import NOT_RUN, OTHERS, OtherPacker
 from packtrain.bench.scaling import scaling
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
-from packtrain.families.known_shapes import known_config
+from packtrain.families.registry import known_config
 from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
 from packtrain.packing.greedy import first_fit
 from packtrain.packing.multi_resource_kernels import best_fit_by_sum

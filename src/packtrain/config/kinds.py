@@ -9,7 +9,7 @@ from typing import Any
 
 from packtrain.core.errors import nearest
 from packtrain.core.values import MediaLimits
-from packtrain.families.template_date import A_DAY, is_date
+from packtrain.families.chat_template import A_DAY, is_date
 from packtrain.records.yaml_text import brief
 
 _NEAR = 0.8  # of two names: the share that they have in common

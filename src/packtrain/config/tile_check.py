@@ -11,7 +11,7 @@ from packtrain.config.systems import systems_of
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaLimits
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.model_folder import resolve
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings

@@ -1,15 +1,16 @@
-"""Files that appear whole or not at all, and say which version of the format they are."""
+"""Files and folders that appear whole or not at all, JSON that says its format version, locks between processes."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import json
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from packtrain.core.errors import ArtifactError, PathError, in_one_line
 from packtrain.core.fingerprint import digest
 
 _CHECKSUM = "checksum"  # of a JSON artifact without this one
+_NOT_FOR_US = (errno.EROFS, errno.EACCES, errno.EPERM)  # a folder that we may only read
 
 
 class DiskFull(OSError):
@@ -140,6 +142,82 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+# ---- folders
+
+
+@contextmanager
+def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its place when the block ends without an error.
+
+    A folder that is there and not empty is an OSError then; with `replace`, which is for the only process that writes
+    there, it stays until then. What killed processes have left is removed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder, only_writer=replace)
+    # Not by process id: on a shared disk another machine may have a process of the same one.
+    work = folder.with_name(f".{folder.name}.{uuid.uuid4().int}.tmp")
+    work.mkdir()
+    alive = os.open(work, os.O_RDONLY)
+    try:
+        lock(alive)
+        with room_for(folder):
+            yield work
+            for path in (*work.rglob("*"), work):
+                sync(path)
+            if replace:
+                _exchange(work, folder)
+            else:
+                os.replace(work, folder)
+            sync(folder.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(alive)
+
+
+def made_once(folder: Path, write: Callable[[Path], object]) -> Path:
+    """A folder that is written where it is not there yet; another process may be faster."""
+    if not folder.is_dir():
+        try:
+            with whole_folder(folder) as fresh:
+                write(fresh)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _remove_abandoned(folder: Path, *, only_writer: bool) -> None:
+    """Only a living process holds the lock on its folder; on a disk without locks, the only writer knows.
+
+    An empty one may be about to be locked.
+    """
+    for path in leftovers(folder.parent, folder.name):
+        with suppress(OSError):  # locked, or gone by now
+            left = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if (lock(left, wait=False) or only_writer) and any(path.iterdir()):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(left)
+
+
+def _exchange(work: Path, folder: Path) -> None:
+    before = work.with_suffix(".old")
+    if folder.exists():
+        os.rename(folder, before)
+    try:
+        os.rename(work, folder)
+    except OSError:
+        if before.exists():
+            os.rename(before, folder)
+        raise
+    for path in leftovers(folder.parent, folder.name, "old"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- JSON
+
+
 @contextmanager
 def whole_content(path: Path, *, fix: str) -> Iterator[None]:
     """Name the JSON artifact whose content is made into values here, where something is missing or of another kind."""
@@ -190,3 +268,78 @@ def read_json(
         got = "content that does not match its checksum"
         raise ArtifactError(str(path), got=got, expected=f"an unchanged {kind} file", fix=fix)
     return dict(body)
+
+
+# ---- locks
+
+
+@contextmanager
+def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Wait until no other process is in a block with this path, or raise BlockingIOError where that is not wanted.
+
+    False where the disk has no locks, or where we may neither write nor find one: then nobody waits. What is complete
+    there can be used all the same, and whoever wants to write finds out why it cannot.
+    """
+    file = _opened(path)
+    held = False
+    try:
+        held = file is not None and lock(file, wait=wait)
+        yield held
+    finally:
+        if file is not None:
+            if held:  # closing would leave it to processes that were forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+
+def is_held(path: Path) -> bool:
+    """Is a process in a block with this path? False where that cannot be known."""
+    try:
+        file = open_own(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(file, shared=True)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file without waiting; False where another process holds it, OSError where the disk has no locks.
+
+    The system releases it when the process ends, however it ends.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def lock(descriptor: int, *, wait: bool = True) -> bool:
+    """Lock an open file until it is closed; False where the disk has no locks, BlockingIOError instead of waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _opened(path: Path) -> int | None:
+    """The file of a lock, made where it is not there; without leave to write, one that a writer has made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open_own(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_US:
+            raise
+    try:
+        return open_own(path, os.O_RDONLY)
+    except OSError:
+        return None

@@ -1,4 +1,4 @@
-"""Text with URLs in it, as it may be shown to others: without users, passwords, signatures and tokens."""
+"""Text as it may be shown: URLs without users, passwords and signatures; no characters that steer a terminal."""
 
 from __future__ import annotations
 
@@ -35,3 +35,26 @@ def _reduced(found: re.Match[str]) -> str:
 
 def _may_be_shown(name: str, value: str) -> bool:
     return not _SECRET.search(name) and _PLAIN.fullmatch(value) is not None and _PLAIN.fullmatch(name) is not None
+
+
+# Controls of C0 and C1 without tab and newline, and those that turn the direction of the text around.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""The same text with control characters written out as Python and JSON would.
+
+    >>> print(visible("a\x1b[31m\nb\u202e"))
+    a\x1b[31m
+    b\u202e
+    """
+    return _CONTROLS.sub(lambda found: _escape(ord(found[0])), text)
+
+
+def visible_json(text: str) -> str:
+    """JSON text with such characters as its own escapes."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from packtrain.core.artifacts import open_own, room_for
+from packtrain.core.artifacts import lock, open_own, room_for
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
-from packtrain.core.locks import lock
 from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 6

@@ -42,11 +42,6 @@ class Places:
         """For a JSON file."""
         return {**asdict(self), "sources": [asdict(source) for source in self.sources]}
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Places:
-        """What `plain` tells of."""
-        return cls(**{**plain, "sources": tuple(SourcePlace(**source) for source in plain.get("sources", ()))})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryCounts:
@@ -155,22 +150,3 @@ class MeasureSummary:
     def to_json(self) -> dict[str, Any]:
         """The content of measure.json."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> MeasureSummary:
-        """From the content of measure.json."""
-        found = {name: value for name, value in body.items() if name not in ("kind", "version")}
-        statistics, content = found["statistics"], found["content"]
-        found |= {
-            "counts": EntryCounts(**found["counts"]),
-            "places": Places.from_plain(found["places"]),
-            "unread": {name: UnreadName(**one) for name, one in found["unread"].items()},
-            "content": None if content is None else TableContent(**content),
-            "files": tuple((source, file) for source, file in found["files"]),
-            "statistics": TableStatistics(
-                columns=statistics["columns"],
-                sources={name: SourceTotals(**one) for name, one in statistics["sources"].items()},
-            ),
-            "check": DriftCheck(**found["check"]),
-        }
-        return cls(**found)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, ConfigError, PathError, nearest
 from packtrain.core.numbers import counted
 from packtrain.core.values import MediaLimits
@@ -222,7 +223,7 @@ def read_summary(folder: Path) -> MeasureSummary:
     """measure.json of a folder, as it was written."""
     body = read_json(folder / SUMMARY, KIND, VERSION, checked=True, fix="measure again")
     with whole_content(folder / SUMMARY, fix="measure again"):
-        return MeasureSummary.from_json(body)
+        return from_json(MeasureSummary, body, ignore=("kind", "version"))
 
 
 def write_summary(folder: Path, summary: MeasureSummary) -> None:

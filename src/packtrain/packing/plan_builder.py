@@ -13,10 +13,9 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from packtrain.core.artifacts import write_json
+from packtrain.core.artifacts import whole_folder, write_json
 from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError, DataError, PathError
-from packtrain.core.folders import whole_folder
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
 from packtrain.packing.cutting import Dropped

@@ -23,14 +23,14 @@ from packtrain.families.shape import (
     LanguageParts,
     LanguageShape,
     Projector,
+    Values,
     VisionEncoder,
     VisionShape,
     linear,
     plain_vit,
     two_layers,
 )
-from packtrain.families.sizes import Values
-from packtrain.families.text.shape import GENERIC
+from packtrain.families.text.model import GENERIC
 from packtrain.predicting.values import ModelShape, ParameterCounts
 from packtrain.predicting.weights import count_weights
 

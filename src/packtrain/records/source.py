@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaKind, MediaRef
-from packtrain.records.shards.plain import Plain
+from packtrain.records.span import Plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

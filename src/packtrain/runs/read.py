@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from packtrain.core.artifacts import open_own
+from packtrain.core.artifacts import is_held, open_own
 from packtrain.core.errors import ConfigError, PathError
-from packtrain.core.locks import is_held
 from packtrain.runs.metrics_log import METRICS
 from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
 from packtrain.runs.run_values import LEARNING_RATES, About, Evaluation, Scalar, Steps, TrainingRun, Warned

@@ -26,9 +26,8 @@ from typing import Any
 import yaml
 
 import packtrain
-from packtrain.core.artifacts import atomic_path, read_json, refuse_links, write_json
+from packtrain.core.artifacts import alone, atomic_path, read_json, refuse_links, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.core.locks import alone
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
 from packtrain.records.yaml_text import Dumper

@@ -17,8 +17,8 @@ from packtrain.measuring.request import Request
 from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.media import MediaStore
 from packtrain.records.open import read_place
-from packtrain.records.shards.plain import Files, Plain
 from packtrain.records.source import Entry
+from packtrain.records.span import Files, Plain
 
 PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault of the disk or the network
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.artifacts import alone, atomic_path, read_json, remove_leftovers, write_json
 from packtrain.core.checksums import checks_here, require_sums, sums_of
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
-from packtrain.core.locks import alone
 from packtrain.measuring.table import COSTS, CostTable, DataFile
 
 KIND, VERSION = "rows", 2

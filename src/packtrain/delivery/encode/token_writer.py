@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from packtrain.core.artifacts import atomic_path, read_json, remove_leftovers, write_json
+from packtrain.core.artifacts import alone, atomic_path, read_json, remove_leftovers, write_json
 from packtrain.core.errors import ArtifactError, RecordError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.core.locks import alone
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import media_header
 from packtrain.delivery.encode.encode import SampleEncoder
@@ -50,7 +49,7 @@ from packtrain.delivery.encode.token_table import (
 from packtrain.measuring.engines import in_processes
 from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
-from packtrain.records.shards.plain import Files
+from packtrain.records.span import Files
 
 PART_TOKENS = 4_000_000  # of text; 16 MB
 PART_ROWS = 16_384

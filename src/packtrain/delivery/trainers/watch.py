@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
-from packtrain.core.visible import visible
+from packtrain.core.public import visible
 from packtrain.delivery.trainers.rank_signs import Patience, Sign, SignJudge
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.compression import file_blocks
-from packtrain.records.formats.json_object import BOM, LONGEST, NOT_UTF8
+from packtrain.records.formats.jsonl import BOM, LONGEST, NOT_UTF8
 from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
-from packtrain.records.shards.plain import Plain, plain_blocks
+from packtrain.records.shards.decompression import file_blocks
 from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.span import Plain, plain_blocks
 
 NOT_CSV = "not a valid row"
 UNCLOSED = "a quote is not closed, rows may be missing"

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packtrain.core.errors import ConfigError, PacktrainError, RecordError
-from packtrain.records.formats.saved_dataset import STATE_FILE, is_saved_dataset, saved_files, split_folder
 from packtrain.records.formats.source_files import expand_braces, failed_unit, kind_of_name
-from packtrain.records.formats.splits import check_split
+from packtrain.records.formats.splits import STATE_FILE, check_split, is_saved_dataset, saved_files, split_folder
 from packtrain.records.formats.tables import Arrow
-from packtrain.records.shards.plain import Plain
 from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.span import Plain
 
 STREAM_BROKE = "stream broke, the rest of the dataset is missing"
 NO_ROW = "the dataset has no such row"

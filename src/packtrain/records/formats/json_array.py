@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.compression import file_blocks
-from packtrain.records.formats.json_object import (
+from packtrain.records.formats.jsonl import (
     LONGEST,
     NOT_JSON,
     NOT_UTF8,
@@ -21,8 +20,9 @@ from packtrain.records.formats.json_object import (
     size_of,
 )
 from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
-from packtrain.records.shards.plain import Plain, plain_blocks
+from packtrain.records.shards.decompression import file_blocks
 from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.span import Plain, plain_blocks
 
 NOT_A_LIST = "file has no list of objects"
 SEVERAL_LISTS = "file holds several lists of objects"

@@ -9,10 +9,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats.splits import by_split, chosen_split
-from packtrain.records.inside import allowed_places
+from packtrain.records.formats.splits import by_split, chosen_split, is_saved_dataset, split_folder
 from packtrain.records.shards.address import has_wildcards, is_remote, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
+
+# A snapshot is a folder of links: REPO/snapshots/COMMIT/data/a.parquet -> REPO/blobs/HASH
+_SNAPSHOT = re.compile(r"(.*/(?:datasets|models|spaces)--[^/]+)/snapshots/[^/]+(?:/.*)?", re.DOTALL)
+
+
+def hub_snapshots(folder: str) -> list[str]:
+    """The snapshots in a folder of the hub's cache, the latest first; none in any other folder."""
+    if not all(os.path.isdir(os.path.join(folder, name)) for name in ("blobs", "snapshots")):
+        return []
+    found = [entry for entry in os.scandir(os.path.join(folder, "snapshots")) if entry.is_dir()]
+    return [entry.path for entry in sorted(found, key=lambda entry: -entry.stat().st_mtime)]
+
+
+def allowed_places(folder: str) -> tuple[str, ...]:
+    """The real folders that a file of this one may lie in, each with a slash at its end."""
+    real = os.path.realpath(folder)
+    snapshot = _SNAPSHOT.fullmatch(real)
+    found = [real, *([f"{snapshot[1]}/blobs"] if snapshot else [])]
+    return tuple(os.path.join(place, "") for place in found)
+
 
 T = TypeVar("T")
 # The endings by which a folder's data files are found; a file that is named directly may be called anything.
@@ -179,6 +198,13 @@ def walk(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[str]:
         for name in sorted(names):
             if not name.startswith(".") and name.lower().endswith(endings):
                 yield os.path.join(parent, name)
+
+
+def dataset_files(spec: SourceSpec) -> list[str]:
+    """The local files that a source consists of; none for a dataset on the hub."""
+    if not os.path.isdir(spec.path):
+        return [spec.path] if os.path.exists(spec.path) else []
+    return sorted(walk(split_folder(spec) if is_saved_dataset(spec.path) else spec.path))
 
 
 def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.records.shards.plain import Plain, PlainFile
+from packtrain.records.span import Plain, PlainFile
 
 Source = str | PlainFile  # a local file, or bytes that are in none
 # Rows, and are they known to be sound, so that reading them cannot crash?

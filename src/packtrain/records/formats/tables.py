@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.compression import unreadable
 from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, units_of_files
 from packtrain.records.formats.table_rows import (
     ArrowRows,
@@ -30,8 +29,9 @@ from packtrain.records.formats.table_rows import (
     is_sound,
     plain_bytes,
 )
-from packtrain.records.shards.plain import Plain
+from packtrain.records.shards.address import unreadable
 from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.span import Plain
 
 BAD_TABLE = "table cannot be read"
 DAMAGED = "table is damaged"

@@ -17,7 +17,6 @@ from packtrain.core.errors import ConfigError, DataError, PacktrainError, Record
 from packtrain.core.public import public
 from packtrain.core.retries import Answer, Unreachable, retried
 from packtrain.core.secrets import with_secrets
-from packtrain.records.formats.compression import CANNOT_OPEN
 
 READ = 1 << 20  # bytes asked for at once
 AHEAD = 4 << 20  # bytes that a file system may fetch in one request
@@ -25,6 +24,7 @@ PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault t
 READ_TIMEOUT = "PACKTRAIN_READ_TIMEOUT"  # environment variable: seconds for which a web server may send nothing
 SECONDS = 30.0  # by default
 NOT_A_FILE = "not a regular file"
+CANNOT_OPEN = "file cannot be read"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _FILE = "file://"
@@ -314,6 +314,11 @@ def gone(path: str, error: Exception) -> RecordError:
     status = _status(error)
     said = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
     return RecordError("read", CANNOT_OPEN, f"{path}: {said}")
+
+
+def unreadable(error: OSError) -> RecordError:
+    """The record error for a file that the system does not let us read."""
+    return RecordError("read", CANNOT_OPEN, error.strerror or str(error))
 
 
 def has_wildcards(url: str) -> bool:

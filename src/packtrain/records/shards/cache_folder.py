@@ -26,13 +26,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from packtrain.core.artifacts import try_lock
 from packtrain.core.errors import ConfigError
-from packtrain.core.locks import try_lock
 from packtrain.records.shards.address import Identity
-from packtrain.records.shards.forward import write_all
+from packtrain.records.shards.decompression import write_all
 from packtrain.records.shards.open_files import Descriptors
-from packtrain.records.shards.plain import Plain
-from packtrain.records.span import Span
+from packtrain.records.span import Plain, Span
 
 State = Literal["part", "ready"]
 MARKER = "packtrain-shard-cache"

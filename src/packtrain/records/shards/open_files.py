@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from packtrain.records.shards.plain import Plain
+from packtrain.records.span import Plain
 
 MOST_OPEN = 64
 

@@ -26,9 +26,9 @@ from packtrain.records.shards.cache_folder import (
     address_of,
     key_of,
 )
-from packtrain.records.shards.forward import decompressed, direct_plain
+from packtrain.records.shards.decompression import decompressed, direct_plain
 from packtrain.records.shards.open_files import FreeHandle, Handle, HandleTable, reset_in_children
-from packtrain.records.shards.plain import Plain
+from packtrain.records.span import Plain
 
 IN_MEMORY = 256 << 20  # bytes of a table that is held in memory where there is no room on disk
 NO_ROOM_REST = (1.0, 30.0)  # seconds of direct reading before the cache is tried again: at first, at most
