@@ -29,7 +29,7 @@ from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
 
 if TYPE_CHECKING:
-    from packtrain.verifying.verdict import Verdict
+    from packtrain.verifying.check_result import Verdict
 
 MODEL = "tiny:qwen2_5_vl"
 GPU, GPUS = "h100", 4

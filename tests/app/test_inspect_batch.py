@@ -15,8 +15,8 @@ import pytest
 from commands import Run
 from PIL import Image
 
-from packtrain.app.inspection.batch import SeenBatch, SeenToken, inspect_batch
-from packtrain.app.inspection.plan import open_plan
+from packtrain.app.inspect_batch import SeenBatch, SeenToken, inspect_batch
+from packtrain.app.inspect_plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.cli.inspect import quoted, show_batch

@@ -18,7 +18,7 @@ from packtrain.cli.verify import show_verdict
 from packtrain.families import tiny
 from packtrain.modeling.load import build_model
 from packtrain.verifying import isolate, user_data
-from packtrain.verifying.verdict import Finding, Verdict
+from packtrain.verifying.check_result import Finding, Verdict
 
 Run = Callable[..., tuple[int, str, str]]
 

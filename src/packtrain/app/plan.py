@@ -34,11 +34,11 @@ from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.overlong import fit_pieces
+from packtrain.packing.cutting import fit_pieces
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import samples_of
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.question import Baseline, Question, packing_from, read_rows
 from packtrain.planning.study import StudyProgress, study_outcome
 from packtrain.planning.study_values import Study
 from packtrain.predicting.calibration import Fit, coefficients_for
@@ -115,25 +115,23 @@ def plan(
     padded = Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)})
     time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
     padded_time, padded_memory, _ = coefficients_for(known, compiled=padded.compiled)
-    outcome = study_outcome(
-        table,
+    packing = packing_from(_packing(run), seed=run.training.seed or 0 if seed is None else seed)
+    question = Question(
+        rows=read_rows(table, packing.seed),
         shape=shape,
         model=name,
         gpu=known,
         setup=planned,
+        baseline=padded,
+        packing=packing,
         time=time,
         memory=memory,
         padded_fit=Fit(time=padded_time, memory=padded_memory),
-        baseline=padded,
-        lengths=lengths,
-        limits=_limit_sets(limits or {}),
-        seed=run.training.seed or 0 if seed is None else seed,
-        packing=_packing(run),
-        own=own,
+        configured=own,
         base=_base(run, seed),
         missing=frozenset(package for package in ("deepspeed", "bitsandbytes") if find_spec(package) is None),
-        progress=progress,
     )
+    outcome = study_outcome(table, question, lengths=lengths, limits=_limit_sets(limits or {}), progress=progress)
     study = replace(outcome.study, recommendation=replace(outcome.study.recommendation, warning=warning))
     files = write_study(study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
     notes = (

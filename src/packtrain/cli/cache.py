@@ -15,7 +15,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import counted, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.cache.cached import Cached
+    from packtrain.app.cache import Cached
 
 _ABOUT = 160  # characters of what an entry is about that are shown
 
@@ -32,7 +32,7 @@ Kinds = Annotated[
 
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """List the cache: size, dataset and model, last use, and whether an entry is stale and why."""
-    from packtrain.app.cache.cached import list_cache
+    from packtrain.app.cache import list_cache
 
     root = _root(cache_dir)
     entries = list_cache(root, kind or ())
@@ -60,8 +60,8 @@ def clear(
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
-    from packtrain.app.cache.cached import KEPT, KINDS, clear_cache, list_cache
-    from packtrain.app.cache.cached import older_than as unused_for
+    from packtrain.app.cache import KEPT, KINDS, clear_cache, list_cache
+    from packtrain.app.cache import older_than as unused_for
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
@@ -94,7 +94,7 @@ def clear(
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """Check the cache: read every entry and verify its checksums and counts. Exit code 1: an entry is broken."""
-    from packtrain.app.cache.cached import verify_cache
+    from packtrain.app.cache import verify_cache
 
     root = _root(cache_dir)
     with errors.status("reading") as status:
@@ -126,7 +126,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
     if not entries:
         console.print(f"empty cache: {escape(str(root))}")
         return
-    from packtrain.app.cache.cached import KINDS, WHAT
+    from packtrain.app.cache import KINDS, WHAT
 
     state = "intact" if verified else "state"
     listed = table(escape(str(root)), ("kind", "name", "size", "used", "of", state), ("kind", "name", "of", state))

@@ -14,7 +14,7 @@ from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.numbers import GIB, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.calibration.calibrate import CalibrationOutcome
+    from packtrain.app.calibrate import CalibrationOutcome
     from packtrain.predicting.calibration import Predicted
 
 _COLUMNS = ("setting", "", "step s", "predicted", "off", "GiB", "predicted", "off", "reserved", "context")
@@ -59,8 +59,8 @@ def calibrate(
 
     Example: packtrain calibrate --again calibration.json
     """
-    from packtrain.app.calibration.calibrate import calibrate as measure
-    from packtrain.app.calibration.calibrate import refit
+    from packtrain.app.calibrate import calibrate as measure
+    from packtrain.app.calibrate import refit
 
     with interruptible(STARTS_OVER), Bar("calibrating", quiet=as_json) as bar:
         if again is not None:
@@ -117,7 +117,7 @@ def show_calibration(outcome: CalibrationOutcome, console: Terminal) -> None:
 
 def summary(outcome: CalibrationOutcome) -> str:
     """How near held-out settings are predicted."""
-    from packtrain.app.calibration.calibrate import MEMORY_GOAL, TIME_GOAL
+    from packtrain.app.calibrate import MEMORY_GOAL, TIME_GOAL
 
     held_out = outcome.held_out
     if not held_out:

@@ -20,9 +20,8 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import counted, formatted, percent, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.inspection.batch import SeenBatch, SeenMedium, SeenSample, SeenToken
-    from packtrain.app.inspection.plan import PackedSample, PackPlace
-    from packtrain.app.inspection.step import StepSeen
+    from packtrain.app.inspect_batch import SeenBatch, SeenMedium, SeenSample, SeenToken
+    from packtrain.app.inspect_plan import PackedSample, PackPlace, StepSeen
     from packtrain.packing.pack_plan import PackPlan
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown
@@ -81,8 +80,8 @@ def inspect(
 
     Example: packtrain inspect run --step 120 --batch
     """
-    from packtrain.app.inspection import plan as looking
-    from packtrain.packing.balance import balance_table
+    from packtrain.app import inspect_plan as looking
+    from packtrain.packing.schedule import balance_table
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
         names = "--pack, --sample, --step, --blocked"
@@ -132,7 +131,7 @@ def _check_batch_options(
 def _inspect_step(
     run: Path, costs: Path | None, step: int, batch: bool, attention: str | None, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspection.step import inspect_step, step_batches
+    from packtrain.app.inspect_plan import inspect_step, step_batches
     from packtrain.core.cache_root import cache_dir
 
     seen, batches = inspect_step(run, step, costs), []
@@ -152,8 +151,8 @@ def _inspect_step(
 def _inspect_batch(
     plan: Path, costs: Path | None, pack: int, epoch: int, attn_implementation: str, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspection.batch import inspect_batch
-    from packtrain.app.inspection.plan import open_plan
+    from packtrain.app.inspect_batch import inspect_batch
+    from packtrain.app.inspect_plan import open_plan
     from packtrain.core.cache_root import cache_dir
 
     found, table = open_plan(plan, costs)

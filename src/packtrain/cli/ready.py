@@ -13,9 +13,9 @@ from packtrain.cli.terminal import Terminal, table
 from packtrain.core.numbers import counted, duration, gib
 
 if TYPE_CHECKING:
+    from packtrain.app.train.forecast import Course
+    from packtrain.app.train.outcome import Learning, ReadyRun
     from packtrain.app.train.prepare import RunNumbers
-    from packtrain.app.train.train_outcome import Learning, ReadyRun
-    from packtrain.app.train.trainer_args import Course
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:

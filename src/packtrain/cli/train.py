@@ -20,7 +20,7 @@ from packtrain.core.checksums import Checking
 from packtrain.core.numbers import counted, duration
 
 if TYPE_CHECKING:
-    from packtrain.app.train.train_outcome import ReadyRun, TrainOutcome
+    from packtrain.app.train.outcome import ReadyRun, TrainOutcome
     from packtrain.delivery.encode.token_writer import TokenProgress
     from packtrain.measuring.measurement import MeasureProgress
     from packtrain.packing.plan_builder import PackProgress
@@ -131,7 +131,7 @@ def train(
             end_process(f"\n{said}", code=INTERRUPTED)
         errors.print(f"\n[yellow]{escape(said)}[/]")
         raise typer.Exit(INTERRUPTED) from None
-    from packtrain.app.train.train_outcome import ProcessPlace
+    from packtrain.app.train.outcome import ProcessPlace
 
     if ProcessPlace.here().first:
         if as_json:

@@ -15,7 +15,7 @@ from packtrain.cli.terminal import Terminal, errors, output, table
 from packtrain.core.numbers import shown
 
 if TYPE_CHECKING:
-    from packtrain.verifying.verdict import Verdict
+    from packtrain.verifying.check_result import Verdict
 
 _INCONCLUSIVE = 3  # exit code
 _OUTCOMES = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[bold yellow]inconclusive[/]"}

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from packtrain.app.train.predicted import PredictedRun
+from packtrain.app.train.forecast import Course, PredictedRun
 from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.resolve import ResolvedRun
-from packtrain.app.train.trainer_args import Course
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
@@ -22,7 +21,7 @@ from packtrain.runs.run_folder import versions
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import BatchInfo
-    from packtrain.verifying.verdict import Verdict
+    from packtrain.verifying.check_result import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from packtrain.app.inspection.plan import pack_samples
+from packtrain.app.inspect_plan import pack_samples
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.cache.made import in_cache
-from packtrain.app.datasets.dataset_summary import DatasetSummary, summarize
 from packtrain.app.measure import measure_outcome, request_of, tokenized_request
 from packtrain.app.pack import pack_outcome
+from packtrain.app.reuse import in_cache
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir
@@ -35,7 +35,7 @@ from packtrain.packing.schedule import Schedule
 from packtrain.predicting.shapes import read_shape
 from packtrain.records.formats.source_files import split_notes
 
-if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its module is
+if TYPE_CHECKING:
     import torch
 
     from packtrain.delivery.collate.packed import PackCollator
@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # torch is loaded when a dataset is built, not when its modul
     from packtrain.delivery.loader.pack_loader import PackLoader
     from packtrain.delivery.loader.stream import PackStream
     from packtrain.records.shards.data_files import LocalFiles
+
 
 __all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
 
@@ -421,3 +422,60 @@ def _register(cls: type) -> None:
     from torch.utils.data import IterableDataset
 
     IterableDataset.register(cls)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSummary:
+    """A dataset in its schedule. Numbers of packs and samples are those of the first epoch; packed, a row is a pack."""
+
+    packing: bool
+    samples: int  # one that is split counts once
+    packs: int
+    samples_per_pack: float
+    packing_length: int
+    fill: float  # real tokens in all that packs could hold
+    padding: float  # share of padding in the tokens of padded batches; 0 where packs are trained
+    tokens: int
+    supervised_tokens: int
+    longest: int  # sample
+    tokens_per_pack: tuple[int, float, int]  # least, mean, most
+    images: int
+    videos: int
+    patches: int
+    epochs: int
+    packs_per_step: int
+    rows_per_batch: int
+    steps: int  # of all epochs
+    order: str  # of packs: the schedule's balance
+    left_out: Mapping[str, int]  # records that are in no pack, by stage and reason
+
+
+def summarize(
+    schedule: Schedule, *, packing: bool, rows_per_batch: int, measured: Mapping[str, int], world: int = 1
+) -> DatasetSummary:
+    """The numbers of a plan and its schedule; `measured` is what measuring left out, by stage and reason."""
+    plan = schedule.plan
+    packs = plan.epoch(0)
+    tokens, counts = packs.load("tokens"), plan.summary.epochs[0]
+    return DatasetSummary(
+        packing=packing,
+        samples=packs.num_samples,
+        packs=packs.num_packs,
+        samples_per_pack=packs.num_samples / max(1, packs.num_packs),
+        packing_length=plan.config.packing_length,
+        fill=float(counts.fill),
+        padding=0.0 if packing else schedule.padding_share(rows_per_batch, world=world),
+        tokens=int(tokens.sum()),
+        supervised_tokens=int(packs.load("supervised_tokens").sum()),
+        longest=int(packs.load("longest").max(initial=0)),
+        tokens_per_pack=(int(tokens.min()), float(tokens.mean()), int(tokens.max())) if len(tokens) else (0, 0.0, 0),
+        images=int(packs.load("images").sum()),
+        videos=int(packs.load("videos").sum()),
+        patches=int(packs.load("patches").sum()),
+        epochs=plan.num_epochs,
+        packs_per_step=schedule.packs_per_step,
+        rows_per_batch=rows_per_batch,
+        steps=schedule.num_steps(),
+        order=schedule.balance,
+        left_out={**measured, **plan.summary.ledger.reasons},
+    )
