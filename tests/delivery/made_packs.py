@@ -20,7 +20,7 @@ from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.encode.row_table import SampleRow
 from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.delivery.loader.pack_loader import PackLoader
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 from packtrain.records.media import MediaStore

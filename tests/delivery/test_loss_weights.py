@@ -26,7 +26,8 @@ from packtrain.delivery.encode.encoded_sample import (
     VisionCounts,
 )
 from packtrain.delivery.encode.synthetic_samples import made_sample
-from packtrain.families.contracts import BatchContract, contract_for
+from packtrain.families.contracts import contract_for
+from packtrain.families.family import BatchContract
 
 TEXT_MODEL = BatchContract(model_type="llama")
 COLLATORS = [PackCollator, PaddedCollator]

@@ -28,8 +28,8 @@ from packtrain.core.values import (
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.families import tiny
-from packtrain.families.base import Expansion, Rule, Run
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Expansion, Rule, Run
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 

@@ -32,8 +32,8 @@ from packtrain.core.errors import ConfigError, DriftError
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
-from packtrain.families.base import Run
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Run
 from packtrain.families.internvl.rule import InternVL
 from packtrain.families.qwen_vl.rule import Qwen2VL
 from packtrain.families.settings import read_settings

@@ -29,7 +29,7 @@ from encoded import (
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
 from packtrain.modeling.attention import BACKENDS, VARLEN_LOOP, choose_backend, set_attention
 from packtrain.modeling.model_parts import model_parts

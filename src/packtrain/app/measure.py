@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from packtrain.app.cache.made import made_of
+from packtrain.app.reuse import made_of
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
@@ -18,10 +18,10 @@ from packtrain.core.fingerprint import digest
 from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.delivery.encode.processor import load_reference
+from packtrain.families.chat_template import unused_note
 from packtrain.families.model_folder import resolve
 from packtrain.families.registry import load_rule, plugins_for, require_processor_files
 from packtrain.families.settings import read_settings
-from packtrain.families.template_date import unused_note
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.failure_budget import FailureBudget
 from packtrain.measuring.measure_summary import MeasureSummary
@@ -30,7 +30,7 @@ from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.work import FAMILY_RULE, Task
-from packtrain.packing.draw import check_weights
+from packtrain.packing.source_repeats import check_weights
 from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 

@@ -12,7 +12,7 @@ from packtrain.core.errors import DataError
 from packtrain.core.modality import PIXELS
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.delivery.loader.shared_memory import room
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 
 EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case
 

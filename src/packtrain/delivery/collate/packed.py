@@ -37,7 +37,7 @@ from packtrain.delivery.collate.loss_weights import (
     token_weights,
 )
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

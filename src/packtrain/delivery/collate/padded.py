@@ -19,7 +19,7 @@ from packtrain.delivery.collate.loss_weights import (
     token_weights,
 )
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 
 
 class PaddedCollator:

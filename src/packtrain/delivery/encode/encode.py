@@ -24,9 +24,8 @@ from packtrain.delivery.encode.model_config import model_contract
 from packtrain.delivery.encode.pixels import MediaProcessor
 from packtrain.delivery.encode.positions import Positions
 from packtrain.delivery.encode.sample_tokens import SampleTokens, expansions_code, record_code
-from packtrain.families.base import Expansion
-from packtrain.families.contracts import BatchContract
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import BatchContract, Expansion
 from packtrain.families.layout import Layout
 from packtrain.families.registry import load_rule
 from packtrain.families.skeleton import MOST_SHAPES, Shape, shape_of

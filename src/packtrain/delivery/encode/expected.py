@@ -11,7 +11,7 @@ from packtrain.core.errors import DriftError
 from packtrain.core.fingerprint import differences
 from packtrain.core.values import MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.family import ProcessorSettings
 from packtrain.measuring.request import settings_state
 
 _COUNTS = ("tokens", "patches", "supervised_tokens", "images", "videos")

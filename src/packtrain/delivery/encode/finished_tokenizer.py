@@ -16,7 +16,7 @@ from pathlib import Path
 from packtrain.core.artifacts import made_once
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import digest, files_state
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.family import ProcessorSettings
 
 # Classes that take the file as it is, and classes whose own rules are those of their published files (tested).
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")

@@ -20,8 +20,8 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import digest
 from packtrain.delivery.encode.finished_tokenizer import in_another_process
-from packtrain.families.base import ProcessorSettings
-from packtrain.families.contracts import BatchContract, contract_for
+from packtrain.families.contracts import contract_for
+from packtrain.families.family import BatchContract, ProcessorSettings
 
 KIND, VERSION = "model_config", 1
 NOT_CHECKED = (

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from packtrain.core.errors import ConfigError, DriftError, RecordError
 from packtrain.core.values import MediaHeader, MediaKind, PartLimits
 from packtrain.delivery.encode.decode import Decoded
-from packtrain.families.base import Expansion, ProcessorSettings
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
 from packtrain.families.part_limits import PartFamilies
 
 if TYPE_CHECKING:

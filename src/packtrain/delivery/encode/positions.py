@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.modality import GRIDS
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 
 if TYPE_CHECKING:
     from torch import Tensor

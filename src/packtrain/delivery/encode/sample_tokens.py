@@ -20,11 +20,10 @@ from packtrain.core.errors import RecordError
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import MediaKind, Record, TokenIds
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT
-from packtrain.families.base import Expansion
-from packtrain.families.coverage import covered_tokens
+from packtrain.families.family import Expansion
 from packtrain.families.layout import Layout
 from packtrain.families.skeleton import shape_of, texts_of
-from packtrain.families.tokenizer import LightTokenizer
+from packtrain.families.tokenizer import LightTokenizer, covered_tokens
 
 _KINDS: dict[MediaKind, int] = {kind: one.token_kind for kind, one in MODALITIES.items()}
 _NAMES: dict[int, MediaKind] = {number: kind for kind, number in _KINDS.items()}
