@@ -30,7 +30,7 @@ from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.work import FAMILY_RULE, Task
-from packtrain.packing.draw import check_weights
+from packtrain.packing.source_repeats import check_weights
 from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 
