@@ -15,7 +15,7 @@ from packtrain.core.numbers import counted, duration, gib
 if TYPE_CHECKING:
     from packtrain.app.train.forecast import Course
     from packtrain.app.train.outcome import Learning, ReadyRun
-    from packtrain.app.train.prepare import RunNumbers
+    from packtrain.app.train.run_numbers import RunNumbers
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:

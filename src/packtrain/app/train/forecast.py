@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packtrain.app.train.prepare import Prepared, batch_rows
+from packtrain.app.train.prepare import Prepared
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.cache_root import cache_dir
@@ -18,6 +18,7 @@ from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.core.numbers import counted, gib, memory
 from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
+from packtrain.packing.schedule import Schedule
 from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
@@ -335,3 +336,13 @@ def _schedule(args: TrainingArguments) -> None:
         num_training_steps=args.max_steps,
         scheduler_specific_kwargs=args.lr_scheduler_kwargs,
     )
+
+
+def batch_rows(schedule: Schedule, rows: int, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Packs of an epoch in training order, and where each batch of them begins, for any number of processes."""
+    order, per_step = schedule.order(epoch), schedule.packs_per_step
+    firsts = np.arange(0, len(order), per_step)
+    sizes = np.minimum(firsts + per_step, len(order)) - firsts
+    # Fillers come before a step's packs, so the first batch of a step is the one with fewer.
+    within = ((first, np.arange(-(-size % rows), size, rows)) for first, size in zip(firsts, sizes, strict=True))
+    return order, np.concatenate([first + starts.clip(min=0) for first, starts in within])

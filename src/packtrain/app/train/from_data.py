@@ -14,7 +14,7 @@ import packtrain
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.outcome import ProcessPlace
-from packtrain.app.train.prepare import data_of
+from packtrain.app.train.prepare import data_errors_named
 from packtrain.app.train.resolve import RUNS, ResolvedRun, resolve_run, with_template_date
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.steps import PackedStep, in_packs, said_samples
@@ -62,7 +62,7 @@ def config_from_data(
     root = made_cache(run.data.cache_root)
     with (
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
-        data_of(given, "dataset_path", str(run.data.dataset_path)),
+        data_errors_named(given, "dataset_path", str(run.data.dataset_path)),
     ):
         streaming = None if run.config.data.streaming else False
         measured = measure_outcome(run.data, streaming=streaming, progress=progress)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from packtrain.app.train.forecast import Course, PredictedRun
-from packtrain.app.train.prepare import RunNumbers
 from packtrain.app.train.resolve import ResolvedRun
+from packtrain.app.train.run_numbers import RunNumbers
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX

@@ -50,7 +50,8 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from rich.console import Console
     from transformers import TrainingArguments
 
-    from packtrain.app.train.prepare import Dataset, Prepared
+    from packtrain.app.train.prepare import Prepared
+    from packtrain.app.train.run_numbers import Dataset
     from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.modeling.preparation import ReadyModel
     from packtrain.training.callbacks import RunWatch
