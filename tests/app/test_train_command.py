@@ -392,7 +392,7 @@ class TestRun:
         code, out, _ = run("train", config, "--resume", "--json")
         said = json.loads(out)
         assert code == 0
-        assert any("nothing to resume" in note and "begins again" in note for note in said["notes"])
+        assert any("nothing to resume" in note and "starts from the beginning" in note for note in said["notes"])
         assert said["outcome"]["status"] == "complete"
 
     @pytest.mark.full

@@ -193,5 +193,5 @@ def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(run: Run, tmp_
     facts.write_text(json.dumps({**ended, "outcome": {**ended["outcome"], "status": "failed"}}))
     code, out, err = run("train", config, "model.method=lora", "--resume", "--json")
     assert code == 0, err
-    assert any("begins again" in note for note in json.loads(out)["notes"])
+    assert any("starts from the beginning" in note for note in json.loads(out)["notes"])
     assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from packtrain.app.train.forecast import Course, PredictedRun
+from packtrain.app.train.forecast import PredictedRun
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.app.train.run_numbers import RunNumbers
+from packtrain.app.train.trainer_arguments import Course
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
@@ -21,6 +22,7 @@ from packtrain.runs.run_folder import versions
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import BatchInfo
+    from packtrain.modeling.adapters import TrainedPart
     from packtrain.verifying.check_result import Verdict
 
 
@@ -44,15 +46,6 @@ class ProcessPlace:
         return cls(rank=rank, world=max(world, 1), local_rank=local)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learning:
-    """One part of the model."""
-
-    part: str
-    weights: int
-    trained: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReadyRun:
     """A run before its first step."""
@@ -62,7 +55,7 @@ class ReadyRun:
     done: tuple[str, ...]  # what was reused, and what was made
     notes: tuple[str, ...]
     attn_implementation: str  # that really runs
-    learns: tuple[Learning, ...]
+    parts: tuple[TrainedPart, ...]
     dtype: str
     masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
     compiled: bool
@@ -102,7 +95,7 @@ def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
         head |= {"base_model": base, "base_model_relation": "adapter" if adapters else "finetune"}
     if _is_on_hub(data):
         head["datasets"] = [data]
-    sees = any(one.part == "vision" for one in ready.learns)
+    sees = any(part.name == "vision" for part in ready.parts)
     head |= {"pipeline_tag": "image-text-to-text" if sees else "text-generation", "tags": ["packtrain", "sft"]}
     rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(ready, outcome))
     made = f"`{_name(base)}`, fine-tuned on `{_name(data)}` with packtrain."
@@ -113,7 +106,7 @@ def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
 def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     run, numbers, course = ready.run, ready.numbers, ready.course
     yield "Method", run.model.method + (f", rank {run.model.lora_rank}" if run.model.has_adapters else "")
-    yield "Trained parts", ", ".join(one.part for one in ready.learns if one.trained)
+    yield "Trained parts", ", ".join(part.name for part in ready.parts if part.trained)
     steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
     if numbers.looked_at is None:
         yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.forecast import (
-    Machine,
-    course_of,
-    disk_warning,
-    expected,
-    heaviest,
-    machine_of,
-    too_large,
-    try_arguments,
-)
-from packtrain.app.train.outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
+from packtrain.app.train.forecast import Machine, disk_warning, heaviest, machine_of, memory_warning, predict_run
+from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
 from packtrain.app.train.resume import (
     changes_note,
@@ -32,8 +23,9 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
+from packtrain.app.train.trainer_arguments import arguments_of, course_of, try_arguments
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.errors import ConfigError, in_one_line
+from packtrain.core.errors import in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
@@ -134,21 +126,21 @@ class Session:
         machine = machine_of(
             prepared, gpu=gpu, attention=made.attn_implementation, compiled=made.compiled, bf16=made.is_half
         )
-        notes = run.notes
         masters = made.trains_half and run.setup.has_masters
+        notes = list(run.notes)
         if run.arguments.get("tf32") and device.type == "cpu":
-            notes = (*notes, _NO_TF32)
+            notes.append(_NO_TF32)
         if made.trains_half and not masters:
-            notes = (*notes, _ROUNDED)
+            notes.append(_ROUNDED)
         if checkpoint is not None:
-            passed = (f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over)
-            notes = (*notes, *passed, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
+            notes += [f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over]
+            notes += other_evaluation(RunFolder(run.folder), _evaluated(prepared))
+        elif resume and RunFolder(run.folder).holds_run:
+            notes.append("the run has no complete checkpoint yet: it starts from the beginning")
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
-            notes = (*notes, _NO_BASE)
-        if resume and checkpoint is None and RunFolder(run.folder).holds_run:
-            notes = (*notes, "the run has no complete checkpoint yet: it begins again")
+            notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
-        predicted = expected(prepared, machine, workers=workers, prefetch=prefetch)
+        predicted = predict_run(prepared, machine, workers=workers, prefetch=prefetch)
         course = course_of(
             args,
             run,
@@ -165,12 +157,10 @@ class Session:
             done=prepared.done,
             notes=(*notes, *course.notes),
             warnings=prepared.warnings,
-            risks=(*too_large(predicted, prepared), *disk_warning(course, machine, run.folder)),
+            risks=(*memory_warning(predicted, prepared), *disk_warning(course, machine, run.folder)),
             course=course,
             attn_implementation=made.attn_implementation,
-            learns=tuple(
-                Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.trainable.parts
-            ),
+            parts=made.trainable.parts,
             dtype=str(made.dtype).removeprefix("torch."),
             masters=masters,
             compiled=made.compiled,
@@ -426,46 +416,6 @@ def _ended(trainer: PackedTrainer) -> tuple[str, str]:
     return "complete", ""
 
 
-def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
-    """The trainer's arguments: what the config gives, and what follows from the schedule and the weights."""
-    import torch
-
-    from packtrain.delivery.trainers.mixin import trainer_arguments
-
-    run, dataset = prepared.run, prepared.dataset
-    derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
-    own = {**run.arguments, **derived, "max_steps": prepared.numbers.steps, "output_dir": str(run.folder)}
-    own["gradient_checkpointing"] = False  # set on the model already, each part by itself
-    if bf16_weights:
-        own["bf16"] = False  # there is nothing to cast
-    own.setdefault("dataloader_pin_memory", torch.cuda.is_available())
-    if not torch.cuda.is_available() or own.get("use_cpu"):  # or a launcher's processes would not find each other
-        own["use_cpu"] = True
-        own.pop("tf32", None)
-        if run.world > 1:
-            own.setdefault("ddp_backend", "gloo")
-    return accepted_arguments(own, given=run.arguments)
-
-
-def accepted_arguments(arguments: Mapping[str, Any], *, given: Iterable[str]) -> TrainingArguments:
-    """What transformers makes of them; where it refuses, the error names those of the given ones that are to blame."""
-    from transformers import TrainingArguments
-
-    try:
-        return TrainingArguments(**arguments)
-    except Exception as error:  # each argument is checked in its own way
-        problem = error
-    blamed = []
-    for name in given:
-        try:
-            TrainingArguments(**{other: value for other, value in arguments.items() if other != name})
-        except Exception:
-            continue
-        blamed.append(f"training.{name}")
-    where, got = ", ".join(blamed) or "training", in_one_line(problem)
-    raise ConfigError(where, got=got, expected="arguments that transformers accepts") from problem
-
-
 def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
     from packtrain.modeling.preparation import collator_of, static_shapes
 
@@ -532,8 +482,8 @@ def _derived(ready: ReadyRun) -> dict[str, Any]:
         "dtype": ready.dtype,
         "master_weights": ready.masters,
         "compiled": ready.compiled,
-        "learns": {one.part: one.trained for one in ready.learns},
-        "weights": {one.part: one.weights for one in ready.learns},
+        "learns": {part.name: part.trained for part in ready.parts},
+        "weights": {part.name: part.weights for part in ready.parts},
         "method": ready.run.model.method,
         "course": {name: value for name, value in asdict(ready.course).items() if name != "notes"},
         "sharding": ready.run.setup.sharding,

@@ -206,7 +206,7 @@ def _resolved(
         return run
     before.check_resumed()
     if not before.holds_run:
-        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins again"))
+        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run starts from the beginning"))
     facts = before.facts()
     if not _has_checkpoint(run.folder):  # it begins again, with whatever settings, where there is nothing to lose
         if facts.status == "complete":
