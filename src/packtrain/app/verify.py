@@ -1,4 +1,4 @@
-"""Packing verification for users: a model's name, a backend and perhaps their data in, a verdict out."""
+"""Packing verification for users: a model's name, a backend and perhaps their data in, a report out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import EncodedSample
     from packtrain.families.family import BatchContract
     from packtrain.records.source import SourceSpec
-    from packtrain.verifying.check_result import Priced, Verdict
+    from packtrain.verifying.check_result import CheckReport, PricedSample
 
 
 # How much wider than tiny: heads of 16 become heads of 64 or 128, a width of 64 becomes 256 or 512.
@@ -69,7 +69,7 @@ def verify(
     plugins: Sequence[str] = (),
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
-) -> Verdict:
+) -> CheckReport:
     """Prove that a model on a backend gives packed samples what it gives each of them alone."""
     load_plugins(plugins)
     _check(model, shape, samples)
@@ -94,7 +94,7 @@ def verify(
         "dtype": place.dtype,
         "boundaries": chosen.startswith(("varlen", "flash")),
     }
-    verdict = verify_model(
+    report = verify_model(
         loaded,
         proved,
         contract,
@@ -111,17 +111,17 @@ def verify(
         say=say,
     )
     notes = [unreached(loaded.config, max(map(len, [*proved, longest])))]
-    if verdict.attn_implementation == VARLEN_LOOP:
+    if report.attn_implementation == VARLEN_LOOP:
         notes.append(
             "torch's varlen kernel: it needs a GPU, bf16 or fp16 and a head dimension divisible by 8; a loop "
             "replaced it"
         )
-    return replace(verdict, left_out=(*verdict.left_out, *filter(None, notes)))
+    return replace(report, left_out=(*report.left_out, *filter(None, notes)))
 
 
 def _samples(
     request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
-) -> tuple[list[Priced], EncodedSample]:
+) -> tuple[list[PricedSample], EncodedSample]:
     """What is packed, and the longest sample: of the user's data, or synthetic."""
     from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
     from packtrain.verifying.verification import long_enough

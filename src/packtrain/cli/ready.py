@@ -213,7 +213,7 @@ def _proof(ready: ReadyRun) -> str:
     if proof is None:
         waits = ready.run.quick_check and ready.run.shares_weights
         return "run by all processes before the first step" if waits else "off (quick_check: false)"
-    return "\n".join(proof.passed_in_words())
+    return "\n".join(proof.summary_lines())
 
 
 def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:

@@ -15,9 +15,9 @@ from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of
 from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_behind
 
-__all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
+__all__ = ["LossOn", "PricedSample", "RecordEncoder", "Sized", "TooManyTokens"]
 
-Priced = tuple[Cost, Supervision]
+PricedSample = tuple[Cost, Supervision]
 
 FIRST_LOOK = 1 << 16  # characters of a text that are tokenized to see whether it can be short enough
 
@@ -66,14 +66,14 @@ class RecordEncoder:
 
     # ---- cost
 
-    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> Priced:
+    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> PricedSample:
         """The record's cost."""
         (found,) = self.costs([Sized(record, tuple(headers))])
         if isinstance(found, RecordError):
             raise found
         return found
 
-    def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[Priced | RecordError]:
+    def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[PricedSample | RecordError]:
         """A cost, or an error, for each record; TooManyTokens where the beginning of a text has far more than allowed.
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
@@ -91,7 +91,7 @@ class RecordEncoder:
                 layouts.append(error)
         for special, wanted in texts.items():
             wanted.update(zip(wanted, self.tokenizer.encode_batch(list(wanted), special=special), strict=True))
-        costs: list[Priced | RecordError] = []
+        costs: list[PricedSample | RecordError] = []
         for sized, made in zip(batch, layouts, strict=True):
             try:
                 costs.append(made if isinstance(made, RecordError) else self._price(sized, made, texts))
@@ -121,7 +121,7 @@ class RecordEncoder:
             return self.layouter.layout(record, sized.headers)
         return self._skeletons.layout(record, sized.headers, key)
 
-    def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> Priced:
+    def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> PricedSample:
         if isinstance(layout, Layout):
             counts = _count(layout, texts[layout.special][layout.text])
             expansions = layout.expansions

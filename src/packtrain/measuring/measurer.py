@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
-from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
+from packtrain.families.encoder import PricedSample, RecordEncoder, Sized, TooManyTokens
 from packtrain.families.part_limits import with_limits
 from packtrain.families.registry import is_text_only, load_rule
 from packtrain.families.skeleton import texts_of
@@ -85,7 +85,7 @@ TOO_LONG = "longer than max_sample_length"
 class CostRule(Protocol):
     """Anything that knows what records cost: a family's rule, or the processor itself."""
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[PricedSample | RecordError]:
         """One result for each record, in order."""
         ...
 
@@ -100,7 +100,7 @@ class FamilyRule:
         self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         self._most = request.filters.max_sample_length
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[PricedSample | RecordError]:
         return self.encoder.costs(batch, self._most)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.modeling.model_parts import transformers_model
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 from packtrain.verifying.compare import (
     FP32_TOLERANCE,
     Collate,
@@ -105,7 +105,7 @@ def needed_effect(model: Any, dtype: torch.dtype | None = None) -> float:
 
 def isolate(
     model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool, mode: Mode = TRAINING
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Change each sample in turn and look at all others; at gradients in one mode."""
     changes = changes_of(samples)
     with in_mode(model, EVALUATION):
@@ -132,7 +132,7 @@ def moved_neighbours(
     before: Sequence[Tensor],
     after: Callable[[ChangedSample], Sequence[Tensor]],
     dtype: torch.dtype | None = None,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """For each kind of change how far other samples moved, and how far the changed one did; over values where large.
 
     Results with a change are asked for one by one: all of them may be too large to be kept.
@@ -151,7 +151,7 @@ def moved_neighbours(
     return found
 
 
-def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], needed: float) -> Finding:
+def _others_and_itself(worst: CheckResult, effects: Sequence[tuple[str, float]], needed: float) -> CheckResult:
     name, effect = min(effects, key=lambda one: one[1])
     own = f"{name} changes itself by {effect:.2g}"
     if effect < needed:
@@ -161,7 +161,7 @@ def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], nee
 
 def _gradients(
     model: Any, samples: Sequence[EncodedSample], changes: Sequence[ChangedSample], collate: Collate, allowed: float
-) -> list[Finding]:
+) -> list[CheckResult]:
     """The gradient of the loss of all neighbours: nothing of it at one sample's inputs, and the same with another one.
 
     On GPUs equal runs differ, also with the kernels that torch calls deterministic: one rounding that falls the other

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.modeling.model_parts import transformers_model
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 from packtrain.verifying.compare import forward, largest
 
 
@@ -201,7 +201,7 @@ def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]
             head.forward = before
 
 
-def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]], allowed: float) -> Finding:
+def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]], allowed: float) -> CheckResult:
     """Hidden states from which supervised tokens are predicted: norm of packed - alone over that of alone."""
     gaps = []
     for sample, reference, found in compared:

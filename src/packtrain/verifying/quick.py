@@ -19,7 +19,7 @@ from torch import Tensor
 from packtrain.core.errors import DataError
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.families.family import BatchContract
-from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.check_result import CheckReport, CheckResult
 from packtrain.verifying.compare import Collate, alone_inputs, as_trained, compare_labels, packed, split, starts_of
 from packtrain.verifying.isolate import ChangedSample, changes_of, moved_neighbours, with_change
 from packtrain.verifying.model_states import (
@@ -163,7 +163,7 @@ def quick_check(
     pack: Sequence[EncodedSample] = (),
     room: RowRoom | None = None,
     training: Training | None = None,
-) -> Verdict:
+) -> CheckReport:
     """Packed against alone, changed neighbours, the longest sample in its pack, and the trainer's own loss.
 
     `samples` are those to choose from, `pack` is the one with the longest sample, as it is trained; `room` is what a
@@ -175,23 +175,23 @@ def quick_check(
     weight = next(model.parameters())
     dtype = training.dtype if training is not None and training.dtype is not None else weight.dtype
     with exact_products():
-        findings = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), starts_of(chosen, collate))]
+        checks = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), starts_of(chosen, collate))]
         with in_mode(model, EVALUATION), torch.no_grad():
-            findings += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
+            checks += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
         if training is None:
             left_out.append("the loss and its gradients: the loss is not the trainer's")
         else:
-            findings += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
+            checks += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
     shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
-    return Verdict(
+    return CheckReport(
         model=type(model).__name__,
         attn_implementation="as given",
         device=str(weight.device),
         dtype=str(dtype).removeprefix("torch."),
         samples=tuple(dict.fromkeys(sample_described(sample) for sample in shown)),
         tokens=sum(len(sample) for sample in chosen),
-        findings=tuple(findings),
-        judged=_judged(dtype),
+        checks=tuple(checks),
+        tolerances=_tolerances(dtype),
         left_out=tuple(left_out),
         kinds=tuple(dict.fromkeys(kind_of(sample.num_images, sample.num_videos) for sample in shown)),
         longest=max(map(len, shown)),
@@ -207,7 +207,7 @@ def _without_gradients(
     contract: BatchContract,
     dtype: torch.dtype,
     left_out: list[str],
-) -> list[Finding]:
+) -> list[CheckResult]:
     with hidden_states(model) as hidden:
 
         def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
@@ -258,7 +258,7 @@ def _with_loss(
     training: Training,
     dtype: torch.dtype,
     left_out: list[str],
-) -> list[Finding]:
+) -> list[CheckResult]:
     """The trainer's loss and its gradients, in training mode without dropout, checkpointed as training is."""
     random = is_random_in_training(model, lambda: training.loss(model, as_trained(chosen, collate)))
     backward, why = training.backward, "gradients: they do not come from the loss alone"
@@ -278,7 +278,7 @@ def _with_loss(
         )
 
 
-def _judged(dtype: torch.dtype) -> tuple[str, ...]:
+def _tolerances(dtype: torch.dtype) -> tuple[str, ...]:
     allowed = tolerance_of(dtype)
     return (
         "reference: each sample alone, on the model's own attention",

@@ -18,12 +18,12 @@ from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.compiled import refuse_uncompiled
-from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.check_result import CheckReport, CheckResult
 from packtrain.verifying.compare import (
     Collate,
+    Comparison,
     FullPrecision,
     HalfPrecision,
-    Judge,
     PassOutcome,
     alone_inputs,
     compare_costs,
@@ -86,8 +86,8 @@ def verify_model(
     loss: TrainingLoss | None = None,
     name: str = "",
     say: Say = lambda _: None,
-) -> Verdict:
-    """Prove that samples in one row come out as each of them does alone.
+) -> CheckReport:
+    """Check that samples in one row come out as each of them does alone.
 
     The reference runs on the model's own attention, the rest on `attn_implementation`; None leaves it. `rows` are
     further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
@@ -100,46 +100,46 @@ def verify_model(
     left_out = [] if backward else ["gradients: this backend has no backward on this device"]
     with exact_products():
         say("each sample alone")
-        judge, used = _judge(model, samples, contract, attn_implementation, backward)
-        findings = [compare_costs(samples, costs, patch_size)] if costs else []
-        findings.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
-        findings += _forwards(model, samples, collate, judge, say)
+        comparison, used = _comparison(model, samples, contract, attn_implementation, backward)
+        checks = [compare_costs(samples, costs, patch_size)] if costs else []
+        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
+        checks += _forwards(model, samples, collate, comparison, say)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
             say(f"packed: {mode.name}")
-            findings += _compare(model, samples, collate, judge, mode, backward=backward)
+            checks += _compare(model, samples, collate, comparison, mode, backward=backward)
         for row in rows:
             say(f"packed: {row.name}")
-            findings += _attempt(row.name, partial(_compare_row, model, row, contract))
+            checks += _attempt(row.name, partial(_compare_row, model, row, contract))
         last = modes[-1]
         if loss is not None:
             say("the trainer's loss")
             found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
-            findings += _attempt("training loss", found)
+            checks += _attempt("training loss", found)
         say("neighbours")
         looked_at = TRAINING if TRAINING in modes else EVALUATION
-        findings += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
-    return Verdict(
+        checks += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
+    return CheckReport(
         model=name or type(model).__name__,
         attn_implementation=used,
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
         samples=(*map(sample_described, samples), *_forward_only(rows, samples)),
         tokens=sum(len(sample) for sample in samples),
-        findings=tuple(findings),
-        judged=(*judge.describe(), *_judged_rows(rows, loss, weight.dtype), *_judged_neighbours(model)),
+        checks=tuple(checks),
+        tolerances=(*comparison.describe(), *_row_tolerances(rows, loss, weight.dtype), *_neighbour_tolerances(model)),
         left_out=tuple(left_out),
         seconds=time.perf_counter() - started,
     )
 
 
-def _judge(
+def _comparison(
     model: Any,
     samples: Sequence[EncodedSample],
     contract: BatchContract,
     attn_implementation: str | None,
     backward: bool,
-) -> tuple[Judge, str]:
+) -> tuple[Comparison, str]:
     """Runs every sample alone; leaves the model on its backend, and says which one that is."""
     half = next(model.parameters()).dtype != torch.float32
     # What is refused is refused before anything runs.
@@ -168,35 +168,43 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
             ) from error
 
 
-def _forwards(model: Any, samples: Sequence[EncodedSample], collate: Collate, judge: Judge, say: Say) -> list[Finding]:
+def _forwards(
+    model: Any, samples: Sequence[EncodedSample], collate: Collate, comparison: Comparison, say: Say
+) -> list[CheckResult]:
     """The first forward, and the last of several."""
 
-    def run() -> list[Finding]:
-        findings: list[Finding] = []
+    def run() -> list[CheckResult]:
+        checks: list[CheckResult] = []
         with in_mode(model, EVALUATION):
             for number in range(_FORWARDS):
                 say(f"packed: forward {number + 1}")
                 logits = row_logits(model, samples, collate)
                 if number in (0, _FORWARDS - 1):
-                    findings += judge.logits(f"forward {number + 1}", logits)
-        return findings
+                    checks += comparison.logits(f"forward {number + 1}", logits)
+        return checks
 
     return _attempt("forward", run)
 
 
 def _compare(
-    model: Any, samples: Sequence[EncodedSample], collate: Collate, judge: Judge, mode: Mode, *, backward: bool
-) -> list[Finding]:
-    def run() -> list[Finding]:
+    model: Any,
+    samples: Sequence[EncodedSample],
+    collate: Collate,
+    comparison: Comparison,
+    mode: Mode,
+    *,
+    backward: bool,
+) -> list[CheckResult]:
+    def run() -> list[CheckResult]:
         with in_mode(model, mode):
             found = run_packed(model, samples, collate, backward=backward)
-        findings = [*judge.logits(mode.name, found.logits), judge.loss(mode.name, found)]
-        return [*findings, *judge.gradients(mode.name, found.gradients)] if backward else findings
+        checks = [*comparison.logits(mode.name, found.logits), comparison.loss(mode.name, found)]
+        return [*checks, *comparison.gradients(mode.name, found.gradients)] if backward else checks
 
     return _attempt(mode.name, run)
 
 
-def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Finding]:
+def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[CheckResult]:
     """One more row, forward only, by hidden states: it may be too long for logits."""
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
@@ -218,13 +226,13 @@ def _training_loss(
     *,
     mode: Mode,
     backward: bool,
-) -> list[Finding]:
+) -> list[CheckResult]:
     dtype = next(model.parameters()).dtype
     with in_mode(model, mode):
         return compare_training_loss(model, samples, collate, contract, loss, dtype=dtype, backward=backward)
 
 
-def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
+def _attempt(what: str, run: Callable[[], list[CheckResult]]) -> list[CheckResult]:
     """A model that cannot take a packed row has failed the check, and the others may still say more."""
     try:
         return run()
@@ -233,7 +241,7 @@ def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
     except Exception as error:  # a model may fail in any way
         refuse_uncompiled(error)
         where = in_one_line(error)[:300]
-        return [Finding(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
+        return [CheckResult(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
 
 
 def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_out: list[str]) -> list[Mode]:
@@ -259,7 +267,7 @@ def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) ->
     return [f"{sample_described(sample)}, forward only" for sample in others.values()]
 
 
-def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
+def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
     allowed = tolerance_of(dtype)
     said = []
     if rows:
@@ -273,7 +281,7 @@ def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: tor
     return tuple(said)
 
 
-def _judged_neighbours(model: Any) -> tuple[str, ...]:
+def _neighbour_tolerances(model: Any) -> tuple[str, ...]:
     allowed = allowed_movement(model)
     return (
         "neighbours: one sample changed at a fixed layout; the others' logits and the gradients of their loss may move "

@@ -23,7 +23,7 @@ from packtrain.runs.run_folder import versions
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.modeling.adapters import TrainedPart
-    from packtrain.verifying.check_result import Verdict
+    from packtrain.verifying.check_result import CheckReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class ReadyRun:
     dtype: str
     masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
     compiled: bool
-    proof: Verdict | None  # of packing; None where rows are padded, or it was turned off
+    proof: CheckReport | None  # of packing; None where rows are padded, or it was turned off
     course: Course
     expected: PredictedRun | None  # None without a GPU that is known
     batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for

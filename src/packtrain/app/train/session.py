@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.check_result import Verdict
+    from packtrain.verifying.check_result import CheckReport
 
 
 _ROUNDED = (
@@ -436,7 +436,7 @@ def _inputs(dataset: Dataset) -> Mapping[str, Any]:
     return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
 
 
-def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:
+def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> CheckReport | None:
     """Packed samples against the same alone, on the model as it is trained; raises where they differ.
 
     None where rows are padded or it was turned off, and where the model is shared out among processes: it may be too

@@ -25,7 +25,7 @@ from packtrain.delivery.encode.pixels import (
 )
 from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
-from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.encoder import PricedSample, RecordEncoder, Sized
 from packtrain.families.family import ProcessorSettings, Traits
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import find_family, load_rule
@@ -296,9 +296,9 @@ class ProcessorRule:
         text_only = TextOnly(settings, MediaLimits())
         self._text = RecordEncoder(settings, text_only, loss_on=request.loss_on, add_eos=request.add_eos, typed=True)
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[PricedSample | RecordError]:
         """One record after the other, encoded for real."""
-        found: list[Priced | RecordError] = []
+        found: list[PricedSample | RecordError] = []
         for sized in batch:
             try:
                 found.append(self._price(sized.record, sized.headers, store))
@@ -306,7 +306,7 @@ class ProcessorRule:
                 found.append(error)
         return found
 
-    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> PricedSample:
         if record.tokens is not None:
             return self._text.cost(record, headers)
         try:
