@@ -115,11 +115,11 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
         ("save_delay_steps=10", "no checkpoint is saved"),
         ("save_delay_steps=10 save_steps=20", "no checkpoint is saved"),
         ("eval_steps=2", ""),
-        ("eval_steps=10", "it is evaluated at its end only"),
-        ("eval_steps=2 eval_delay=10", "nothing is evaluated"),
+        ("eval_steps=10", "evaluation runs at the end only"),
+        ("eval_steps=2 eval_delay=10", "evaluation never runs"),
         ("num_train_epochs=9.9", ""),
         ("num_train_epochs=1230", "every sample is trained on 1,230 times"),
-        ("warmup_steps=9", "the warm-up of 9 steps is not over"),
+        ("warmup_steps=9", "the warm-up of 9 steps is longer than the run"),
     ],
 )
 def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:
