@@ -1,12 +1,12 @@
-"""What a training run shows before its first step and when it has ended, and the card of its model."""
+"""A training run before its first step and after its end, and its model card."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessPlace:
-    """Which of the started processes this is."""
+    """The rank of this process."""
 
     rank: int = 0
     world: int = 1
@@ -36,12 +36,12 @@ class ProcessPlace:
 
     @property
     def first(self) -> bool:
-        """Does this process speak for all?"""
+        """Does this process print and write for all?"""
         return self.rank == 0
 
     @classmethod
     def here(cls) -> ProcessPlace:
-        """As launchers tell it: torchrun, accelerate launch, or none."""
+        """From the environment of torchrun or accelerate launch; one process without them."""
         rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         return cls(rank=rank, world=max(world, 1), local_rank=local)
 
@@ -57,36 +57,57 @@ class ReadyRun:
     attn_implementation: str  # that really runs
     parts: tuple[TrainedPart, ...]
     dtype: str
-    masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
+    masters: bool  # the optimizer keeps fp32 copies of the trained half-precision weights
     compiled: bool
-    proof: CheckReport | None  # of packing; None where rows are padded, or it was turned off
+    proof: CheckReport | None  # that packing is correct; None where rows are padded, or the check is off
     course: Course
-    expected: PredictedRun | None  # None without a GPU that is known
-    batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for
-    warnings: tuple[str, ...] = ()  # what is not as it was asked for
-    risks: tuple[str, ...] = ()  # what may end the run before its time
-    resumed: int = 0  # the step that it goes on from
+    expected: PredictedRun | None  # None without a data sheet of the GPU
+    batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, if requested
+    warnings: tuple[str, ...] = ()  # what is not as the user asked for
+    risks: tuple[str, ...] = ()  # why the run may fail later
+    resumed: int = 0  # the step to continue from
+
+    def derived(self) -> dict[str, Any]:
+        """The derived numbers of run.json."""
+        derived: dict[str, Any] = {
+            **asdict(self.numbers),
+            "attn_implementation": self.attn_implementation,
+            "dtype": self.dtype,
+            "master_weights": self.masters,
+            "compiled": self.compiled,
+            "learns": {part.name: part.trained for part in self.parts},
+            "weights": {part.name: part.weights for part in self.parts},
+            "method": self.run.model.method,
+            "course": {name: value for name, value in asdict(self.course).items() if name != "notes"},
+            "sharding": self.run.setup.sharding,
+            "proof": None if self.proof is None else not self.proof.failures,
+        }
+        if (model := self.run.model).has_adapters:
+            derived["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}
+        if self.expected is not None:
+            derived["expected"] = asdict(self.expected)
+        return derived
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainOutcome:
-    """What became of a run."""
+    """How a run ended."""
 
     folder: Path
     ready: ReadyRun
     outcome: RunOutcome
     report: Path | None = None
     final: Path | None = None
-    problems: tuple[str, ...] = ()  # with what comes after training
+    problems: tuple[str, ...] = ()  # after training, with the report
 
     @property
     def interrupted(self) -> bool:
-        """Was it asked to stop, and can go on?"""
+        """Was it stopped, and can be resumed?"""
         return self.outcome.status == "interrupted"
 
 
 def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
-    """README.md of a model's folder. Of local data and models only names are told, not where they lie."""
+    """README.md of a model's folder; of local data and models it has names, not paths."""
     run = ready.run
     base, data = run.model.name, str(run.data.dataset_path)
     adapters = run.model.has_adapters and not merged
@@ -134,7 +155,7 @@ def _epochs(number: float) -> str:
 
 
 def _is_on_hub(name: str) -> bool:
-    """An OWNER/NAME that is no path here."""
+    """An OWNER/NAME that is not a local path."""
     return name.count("/") == 1 and ":" not in name and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 

@@ -1,11 +1,11 @@
-"""One process's part in a run, from the model on: looking before the first step, training, and what is left behind."""
+"""One process of a run, from loading the model on: checks before the first step, training, and the run folder."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from packtrain.app.train.resume import (
 from packtrain.app.train.trainer_arguments import arguments_of, course_of, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
+from packtrain.core.numbers import counted
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
@@ -55,19 +56,19 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
 
 
 _ROUNDED = (
-    "weights are kept and updated in half precision, where small updates are rounded away: let the optimizer keep fp32 "
-    "masters of them (training.master_weights), which adamw_torch_fused, adafactor and sgd can"
+    "weights are kept and updated in half precision, where small updates round to zero: training.master_weights keeps "
+    "fp32 copies in the optimizer, with adamw_torch_fused, adafactor and sgd"
 )
-_NO_TF32 = "training.tf32 has no effect on a CPU, where products are computed in the precision of the weights"
+_NO_TF32 = "training.tf32 has no effect on a CPU: matrix products have the precision of the weights"
 _NO_BASE = (
-    "the random weights of a tiny model are in no file, so the adapters in final/ have no base to load them onto: "
-    "model.merge_adapters=true saves whole weights"
+    "a tiny model has random weights that are not in a file, so the adapters in final/ have no base model to load them "
+    "onto: model.merge_adapters=true saves merged weights"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Session:
-    """A run with its model at hand, in one of its processes."""
+    """A run with its model loaded, in one of its processes."""
 
     prepared: Prepared
     here: ProcessPlace
@@ -76,7 +77,7 @@ class Session:
     args: TrainingArguments
     checkpoint: Checkpoint | None
     ready: ReadyRun
-    frozen: Mapping[str, str]  # by what the weights beside adapters are known
+    frozen: Mapping[str, str]  # fingerprints of the base weights of adapters, by dtype
     invocation: Invocation
 
     @classmethod
@@ -90,7 +91,7 @@ class Session:
         invocation: Invocation,
         progress: Callable[[Any], None] = lambda _: None,
     ) -> Session:
-        """Load the model, prove packing on it, and predict; nothing is trained yet."""
+        """Load the model, check packing on it, and predict speed and memory; nothing is trained yet."""
         import torch
 
         from packtrain.modeling.adapters import frozen_state
@@ -118,7 +119,7 @@ class Session:
             seed=run.arguments["seed"],
             compile=run.step.compile,
         )
-        # As the first rank has them: others may have been left without weights that are to be sent to them.
+        # Those of rank 0: other ranks may get their weights from it later.
         frozen = said_by_all(frozen_state(made.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
@@ -164,7 +165,7 @@ class Session:
             dtype=str(made.dtype).removeprefix("torch."),
             masters=masters,
             compiled=made.compiled,
-            proof=_proof(prepared, made, device),
+            proof=_check_packing(prepared, made, device),
             expected=predicted,
             batches=_first_batches(prepared, made, here.world, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
@@ -182,7 +183,7 @@ class Session:
         )
 
     def ended_before(self) -> TrainOutcome | None:
-        """What became of a run that is complete already, where nothing else is asked of it; else None."""
+        """The outcome of a run that is complete already, where nothing else was requested; else None."""
         folder, run = RunFolder(self.prepared.run.folder), self.prepared.run
         if self.checkpoint is None or not folder.holds_run:
             return None
@@ -190,8 +191,9 @@ class Session:
         final, report = folder.path / FINAL, Path(run.config.report.out or folder.path / PAGE).expanduser()
         if ended.status != "complete" or ended.steps != self.prepared.numbers.steps or not final.is_dir():
             return None
-        had = config_of_run(folder.path, run.config)
-        if self.checkpoint.step < ended.step or changes_note(had, run.config) or had.report != run.config.report:
+        before = config_of_run(folder.path, run.config)
+        same = not changes_note(before, run.config) and before.report == run.config.report
+        if self.checkpoint.step < ended.step or not same:
             return None
         return TrainOutcome(
             folder=folder.path,
@@ -199,11 +201,11 @@ class Session:
             outcome=ended,
             report=report if report.is_file() else None,
             final=final,
-            problems=("the run was complete before: nothing was trained, and its folder is as it was",),
+            problems=("the run was already complete: nothing was trained, and its folder is unchanged",),
         )
 
     def train(self, console: Console | None) -> TrainOutcome:
-        """Train to the end, or to where it is stopped."""
+        """Train until the end, or until it is stopped."""
         from packtrain.runs.metrics_log import METRICS, MetricsLog
         from packtrain.training.callbacks import RunWatch
 
@@ -232,7 +234,7 @@ class Session:
         )
 
     def _begin(self, folder: RunFolder) -> None:
-        """Leave word of what is about to be trained."""
+        """Write what is about to be trained into the run folder."""
         prepared, run = self.prepared, self.prepared.run
         plan, schedule = prepared.dataset.plan, prepared.dataset.schedule
         facts = RunFacts(
@@ -253,36 +255,36 @@ class Session:
             measured=_inputs(prepared.dataset),
             evaluated=_evaluated(prepared),
             frozen=dict(self.frozen),
-            derived=_derived(self.ready),
+            derived=self.ready.derived(),
             notes=(*self.ready.warnings, *self.ready.notes, *self.ready.risks),
             prepared=self.ready.done,
             invocation=self.invocation,
             outcome=RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps),
         )
         if self.checkpoint is not None and folder.holds_run:
-            before = folder.facts()  # the run was begun and planned, not this process
+            before = folder.facts()  # of the start of the run, not of this process
             invocation = replace(self.invocation, planned_in=before.invocation.planned_in)
             facts = replace(facts, began=before.began, invocation=invocation)
         folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
         folder.gather_ledgers(self._ledgers())
 
     def _finish(self, folder: RunFolder, outcome: RunOutcome) -> tuple[Path | None, tuple[str, ...]]:
-        """How it ended, in run.json and as a page; a fault there must not hide what became of the run."""
+        """Write how it ended to run.json and the report; a fault there must not hide the outcome of the run."""
         if not self.here.first:
             return None, ()
         try:
             folder.finish(outcome, self._ledgers())
             out = self.prepared.run.config.report.out
             return write_run_report(folder.path, out=Path(out).expanduser() if out is not None else None), ()
-        except Exception as error:  # the weights are there already, whatever is wrong with a page
+        except Exception as error:  # the weights are saved already, whatever is wrong with the report
             lines = str(error).splitlines()
             return None, (f"the report could not be written: {type(error).__name__}: {lines[0] if lines else ''}",)
 
     def _ledgers(self) -> tuple[Path, ...]:
         if self.prepared.run.data.online:
-            return ()  # delivery writes down all that is left out
+            return ()  # delivery writes the ledger of a stream
         plan = self.prepared.dataset.plan
-        assert plan.folder is not None, "plans of runs are in the cache"
+        assert plan.folder is not None, "plans of runs have a folder"
         return Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED
 
     def _outcome(
@@ -326,7 +328,9 @@ class Session:
 
         prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
         if (logs := run.config.training.logging_dir) is not None:
-            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))  # where it is looked for
+            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(
+                os.path.expanduser(logs)
+            )  # where transformers looks for it
         evaluation, memory = prepared.evaluation, None
         if machine is not None and not run.data.online:
             memory = MemoryModel(
@@ -346,9 +350,9 @@ class Session:
             meter=self._meter(),
             on_host=made.on_host,
             on_step=watch.on_step,
-            # As it is wrapped, the model is another one.
+            # With several processes the model is checked as it is wrapped.
             first_check=run.quick_check and self.here.world > 1,
-            on_proof=watch.on_proof if run.shares_weights else None,  # else it is said before the run
+            on_proof=watch.on_proof if run.shares_weights else None,  # else it is shown before the run
             memory_model=memory,
             callbacks=[watch],
             failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
@@ -378,7 +382,7 @@ class Session:
         )
 
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
-        """The weights alone; all processes take part where they are shared out."""
+        """Save the final weights; all processes take part where they are sharded."""
         from packtrain.modeling.export import save_final
 
         run = self.prepared.run
@@ -399,7 +403,7 @@ class Session:
 
 
 def _summary(folder: Path) -> Summary | None:
-    """The numbers of the run's page; what cannot be read is no reason to hide how a run ended."""
+    """The numbers of the run's report; a fault here must not hide the outcome of the run."""
     try:
         return summarise_run(read_run(folder))
     except Exception:
@@ -407,12 +411,12 @@ def _summary(folder: Path) -> Summary | None:
 
 
 def _ended(trainer: PackedTrainer) -> tuple[str, str]:
-    """How a run came to its end, and why before its last step."""
+    """The status of a run that ended, and why it ended before its last step."""
     if trainer.interrupted:
         return "interrupted", trainer.interrupted
     patience, state = trainer.settings.early_stopping_patience, trainer.state
     if patience is not None and state.global_step < state.max_steps:
-        return "complete", f"early stopping: no better in {patience} evaluation{'s' if patience > 1 else ''}"
+        return "complete", f"early stopping: no improvement in {counted(patience, 'evaluation')}"
     return "complete", ""
 
 
@@ -426,21 +430,21 @@ def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
 
 
 def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
-    """What the evaluation data are known by."""
+    """The fingerprint of the evaluation data."""
     return prepared.evaluation.plan.summary.inputs if prepared.evaluation is not None else None
 
 
 def _inputs(dataset: Dataset) -> Mapping[str, Any]:
-    """What the data are known by; of a stream, how they begin."""
+    """The fingerprint of the data; for a stream, of its beginning."""
     plan: Any = dataset.plan
     return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
 
 
-def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> CheckReport | None:
-    """Packed samples against the same alone, on the model as it is trained; raises where they differ.
+def _check_packing(prepared: Prepared, made: ReadyModel, device: torch.device) -> CheckReport | None:
+    """Compare packed samples with each of them alone, on the model as it is trained; raises where they differ.
 
-    None where rows are padded or it was turned off, and where the model is shared out among processes: it may be too
-    large for one of them, and the trainer proves it then.
+    None where rows are padded or the check is off, and where weights are sharded: the model may be too large for one
+    process, and the trainer runs the check later.
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.first_check import check_first_batch
@@ -459,38 +463,16 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> CheckR
         prepared.dataset,
         _collator(prepared, prepared.dataset, made),
         config=made.model.config,
-        rank=0,  # all processes look at the same samples
+        rank=0,  # all processes check the same samples
         world=1,
         training=Training(loss=loss_on(losses, device), smoothing=smoothing),
     )
 
 
 def _first_batches(prepared: Prepared, made: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
-    """What the first batches of every rank hold, decoded as they will be."""
+    """The first batches of every rank, decoded as in training."""
     if not count:
         return ()
     collate = _collator(prepared, prepared.dataset, made)
     loaders = (prepared.dataset.loader(collate, rank=rank, world=world, span="run") for rank in range(world))
     return tuple(tuple(batch.info for batch in islice(loader, count)) for loader in loaders)
-
-
-def _derived(ready: ReadyRun) -> dict[str, Any]:
-    """The numbers of run.json."""
-    found: dict[str, Any] = {
-        **asdict(ready.numbers),
-        "attn_implementation": ready.attn_implementation,
-        "dtype": ready.dtype,
-        "master_weights": ready.masters,
-        "compiled": ready.compiled,
-        "learns": {part.name: part.trained for part in ready.parts},
-        "weights": {part.name: part.weights for part in ready.parts},
-        "method": ready.run.model.method,
-        "course": {name: value for name, value in asdict(ready.course).items() if name != "notes"},
-        "sharding": ready.run.setup.sharding,
-        "proof": None if ready.proof is None else not ready.proof.failures,
-    }
-    if (model := ready.run.model).has_adapters:
-        found["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}
-    if ready.expected is not None:
-        found["expected"] = asdict(ready.expected)
-    return found
