@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.trainers.evaluation_loss import Evaluated
+from packtrain.delivery.trainers.token_loss import Evaluated
 from packtrain.training.agreement import summed
 from packtrain.training.loss import weight_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from packtrain.delivery.collate.packed import ConstantShapes
+from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.verifying.comparison_passes import Collate

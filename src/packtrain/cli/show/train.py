@@ -17,7 +17,7 @@ from packtrain.app.train.trainer_args import Course
 from packtrain.cli.show.bars import Bar
 from packtrain.core.checksums import Checking
 from packtrain.core.numbers import counted, duration, gib
-from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
+from packtrain.delivery.encode.token_cache import TokenProgress as Tokenizing
 from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.packing.plan_builder import PackProgress as Packing
 
