@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from packtrain.app.cache.made import made_of
+from packtrain.app.reuse import made_of
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
@@ -29,7 +29,7 @@ from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.work import FAMILY_RULE, Task
-from packtrain.packing.draw import check_weights
+from packtrain.packing.source_repeats import check_weights
 from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 

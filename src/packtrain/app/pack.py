@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from packtrain.app.cache.made import made_of
+from packtrain.app.reuse import made_of
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
@@ -14,10 +14,10 @@ from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.own import packer_source
 from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import PackProgress, build_plan
+from packtrain.packing.user_packer import packer_source
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
