@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.measure import measure_outcome, request_of, tokenized_request
 from packtrain.app.pack import pack_outcome
-from packtrain.app.reuse import in_cache
+from packtrain.app.reuse import cache_folder
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir
@@ -184,7 +184,7 @@ class _Packs:
         workers = self.config.workers or len(os.sched_getaffinity(0))
         try:
             name = digest(self.config.measured_by())
-            folder = in_cache(root, "tokens", name, of=self.config.dataset_path)
+            folder = cache_folder(root, "tokens", name, dataset=self.config.dataset_path)
             # Not the lock of `build`: settings that change no token have their own, and share these.
             lock = root / "locks" / f"tokens-{name}.lock"
             return make_tokens(table, rows, files, folder, lock=lock, workers=workers, report=progress)
