@@ -51,7 +51,11 @@ def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
         (FULL, "model.train_projector=false", "model.train_projector: the run has true, requested is false"),
         (FULL, "model.train_language=false", "model.train_language: the run has true, requested is false"),
         (FULL, "training.vit_lr=0", "train_vision: the run has true, requested is false, because of training.vit_lr 0"),
-        (LORA, "training.aligner_lr=1e-3", "the run has false, requested is true, because of training.aligner_lr 0.001"),
+        (
+            LORA,
+            "training.aligner_lr=1e-3",
+            "the run has false, requested is true, because of training.aligner_lr 0.001",
+        ),
         (FULL, "training.optim=sgd", "training.optim: the run has adamw_torch_fused, requested is sgd"),
         (FULL, "training.optim_args=amsgrad=True", "training.optim_args: the run has nothing"),
     ],

@@ -28,12 +28,12 @@ from packtrain.app.train.run_numbers import (
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.core.errors import DataError, PacktrainError
-from packtrain.delivery.encode.token_writer import TokenProgress
+from packtrain.delivery.encode.token_cache import TokenProgress
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.plan_builder import PackProgress
 
 if TYPE_CHECKING:
-    from packtrain.delivery.encode.token_table import TokenTable
+    from packtrain.delivery.encode.token_cache import TokenTable
 
 
 _OPTIONS = {  # options of `measure`, and the same settings in a config
