@@ -54,7 +54,7 @@ def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
         (
             LORA,
             "training.aligner_lr=1e-3",
-            "the run has false, requested is true, because of training.aligner_lr 0.001",
+            "has false, requested is true, because of training.aligner_lr 0.001",
         ),
         (FULL, "training.optim=sgd", "training.optim: the run has adamw_torch_fused, requested is sgd"),
         (FULL, "training.optim_args=amsgrad=True", "training.optim_args: the run has nothing"),
