@@ -175,9 +175,7 @@ class _PackDataset:
     def notes(self) -> tuple[str, ...]:
         """What measuring noticed about the data, and a setting that means something else for packs."""
         grouped = self.config.group_by_length and self.config.has_packs
-        note = (
-            ("for packs, group_by_length is balance: strict (packs of similar work share a step)",) if grouped else ()
-        )
+        note = ("group_by_length is balance: strict for packs: packs of similar work share a step",) if grouped else ()
         return (*note, *self._parts().notes)
 
     @property
