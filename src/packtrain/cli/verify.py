@@ -86,7 +86,7 @@ def verify(
             allow_outside_root=allow_outside_root,
             plugins=plugins or (),
             seed=seed,
-            say=lambda what: status.update(f"verifying: {what}"),
+            progress=lambda what: status.update(f"verifying: {what}"),
         )
     if as_json:
         print_json(report.as_json())

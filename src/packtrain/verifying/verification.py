@@ -69,7 +69,7 @@ _BEYOND = 64  # tokens behind the end of a window
 _TILE = 128  # tokens; rows of static shape are multiples of it
 _LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
 _FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def verify_model(
@@ -85,7 +85,7 @@ def verify_model(
     rows: Sequence[NamedRow] = (),
     loss: TrainingLoss | None = None,
     name: str = "",
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> CheckReport:
     """Check that samples in one row come out as each of them does alone.
 
@@ -99,24 +99,24 @@ def verify_model(
     samples = [with_media_as(sample, weight.dtype) for sample in samples]
     left_out = [] if backward else ["gradients: this backend has no backward on this device"]
     with exact_products():
-        say("each sample alone")
+        progress("each sample alone")
         comparison, used = _comparison(model, samples, contract, attn_implementation, backward)
         checks = [compare_costs(samples, costs, patch_size)] if costs else []
         checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
-        checks += _forwards(model, samples, collate, comparison, say)
+        checks += _forwards(model, samples, collate, comparison, progress)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
-            say(f"packed: {mode.name}")
+            progress(f"packed: {mode.name}")
             checks += _compare(model, samples, collate, comparison, mode, backward=backward)
         for row in rows:
-            say(f"packed: {row.name}")
+            progress(f"packed: {row.name}")
             checks += _attempt(row.name, partial(_compare_row, model, row, contract))
         last = modes[-1]
         if loss is not None:
-            say("the trainer's loss")
+            progress("the trainer's loss")
             found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
             checks += _attempt("training loss", found)
-        say("neighbours")
+        progress("neighbours")
         looked_at = TRAINING if TRAINING in modes else EVALUATION
         checks += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
     return CheckReport(
@@ -169,7 +169,7 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
 
 
 def _forwards(
-    model: Any, samples: Sequence[EncodedSample], collate: Collate, comparison: Comparison, say: Say
+    model: Any, samples: Sequence[EncodedSample], collate: Collate, comparison: Comparison, progress: Progress
 ) -> list[CheckResult]:
     """The first forward, and the last of several."""
 
@@ -177,7 +177,7 @@ def _forwards(
         checks: list[CheckResult] = []
         with in_mode(model, EVALUATION):
             for number in range(_FORWARDS):
-                say(f"packed: forward {number + 1}")
+                progress(f"packed: forward {number + 1}")
                 logits = row_logits(model, samples, collate)
                 if number in (0, _FORWARDS - 1):
                     checks += comparison.logits(f"forward {number + 1}", logits)
