@@ -62,7 +62,7 @@ def test_json_says_what_the_table_says(run: Run) -> None:
     assert (code, err) == (0, "")
     for finding in said["findings"]:
         assert finding["check"] in out
-    assert f"passed: all {len(said['checks'])} checks, in " in out
+    assert f"passed: all {len(said['findings'])} checks, in " in out
     assert "Tolerances" in out
     assert "next: packtrain measure" in out
 
