@@ -203,29 +203,13 @@ class StepPack:
     pack: int
     samples: tuple[PackedSample, ...]
 
-    @property
-    def tokens(self) -> int:
-        return sum(sample.tokens for sample in self.samples)
-
-    @property
-    def supervised_tokens(self) -> int:
-        return sum(sample.supervised_tokens for sample in self.samples)
-
-    @property
-    def images(self) -> int:
-        return sum(sample.images for sample in self.samples)
-
-    @property
-    def videos(self) -> int:
-        return sum(sample.videos for sample in self.samples)
-
-    @property
-    def patches(self) -> int:
-        return sum(sample.patches for sample in self.samples)
+    def total(self, name: str) -> int:
+        """The sum of a number over its samples."""
+        return sum(getattr(sample, name) for sample in self.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSeen:
+class InspectedStep:
     """One optimizer step of a run."""
 
     step: int  # counted from 1, over the whole run
@@ -239,7 +223,7 @@ class StepSeen:
     warnings: tuple[str, ...]
 
 
-def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> StepSeen:
+def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> InspectedStep:
     """The samples of a step, from the plan of the run and its cost table, without reading the data."""
     found = read_run(run)
     schedule, table = run_schedule(found, costs)
@@ -260,7 +244,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         )
         for micro_batch, column in np.argwhere(placed != EMPTY)
     )
-    return StepSeen(
+    return InspectedStep(
         step=step,
         steps=steps,
         epoch=before.epoch,
