@@ -33,7 +33,7 @@ _COUNTS = (
 class Baseline:
     """A padded run. What is None was not set: intervals and warm-up are then proposed, learning rates left alone."""
 
-    today: bool = False  # the user trains so; otherwise it is a stock setting, and called that
+    today: bool = False  # the user trains like this; otherwise it is a default setting, and called that
     per_device_batch_size: int = 2  # samples of one forward pass
     gradient_accumulation_steps: int | None = None  # None: from effective_batch_size
     effective_batch_size: int | None = None  # samples per optimizer step over all GPUs; None: about 128
@@ -84,14 +84,14 @@ class Baseline:
     @property
     def name(self) -> str:
         """What it is called beside packing."""
-        return "today's run" if self.today else "a stock padded run"
+        return "your current run" if self.today else "a default padded run"
 
     @property
     def described(self) -> str:
         """Its name and how it computes.
 
         >>> Baseline().described
-        'a stock padded run (batches of 2, random order, sdpa attention, eager layers)'
+        'a default padded run (batches of 2, random order, sdpa attention, eager layers)'
         """
         order = "grouped by length" if self.group_by_length else "random order"
         layers = "compiled" if self.compiled else "eager"

@@ -128,7 +128,7 @@ class Reason:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """What may go wrong with the recommended run, and what to do then."""
 
