@@ -115,7 +115,7 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
     }
     if work is not GENERIC_WORK:  # a model that has been deleted since does not change the packs
         wanted["work"] = asdict(work)
-    before = plan.summary.to_json()
+    before = asdict(plan.summary)
     changed = differences({name: before[name] for name in wanted}, wanted)
     if changed:
         raise ArtifactError(

@@ -14,7 +14,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.seeds import stream
 from packtrain.packing.greedy import balanced_knapsack, first_fit, next_fit
 from packtrain.packing.knapsack import even_packs
-from packtrain.packing.multi_resource import pack_several
+from packtrain.packing.multi_resource import binding_resources, lower_bound, pack_multi_resource
 from packtrain.packing.sorted_best_fit import group, sorted_best_fit
 from packtrain.packing.user_packer import is_own, own_packs
 
@@ -164,7 +164,7 @@ def _best_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
     binding = binding_resources(sizes, capacities)
     if len(binding) > 1:
         several = np.ascontiguousarray(sizes[:, binding])
-        return pack_several(several, capacities[binding], seed=0 if seed is None else seed, effort=effort)
+        return pack_multi_resource(several, capacities[binding], seed=seed or 0, effort=effort)
     (only,) = binding
     column = np.ascontiguousarray(sizes[:, only])
     if _gaps_can_be_listed(capacities[only], len(sizes)):
@@ -258,37 +258,6 @@ def _in_given_order(order: np.ndarray, offsets: np.ndarray) -> Grouped:
 
 def _gaps_can_be_listed(capacity: int, count: int) -> bool:
     return bool(capacity <= max(_MOST_GAPS, 16 * count))
-
-
-def lower_bound(sizes: np.ndarray, capacities: np.ndarray) -> int:
-    """No packing has fewer packs: every resource needs room for its sum."""
-    return int(max(-(-sizes.sum(axis=0) // capacities), default=0))
-
-
-def binding_resources(sizes: np.ndarray, capacities: np.ndarray) -> list[int]:
-    """The resources that can stop a sample at all; at least one.
-
-    A limit never binds where another one is used up at least as fast by every single sample:
-
-    >>> binding_resources(np.array([[100, 1], [300, 2]]), np.array([1000, 20]))
-    [0]
-    """
-    kept = list(range(len(capacities)))
-    for resource in sorted(kept, key=lambda r: int(sizes[:, r].sum()) / int(capacities[r])):
-        for other in kept:
-            if other != resource and _dominated(
-                sizes[:, resource], capacities[resource], sizes[:, other], capacities[other]
-            ):
-                kept.remove(resource)
-                break
-    return kept
-
-
-def _dominated(size: np.ndarray, capacity: int, by: np.ndarray, by_capacity: int) -> bool:
-    """size / capacity <= by / by_capacity for every sample, in whole numbers where they are exact."""
-    if int(size.max()) * int(by_capacity) < 2**62 and int(by.max()) * int(capacity) < 2**62:
-        return bool((size * by_capacity <= by * capacity).all())
-    return bool((size.astype(object) * int(by_capacity) <= by.astype(object) * int(capacity)).all())
 
 
 def _matrix(

@@ -115,11 +115,6 @@ class PackingConfig:
         """As plain values, for files and fingerprints."""
         return asdict(self)
 
-    @classmethod
-    def from_description(cls, found: Mapping[str, Any]) -> PackingConfig:
-        """The config that `describe` described."""
-        return cls(**found)
-
 
 _COUNTS = (
     *("pack_alignment", "max_packs", "cutoff_len", "packing_window", "packing_buffer", "packs_per_step", "epochs"),

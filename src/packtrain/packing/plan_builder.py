@@ -106,7 +106,7 @@ def _write_plan(builder: _Builder, out: Path) -> None:
                             packs_file.write_batch(packs)
                 summary = builder.summary()
             sums = sums_of(folder, (path.name for path in folder.iterdir()))
-            write_json(folder / PLAN, KIND, VERSION, replace(summary, sums=sums).to_json(), checked=True)
+            write_json(folder / PLAN, KIND, VERSION, asdict(replace(summary, sums=sums)), checked=True)
     except OSError:  # perhaps not empty any more: another process was faster
         _refuse_existing(out)
         raise

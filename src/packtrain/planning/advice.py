@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent
-from packtrain.packing.arrays import binding_resources
+from packtrain.packing.multi_resource import binding_resources
 from packtrain.packing.packing_config import SETTING_OF
 from packtrain.planning.choice import MOST_DROPPED, dropped_share
 from packtrain.planning.configs import RATES, derive_intervals

@@ -130,8 +130,7 @@ class CostRows:
         """Costs and tails of a span of rows."""
         if (start, stop) == (0, len(self)):
             return self.samples, self.tails
-        columns = {name: column[start:stop] for name, column in self.samples.columns.items()}
-        return Samples(columns), self.tails.part(start, stop)
+        return self.samples.part(start, stop), self.tails.part(start, stop)
 
     def counts(self, config: PackingConfig) -> np.ndarray | None:
         """How often each row is used in an epoch of packs of this kind; None: every row once."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.cache_root import cache_dir
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError
-from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.fitting import Knob, fit_ratios
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
@@ -26,7 +26,7 @@ from packtrain.predicting.time import (
     waiting_seconds,
     waits,
 )
-from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 KIND, VERSION = "calibration", 1
 Mode = Literal["eager", "compiled"]
@@ -253,19 +253,14 @@ def read_calibration(path: Path) -> Calibration:
     """A stored calibration, without fits where they are of an earlier form; one of another format is refused."""
     body = read_json(path, KIND, VERSION)
     try:
-        fits: dict[Mode, Fit] = {
-            mode: Fit(time=Coefficients(**one["time"]), memory=MemoryCoefficients(**one["memory"]))
-            for mode, one in body["fits"].items()
-        }
-        measurements = tuple(_measurement(one) for one in body["measurements"])
-        about: dict[str, Any] = {name: str(body[name]) for name in ("gpu", "device", "torch", "transformers", "date")}
+        stored = {**body, "measurements": [_as_now(one) for one in body["measurements"]]}
+        calibration = from_json(Calibration, stored, ignore=("kind", "version"))
+        whole = all(_IN_EVERY_FIT in one["time"] for one in body["fits"].values())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(
             str(path), got=f"{type(error).__name__}: {error}", expected="a calibration", fix="run packtrain calibrate"
         ) from None
-    known = Calibration(**about, fits=fits, measurements=measurements)
-    whole = all(_IN_EVERY_FIT in one["time"] for one in body["fits"].values())
-    return known if whole else replace(known, fits={})
+    return calibration if whole else replace(calibration, fits={})
 
 
 def load_calibration(gpu: Gpu) -> Calibration | None:
@@ -306,16 +301,6 @@ def _installed(package: str) -> str:
         return ""
 
 
-def _measurement(body: dict[str, Any]) -> Measurement:
-    shape = body["shape"]
-    vision = VisionShape(**shape["vision"]) if shape["vision"] is not None else None
-    known = {
-        **shape,
-        "language": LanguageShape(**shape["language"]),
-        "vision": vision,
-        "parameters": ParameterCounts(**shape["parameters"]),
-        "notes": tuple(shape["notes"]),
-    }
-    setup = TrainingSetup(**{"master_weights": False, **body["setup"]})  # what does not say it had none
-    parts = {"shape": ModelShape(**known), "setup": setup, "load": Load(**body["load"])}
-    return Measurement(**{"waited": True, **body, **parts})  # which was not always said, either
+def _as_now(measurement: dict[str, Any]) -> dict[str, Any]:
+    """A stored measurement with what was not always said: it had no masters then, and the host asked for sizes."""
+    return {"waited": True, **measurement, "setup": {"master_weights": False, **measurement["setup"]}}
